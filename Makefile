@@ -1,0 +1,52 @@
+# What users and CI call. `make` alone says what there is.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test check format bench clean
+
+help:
+	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
+	@echo "make demo      the whole pipeline on real clickstream data against a real broker"
+	@echo "make test      every test that CI runs"
+	@echo "make check     lint, format check, types"
+	@echo "make bench     the benchmarks"
+	@echo "make format    rewrite the code in the project's format"
+
+install: $(STAMP)
+
+$(STAMP): requirements.txt pyproject.toml ivy.xml
+	@command -v $(PYTHON) >/dev/null || { echo "Watersmeet needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine: install it, or name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Watersmeet needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): name a newer one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Watersmeet needs Python's venv module to make .venv, and '$(PYTHON)' lacks it: install your system's python3-venv package" >&2; exit 1; }
+	@bash bin/java-version
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python bin/fetch-jars
+	$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 >/dev/null
+	@touch $(STAMP)
+
+demo: install
+	$(BIN)/watersmeet demo
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python -m benchmarks.end_to_end
+
+clean:
+	rm -rf $(VENV) demo-lake .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,36 @@
+"""The family of errors a user may meet. Each message is one clear sentence: what is wrong, where, what would be right."""
+
+
+class WatersmeetError(Exception):
+    """A failure while running (exit status 1)."""
+
+    exit_code = 1
+
+
+class ConfigurationError(WatersmeetError):
+    """The configuration, a schema or a topic is not what it must be (exit status 2); nothing was started."""
+
+    exit_code = 2
+
+
+class KafkaUnreachableError(WatersmeetError):
+    """No broker answered at the configured address within the time given."""
+
+    def __init__(self, bootstrap_servers: str, detail: str) -> None:
+        super().__init__(f"no Kafka broker answers at {bootstrap_servers} ({detail}): is it running, and is kafka.bootstrap_servers right?")
+        self.bootstrap_servers = bootstrap_servers
+
+
+class BrokerError(WatersmeetError):
+    """The embedded broker could not be started or stopped."""
+
+
+class ForeignMessageError(WatersmeetError):
+    """The sink holds a message that Watersmeet did not write, so the sequence cannot go on from it."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] ends with a message at offset {offset} that has no watersmeet.seq header: "
+            "the sink must be a topic that only Watersmeet writes to"
+        )
+        self.topic, self.partition, self.offset = topic, partition, offset
