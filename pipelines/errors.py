@@ -34,3 +34,11 @@ class ForeignMessageError(WatersmeetError):
             "the sink must be a topic that only Watersmeet writes to"
         )
         self.topic, self.partition, self.offset = topic, partition, offset
+
+
+class PublishingError(WatersmeetError):
+    """A publication failed before its commit; nothing of it is seen by readers of committed messages."""
+
+    def __init__(self, topic: str, partition: int, reason: str) -> None:
+        super().__init__(f"publishing to {topic}[{partition}] failed: {reason}")
+        self.topic, self.partition, self.reason = topic, partition, reason

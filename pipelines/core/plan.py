@@ -1,0 +1,128 @@
+"""Which Kafka offsets the next silver batch merges, and what time it is then: arithmetic on columns of offsets.
+
+Lockstep comes from here. A batch takes, per topic-partition, exactly the records whose position the partition's clock has
+reached, so the slow source is taken whole and the fast one up to it, whatever their rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+NO_TIME = np.iinfo(np.int64).min
+"""Stands for the event time of a refused record in `Rows.event_times`; below every real time, so maxima pass over it."""
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a source's topic; the source stands for the topic."""
+
+    source: str
+    partition: int
+
+
+class Rows(NamedTuple):
+    """Bronze rows of one topic-partition in offset order: offsets, and event times in ms (`NO_TIME` where refused)."""
+
+    offsets: Int64s
+    event_times: Int64s
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far the merge has passed a topic-partition: the next offset, and the position (ms) of the last record before it."""
+
+    next_offset: int = 0
+    position: int | None = None
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """What one batch does with a topic-partition: the offsets `[from_offset, until_offset)`.
+
+    `position_before` and `position` are the running maximum of event time (ms) on entering and on leaving the range; `head`
+    is the position of the last record that the batch considered, whether the clock has reached it or not.
+    """
+
+    from_offset: int
+    until_offset: int
+    position_before: int | None
+    position: int | None
+    head: int | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.from_offset == self.until_offset
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one."""
+
+    batch: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    clocks: Mapping[int, int]
+    has_late: bool
+
+    def cursors(self) -> dict[TopicPartition, Cursor]:
+        """Where the merge stands once this batch is done."""
+        return {tp: Cursor(r.until_offset, r.position) for tp, r in self.ranges.items()}
+
+
+def plan_batch(
+    batch: int,
+    cursors: Mapping[TopicPartition, Cursor],
+    available: Mapping[TopicPartition, Rows],
+    clocks_before: Mapping[int, int],
+    timeout_ms: int,
+) -> BatchPlan | None:
+    """The clock of a partition is the smallest head of what is considered, and never goes back; None: nothing to do.
+
+    `cursors` names every topic-partition of every source; `available` holds rows from the cursor on, without a hole, of as
+    many topic-partitions as have any: all of them or a first part (the clock is then the smallest head of that part).
+    """
+    positions = {tp: _positions(cursors[tp], rows) for tp, rows in available.items()}
+    heads = {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
+    clocks = _clocks(heads)
+    ranges, has_late = {}, False
+    for tp, cursor in cursors.items():
+        rows, clock = available.get(tp), clocks.get(tp.partition)
+        passed = 0 if rows is None or clock is None else int(np.searchsorted(positions[tp], clock, side="right"))
+        until, position = cursor.next_offset, cursor.position
+        if rows is not None and passed:
+            until = int(rows.offsets[passed] if passed < len(rows.offsets) else rows.offsets[-1] + 1)
+            position = _last(positions[tp][:passed], cursor.position)
+            lags = positions[tp][:passed] - rows.event_times[:passed]
+            has_late |= bool(np.any((lags > timeout_ms) & (rows.event_times[:passed] != NO_TIME)))
+        ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, position, heads[tp])
+    if clocks == clocks_before and all(r.is_empty for r in ranges.values()):
+        return None
+    for partition, before in clocks_before.items():
+        if clocks.get(partition, NO_TIME) < before:
+            raise AssertionError(f"the clock of partition {partition} would go back from {before}")
+    return BatchPlan(batch, ranges, clocks, has_late)
+
+
+def _positions(cursor: Cursor, rows: Rows) -> Int64s:
+    """Running maxima of event time, from the committed position on; a refused record inherits, and moves nothing."""
+    running: Int64s = np.maximum.accumulate(rows.event_times)
+    return running if cursor.position is None else np.maximum(running, cursor.position)
+
+
+def _last(positions: Int64s | None, otherwise: int | None) -> int | None:
+    if positions is None or not len(positions) or positions[-1] == NO_TIME:
+        return otherwise
+    return int(positions[-1])
+
+
+def _clocks(heads: Mapping[TopicPartition, int | None]) -> dict[int, int]:
+    """Undefined (absent) while any source has no head in the partition."""
+    by_partition: dict[int, list[int | None]] = {}
+    for tp, head in heads.items():
+        by_partition.setdefault(tp.partition, []).append(head)
+    return {p: min(h for h in hs if h is not None) for p, hs in by_partition.items() if None not in hs}

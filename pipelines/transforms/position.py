@@ -1,0 +1,58 @@
+"""Positions: the running maximum of event time along a topic-partition, and the two things that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from pipelines.core.plan import TopicPartition
+
+
+class Positioned(NamedTuple):
+    """Records that have a key, split by the rule for lateness: each is in one of the two."""
+
+    on_time: DataFrame
+    late: DataFrame
+
+
+def with_position(positions_before: Mapping[TopicPartition, int | None]) -> Callable[[DataFrame], DataFrame]:
+    """A position never decreases along a topic-partition, nor from one batch to the next.
+
+    In: source, partition, offset, event_time of *every* record of the batch's ranges that has a time, heartbeats too.
+    Out: the same and `position` (timestamp). `positions_before`: the running maximum (ms) at the start of each range.
+    """
+    running = F.max("event_time").over(
+        Window.partitionBy("partition", "source").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
+    )
+    before = {f"{tp.source}/{tp.partition}": ms for tp, ms in positions_before.items() if ms is not None}
+
+    def positioned(records: DataFrame) -> DataFrame:
+        if not before:
+            return records.withColumn("position", running)
+        committed = lookup(before, F.concat_ws("/", "source", "partition"))
+        return records.withColumn("position", F.greatest(running, F.timestamp_millis(committed)))
+
+    return positioned
+
+
+def split_late(timeout_ms: int) -> Callable[[DataFrame], Positioned]:
+    """A record is late where `event_time < position - timeout`; a heartbeat never is, and goes no further.
+
+    In: heartbeat, event_time, position. Out: the same rows less the heartbeats, in two frames.
+    """
+
+    def split(records: DataFrame) -> Positioned:
+        keyed = records.where(~F.col("heartbeat"))
+        # An open row among the records has no position of its own, and is not late.
+        is_late = F.coalesce(F.unix_millis("event_time") < F.unix_millis("position") - timeout_ms, F.lit(False))
+        return Positioned(on_time=keyed.where(~is_late), late=keyed.where(is_late))
+
+    return split
+
+
+def lookup(values: Mapping[str, int] | Mapping[int, int], key: Column) -> Column:
+    """The value (bigint) that a small mapping holds for `key`, else null: a literal, so that no join is needed."""
+    return F.create_map(*[F.lit(item) for pair in values.items() for item in pair])[key].cast("bigint")

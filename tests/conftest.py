@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.adapters import broker
+from pipelines.adapters.spark import layer_session, spark_session
+
+
+@pytest.fixture(scope="session")
+def root_session() -> Iterator[SparkSession]:
+    """One Spark for the whole run: starting it costs more than most tests."""
+    spark = spark_session()
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def spark(root_session: SparkSession) -> SparkSession:
+    return layer_session(root_session)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real broker of the suite's own: its bootstrap servers."""
+    folder: Path = tmp_path_factory.mktemp("broker")
+    started = broker.start(folder)
+    assert started.bootstrap_servers is not None
+    yield started.bootstrap_servers
+    broker.stop(folder)

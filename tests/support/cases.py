@@ -1,0 +1,105 @@
+"""Random inputs for the merge, as values as they stand in Kafka, with what the merge model makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from pipelines.core.model import MergeRules, PartitionMerge, Record
+
+SOURCES = ("tracking", "orders")
+KEYS = ("a", "b", "é", "\U0001f600", "z")  # UTF-8 order differs from UTF-16 order for the last but one
+BAD_VALUES = (None, b"", b"{", b"[1]", b'{"ts":"soon","k":"a"}', b'{"ts":1}', b"\xff\xfe", b'{"k":"a"}', b'{"ts":-5,"k":"a"}')
+
+
+@dataclass
+class Case:
+    """One partition's input: per source its values in offset order, as bytes (None: a tombstone)."""
+
+    values: dict[str, list[bytes | None]]
+    timeout_ms: int
+    arrivals: list[str] = field(default_factory=list)
+    """The sources in the order in which their records arrived; only bronze's cut into batches depends on it."""
+
+    def records(self) -> Iterator[Record]:
+        """What the merge model is told, in the order of arrival."""
+        offsets = dict.fromkeys(self.values, 0)
+        for source in self.arrivals:
+            offset, offsets[source] = offsets[source], offsets[source] + 1
+            record = as_record(source, offset, self.values[source][offset])
+            if record is not None:
+                yield record
+
+    def merged(self, sources: Sequence[str] = SOURCES) -> PartitionMerge:
+        """The model's answer."""
+        model = PartitionMerge(MergeRules(tuple(sources), self.timeout_ms))
+        model.arrive(*self.records())
+        model.advance()
+        return model
+
+
+def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
+    """The record of a value that one of the makers below has written; None where it is one of `BAD_VALUES`."""
+    if value in BAD_VALUES:
+        return None
+    assert value is not None
+    document = orjson.loads(value)
+    return Record(source, offset, document["ts"], document.get("k"))
+
+
+def keyed(key: str, event_time: int, **more: object) -> bytes:
+    return orjson.dumps({"ts": event_time, "k": key, **more})
+
+
+def heartbeat(event_time: int) -> bytes:
+    return orjson.dumps({"ts": event_time, "type": "heartbeat"})
+
+
+def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURCES) -> Case:
+    """Ties, disorder, silence, heartbeats, lateness, bad records, several records of a key at one position: in every mixture."""
+    rng = random.Random(seed)
+    disorder = rng.choice([0, 0, 30, timeout_ms, 3 * timeout_ms])
+    step = rng.choice([0, 5, 20, timeout_ms // 2, 2 * timeout_ms])
+    bad, beats = rng.choice([0, 0, 0.15]), rng.choice([0, 0.1, 0.4])
+    keys = KEYS[: rng.randint(1, len(KEYS))]
+    values: dict[str, list[bytes | None]] = {}
+    for source in sources:
+        time = rng.randint(0, timeout_ms)
+        values[source] = []
+        for _ in range(rng.choice([0, 1, 3, 12, 40, 40])):
+            time += rng.choice([0, 0, rng.randint(0, step)])
+            t = max(0, time - rng.choice([0, 0, rng.randint(0, disorder)]))
+            roll = rng.random()
+            if roll < bad:
+                values[source].append(rng.choice(BAD_VALUES))
+            elif roll < bad + beats:
+                values[source].append(heartbeat(t))
+            else:
+                values[source].append(keyed(rng.choice(keys), t, n=len(values[source])))
+    arrivals = [source for source, mine in values.items() for _ in mine]
+    rng.shuffle(arrivals)
+    return Case(values, timeout_ms, arrivals)
+
+
+def expected_silver(cases: Mapping[int, Case], sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+    """Silver's content of many partitions, as sorted tuples: (partition, key, status, event_time, last, parts of each source)."""
+    rows: list[tuple[object, ...]] = []
+    for partition, case in cases.items():
+        model = case.merged(sources)
+        for status, records in (("open", model.open.values()), ("timed_out", model.timed_out)):
+            for record in records:
+                key, first, last, parts = record.content()
+                of_sources = tuple(
+                    tuple((p.offset, p.event_time, _text(case.values[source][p.offset])) for p in mine)
+                    for source, mine in zip(sources, parts, strict=True)
+                )
+                rows.append((partition, key, status, first, last, *of_sources))
+    return sorted(rows, key=repr)
+
+
+def _text(value: bytes | None) -> str:
+    assert value is not None
+    return value.decode()

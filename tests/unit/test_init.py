@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines import init
+from pipelines.core.json_schema import load_value_schema
+from pipelines.errors import ConfigurationError
+from pipelines.init import schemas_directory, write_example
+from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, SourceSettings, load_settings
+
+FILES = ["watersmeet.yml", "schemas/orders.json", "schemas/tracking.json"]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_example_is_written_into_a_new_folder(tmp_path: Path) -> None:
+    written = write_example(tmp_path / "a" / "b")
+    assert written == [tmp_path / "a" / "b" / name for name in FILES]
+    assert sorted(contents(tmp_path / "a" / "b")) == sorted(FILES)
+
+
+def test_example_loads_and_shows_the_defaults(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    settings = load_settings(tmp_path / "watersmeet.yml", {})
+    assert settings.lake == str(tmp_path / "lake")
+    assert settings.checkpoints == str(tmp_path / "lake" / "_checkpoints")
+    assert settings.kafka == KafkaSettings(bootstrap_servers="127.0.0.1:9092")
+    assert settings.merge == MergeSettings(timeout_ms=1_800_000)
+    assert settings.publish == PublishSettings(topic="merged")
+    assert list(settings.sources) == ["tracking", "orders"]
+    tracking = settings.sources["tracking"]
+    assert (tracking.key, tracking.event_time) == ("ssid", "ts")
+    assert tracking.heartbeat is not None
+    assert (tracking.heartbeat.field, tracking.heartbeat.equals) == ("type", "heartbeat")
+
+
+def test_example_names_every_field_there_is(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    text = (tmp_path / "watersmeet.yml").read_text()
+    for part in (KafkaSettings, SourceSettings, MergeSettings, PublishSettings):
+        for name, field in part.model_fields.items():
+            assert f" {field.validation_alias or name}:" in text
+
+
+@pytest.mark.parametrize("source", ["tracking", "orders"])
+def test_example_schemas_fit_a_table(tmp_path: Path, source: str) -> None:
+    write_example(tmp_path)
+    schema = load_value_schema(tmp_path / "schemas" / f"{source}.json")
+    assert schema.ddl == "type STRING, ssid BIGINT, aid BIGINT, ts BIGINT"
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "violation"),
+    [
+        ("tracking", {"type": "click", "ssid": 1, "aid": 2, "ts": 3}, None),
+        ("tracking", {"type": "cart", "ssid": 1, "aid": 2, "ts": 3}, None),
+        ("tracking", {"type": "heartbeat", "ts": 3}, None),
+        ("orders", {"type": "order", "ssid": 1, "aid": 2, "ts": 3}, None),
+        ("orders", {"type": "heartbeat", "ts": 3}, None),
+        ("tracking", {"type": "click", "aid": 2, "ts": 3}, '$: "ssid" is a required property'),
+        ("orders", {"type": "order", "ssid": 1, "ts": 3}, '$: "aid" is a required property'),
+        ("orders", {"type": "heartbeat"}, '$: "ts" is a required property'),
+        ("orders", {"ts": 3}, '$: "type" is a required property'),
+        ("tracking", {"type": "order", "ssid": 1, "aid": 2, "ts": 3}, "$.type: the value is not one of"),
+        ("tracking", {"type": "click", "ssid": "1", "aid": 2, "ts": 3}, "$.ssid: the value is not of type"),
+        ("orders", {"type": "heartbeat", "ts": -1}, "$.ts: the value is less than the minimum of 0"),
+    ],
+)
+def test_example_schemas_take_the_demos_records_and_no_others(
+    source: str, value: dict[str, object], violation: str | None
+) -> None:
+    found = load_value_schema(schemas_directory() / f"{source}.json").validator()(value)
+    assert found is None if violation is None else found is not None and found.startswith(violation)
+
+
+@pytest.mark.parametrize("existing", FILES)
+def test_nothing_is_written_where_one_file_exists(tmp_path: Path, existing: str) -> None:
+    (tmp_path / existing).parent.mkdir(exist_ok=True)
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(ConfigurationError, match="exists already and is kept; name another folder") as caught:
+        write_example(tmp_path)
+    assert str(tmp_path / existing) in str(caught.value)
+    assert contents(tmp_path) == {existing: "mine"}
+
+
+def test_every_existing_file_is_named(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        write_example(tmp_path)
+    assert all(str(tmp_path / name) in str(caught.value) for name in FILES)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"cannot be written to .*; name a folder that can"):
+        write_example(tmp_path / "file")
+
+
+def test_schemas_come_from_the_package_where_it_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert schemas_directory() == init.PACKAGE.parent / "schemas"
+    (tmp_path / "_schemas").mkdir()
+    monkeypatch.setattr(init, "PACKAGE", tmp_path)
+    assert schemas_directory() == tmp_path / "_schemas"

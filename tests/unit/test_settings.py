@@ -1,0 +1,459 @@
+# ruff: noqa: E501 (tables of cases read best with one line a case)
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.errors import ConfigurationError
+from pipelines.settings import (
+    CatalogLake,
+    Heartbeat,
+    KafkaSettings,
+    MergeSettings,
+    Settings,
+    load_settings,
+    parse_duration,
+)
+
+SECRET = "hunter2!secret"
+ABSENT: Any = object()
+SMALLEST: dict[str, Any] = {
+    "name": "shop",
+    "lake": "./lake",
+    "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
+    "sources": {
+        "tracking": {"topic": "tracking", "event_time": "ts"},
+        "orders": {"topic": "orders", "event_time": "ts"},
+    },
+    "merge": {"timeout": "30m"},
+    "publish": {"topic": "merged"},
+}
+
+
+def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
+    """The smallest configuration with other values at slashed paths (ABSENT takes one away)."""
+    config = copy.deepcopy(SMALLEST)
+    for path, value in changes:
+        *parents, last = path.split("/")
+        part = config
+        for name in parents:
+            part = part.setdefault(name, {})
+        if value is ABSENT:
+            del part[last]
+        else:
+            part[last] = value
+    return config
+
+
+def load(folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None) -> Settings:
+    file = folder / "watersmeet.yml"
+    file.write_text(config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
+    return load_settings(file, environ or {})
+
+
+def refusal(folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None) -> str:
+    """The sentence after the file's name; it is one line, and nothing in the traceback shows the secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(folder, config, environ)
+    message, start = str(caught.value), f"{folder / 'watersmeet.yml'}: "
+    assert message.startswith(start)
+    assert "\n" not in message
+    assert "{" not in message.replace("${", "").replace("`{", "")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert SECRET not in repr((caught.value.__cause__, caught.value.__context__))
+    return message[len(start) :]
+
+
+# -- what is taken
+
+
+def test_smallest_configuration_gets_the_contracts_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path, SMALLEST)
+    assert settings.lake == str(tmp_path / "lake")
+    assert settings.checkpoints == str(tmp_path / "lake" / "_checkpoints")
+    assert settings.kafka.options == {}
+    assert (settings.kafka.start, settings.kafka.on_data_loss) == ("earliest", "stop")
+    assert settings.kafka.max_offsets_per_batch == 500_000
+    assert settings.merge == MergeSettings(
+        timeout_ms=1_800_000, max_future_ms=86_400_000, max_records_per_batch=1_000_000
+    )
+    assert settings.merge.idle_after is None
+    publish = settings.publish
+    assert (publish.valid, publish.value, publish.max_bytes) == ("true", None, 8 * 1024 * 1024)
+    assert publish.delivery == "exactly_once"
+    tracking = settings.sources["tracking"]
+    assert (tracking.format, tracking.schema_path, tracking.key, tracking.heartbeat) == ("json", None, None, None)
+
+
+def test_sources_keep_their_order(tmp_path: Path) -> None:
+    third = {"topic": "a", "event_time": "ts"}
+    assert list(load(tmp_path, changed(("sources/a", third))).sources) == ["tracking", "orders", "a"]
+
+
+def test_settings_are_frozen_and_travel(tmp_path: Path) -> None:
+    settings = load(tmp_path, SMALLEST)
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    with pytest.raises(ValueError, match="frozen"):
+        settings.name = "other"
+
+
+def test_parts_can_be_built_in_python_by_their_attributes() -> None:
+    assert MergeSettings(timeout_ms=5).timeout_ms == 5
+    assert CatalogLake(catalog="main", schema_name="shop").schema_name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("lake", "expected"),
+    [
+        ("lake", "{folder}/lake"),
+        ("./a/../lake/", "{folder}/lake"),
+        ("/data/lake", "/data/lake"),
+        ("s3://bucket/lake/", "s3://bucket/lake"),
+        ("abfss://c@account.dfs.core.windows.net/lake", "abfss://c@account.dfs.core.windows.net/lake"),
+        ("dbfs:/lake", "dbfs:/lake"),
+        ("file:/data/lake", "file:/data/lake"),
+    ],
+)
+def test_lake_is_absolute_or_a_uri_and_holds_its_checkpoints(tmp_path: Path, lake: str, expected: str) -> None:
+    settings = load(tmp_path, changed(("lake", lake)))
+    assert settings.lake == expected.format(folder=tmp_path)
+    assert settings.checkpoints == f"{settings.lake}/_checkpoints"
+
+
+def test_relative_paths_are_relative_to_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf" / "schemas").mkdir(parents=True)
+    (tmp_path / "conf" / "schemas" / "t.json").write_text("{}")
+    config = changed(("checkpoints", "../state"), ("sources/tracking/schema", "schemas/t.json"))
+    (tmp_path / "conf" / "w.yml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(Path("conf/w.yml"), {})
+    assert settings.lake == str(tmp_path / "conf" / "lake")
+    assert settings.checkpoints == str(tmp_path / "state")
+    assert settings.sources["tracking"].schema_path == tmp_path / "conf" / "schemas" / "t.json"
+
+
+def test_catalog_lake_is_named_by_catalog_and_schema(tmp_path: Path) -> None:
+    config = changed(("lake", {"catalog": "main", "schema": "shop"}), ("checkpoints", "dbfs:/state"))
+    settings = load(tmp_path, config)
+    assert settings.lake == CatalogLake(catalog="main", schema_name="shop")
+    assert settings.checkpoints == "dbfs:/state"
+
+
+@pytest.mark.parametrize(
+    ("equals", "kind"), [("heartbeat", str), ("true", str), (True, bool), (1, int), (1.0, float), ("1", str)]
+)
+def test_heartbeat_keeps_the_type_of_what_it_equals(tmp_path: Path, equals: Any, kind: type) -> None:
+    settings = load(tmp_path, changed(("sources/orders/heartbeat", {"field": "meta.type", "equals": equals})))
+    heartbeat = settings.sources["orders"].heartbeat
+    assert isinstance(heartbeat, Heartbeat)
+    assert (heartbeat.field, heartbeat.equals, type(heartbeat.equals)) == ("meta.type", equals, kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(1, 1), (999_000_000, 999_000_000), ("8MiB", 8_388_608), ("1KiB", 1024), ("2kB", 2000), ("3MB", 3_000_000)],
+)
+def test_sizes_are_in_bytes(tmp_path: Path, given: Any, expected: int) -> None:
+    assert load(tmp_path, changed(("publish/max_bytes", given))).publish.max_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ms"),
+    [("0s", 0), ("500ms", 500), ("30s", 30_000), ("30m", 1_800_000), ("12h", 43_200_000), ("7d", 604_800_000)],
+)
+def test_durations_are_in_ms(text: str, expected_ms: int) -> None:
+    assert parse_duration(text) == expected_ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "m", "1.5h", "-1s", "30 m", "30M", "1w", "٣s", "30m ", "999999999d", "9" * 30]
+)
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no duration; write a whole number and ms, s, m, h or d"):
+        parse_duration(text)
+
+
+def test_kafka_options_become_text(tmp_path: Path) -> None:
+    options = {
+        "security.protocol": "SSL",
+        "enable.ssl.certificate.verification": False,
+        "socket.timeout.ms": 5,
+        "a": 0.5,
+    }
+    assert load(tmp_path, changed(("kafka/options", options))).kafka.options == {
+        "security.protocol": "SSL",
+        "enable.ssl.certificate.verification": "false",
+        "socket.timeout.ms": "5",
+        "a": "0.5",
+    }
+
+
+# -- the environment, and what is secret
+
+
+def test_variables_are_taken_from_the_environment_once(tmp_path: Path) -> None:
+    environ = {"NAME": "shop", "STAGE": "dev", "BATCH": "17", "PASSWORD": "${STAGE}$NAME"}
+    config = changed(
+        ("name", "${NAME}-${STAGE}"),
+        ("kafka/max_offsets_per_batch", "${BATCH}"),
+        ("kafka/options", {"sasl.password": "${PASSWORD}"}),
+        ("merge/timeout", "${BATCH}s"),
+    )
+    settings = load(tmp_path, config, environ)
+    assert settings.name == "shop-dev"
+    assert settings.kafka.max_offsets_per_batch == 17
+    assert settings.kafka.options == {"sasl.password": "${STAGE}$NAME"}
+    assert settings.merge.timeout_ms == 17_000
+    assert type(settings.name) is type(settings.kafka.options["sasl.password"]) is str
+
+
+def test_process_environment_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATERSMEET_TEST_NAME", "from-outside")
+    (tmp_path / "w.yml").write_text(yaml.safe_dump(changed(("name", "${WATERSMEET_TEST_NAME}"))))
+    assert load_settings(tmp_path / "w.yml").name == "from-outside"
+
+
+def test_an_unset_variable_is_named_with_its_place(tmp_path: Path) -> None:
+    sentence = refusal(tmp_path, changed(("kafka/options", {"sasl.password": f"{SECRET}${{KAFKA_PASSWORD}}"})))
+    assert sentence.startswith("kafka.options.sasl.password: the environment variable KAFKA_PASSWORD is not set")
+
+
+@pytest.mark.parametrize("value", [SECRET + "${", SECRET + "${}", "${a b}" + SECRET, "${" + SECRET + "}"])
+def test_a_malformed_variable_is_refused_unshown(tmp_path: Path, value: str) -> None:
+    sentence = refusal(tmp_path, changed(("kafka/options", {"sasl.password": value})))
+    assert sentence.startswith("kafka.options.sasl.password: after `${` must come the name")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "name", "lake", "kafka", "kafka/bootstrap_servers", "kafka/options", "kafka/start", "kafka/on_data_loss",
+        "kafka/max_offsets_per_batch", "sources", "sources/orders", "sources/orders/topic", "sources/orders/format",
+        "sources/orders/schema", "sources/orders/key", "sources/orders/event_time", "sources/orders/heartbeat",
+        "sources/orders/heartbeat/field", "merge", "merge/timeout", "merge/max_future", "merge/max_records_per_batch",
+        "merge/idle_after", "publish/topic", "publish/max_bytes", "publish/delivery", "lake/catalog", "lake/schema",
+    ],
+)  # fmt: skip
+def test_what_a_variable_holds_is_never_shown(tmp_path: Path, path: str) -> None:
+    around = {"lake": {"catalog": "c", "schema": "s"}, "sources/orders/heartbeat": {"field": "a", "equals": "b"}}
+    parent = path.rpartition("/")[0]
+    config = changed(*[(parent, around[parent])] if parent in around else [], (path, "${X}"))
+    assert path.replace("/", ".") in refusal(tmp_path, config, {"X": f"\0{SECRET}..\n /`."})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SECRET,
+        [SECRET],
+        {"sasl.password": [SECRET]},
+        {"sasl.password": {"value": SECRET}},
+        {"kafka.sasl.password": SECRET},
+        {"group.id": SECRET},
+        {f"sasl.password={SECRET}": None},
+    ],
+)
+def test_values_of_kafka_options_are_never_shown(tmp_path: Path, options: Any) -> None:
+    assert refusal(tmp_path, changed(("kafka/options", options))).startswith("kafka.options")
+
+
+def test_a_secret_without_quotes_is_not_shown_by_a_yaml_error(tmp_path: Path) -> None:
+    for value in (f"*{SECRET}", f"!{SECRET}", f"&{SECRET} &b", f'"\\{SECRET}"', f"'{SECRET}", f"a: {SECRET}: b"):
+        config = f"name: shop\nkafka:\n  options:\n    sasl.password: {value}\n"
+        assert "is no valid YAML" in refusal(tmp_path, config)
+
+
+def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
+    settings = load(tmp_path, changed(("kafka/options", {"sasl.password": SECRET})))
+    for shown in (repr(settings), str(settings), repr(settings.kafka), f"{settings.kafka}"):
+        assert "sasl.password" in shown
+        assert SECRET not in shown
+    assert "9092" in repr(KafkaSettings(bootstrap_servers="h:9092"))
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        # unknown and missing fields
+        (("merge/timout", "30m"), "unknown field `merge.timout`; did you mean `timeout`?"),
+        (("merge/timeout_ms", 5), "unknown field `merge.timeout_ms`; did you mean `timeout`"),
+        (("sources/orders/schema_path", "x"), "unknown field `sources.orders.schema_path`; did you mean `schema`"),
+        (("sources/orders/heartbeat", {"feild": "a"}), "unknown field `sources.orders.heartbeat.feild`; did you mean `field`"),
+        (("lake", {"catalogue": "a"}), "unknown field `lake.catalogue`; did you mean `catalog`?"),
+        (("colour", "red"), "unknown field `colour`; known here: name, lake, checkpoints, kafka, sources, merge, publish"),
+        ((1, 2), "unknown field `1`; known here: name"),
+        (("name", ABSENT), "required field `name` is missing; add it, such as `name: shop`"),
+        (("lake", ABSENT), "required field `lake` is missing"),
+        (("kafka", ABSENT), "required field `kafka` is missing"),
+        (("kafka", {}), "required field `kafka.bootstrap_servers` is missing; add it, such as"),
+        (("sources", ABSENT), "required field `sources` is missing"),
+        (("sources/orders/topic", ABSENT), "required field `sources.orders.topic` is missing"),
+        (("sources/orders/event_time", ABSENT), "required field `sources.orders.event_time` is missing"),
+        (("sources/orders/heartbeat", {"field": "a"}), "required field `sources.orders.heartbeat.equals` is missing"),
+        (("merge/timeout", ABSENT), "required field `merge.timeout` is missing; add it, such as `timeout: 30m`"),
+        (("publish", ABSENT), "required field `publish` is missing"),
+        (("lake", {"catalog": "main"}), "required field `lake.schema` is missing"),
+        # wrong types
+        (("name", 5), "name must be text, not a number; put it in quotes"),
+        (("name", True), "name must be text, not true; put it in quotes"),
+        (("name", None), "name must be text, not null"),
+        (("lake", ["a"]), "lake must be text, not a list"),
+        (("checkpoints", 5), "checkpoints must be text, not a number"),
+        (("kafka", None), "kafka must be a mapping, not null"),
+        (("kafka/options", None), "kafka.options must be a mapping, not null"),
+        (("kafka/options", {"a": None}), "kafka.options.a must be text, a number, true or false, not null"),
+        (("sources", ["tracking", "orders"]), "sources must be a mapping, not a list"),
+        (("sources/orders", "orders"), "sources.orders must be a mapping, not text"),
+        (("sources/orders/topic", {"a": 1}), "sources.orders.topic must be text, not a mapping"),
+        (("sources/orders/schema", 5), "sources.orders.schema must be text, not a number"),
+        (("sources/orders/key", 5), "sources.orders.key must be text, not a number"),
+        (("sources/orders/heartbeat", "type"), "sources.orders.heartbeat must be a mapping, not text"),
+        (("merge", []), "merge must be a mapping, not a list"),
+        (("merge/timeout", 30), "merge.timeout: `30` is no duration"),
+        (("merge/max_future", None), "merge.max_future: null is no duration"),
+        (("publish/valid", True), "publish.valid must be text, not true; put it in quotes"),
+        (("publish/value", ["a"]), "publish.value must be text, not a list"),
+        (("kafka/max_offsets_per_batch", "many"), "kafka.max_offsets_per_batch: `many` is not a whole number from 1"),
+        (("kafka/max_offsets_per_batch", "500"), "kafka.max_offsets_per_batch: `500` is not a whole number from 1"),
+        (("kafka/max_offsets_per_batch", True), "kafka.max_offsets_per_batch: true is not a whole number"),
+        (("merge/max_records_per_batch", 1.5), "merge.max_records_per_batch: `1.5` is not a whole number from 1"),
+        (("publish/max_bytes", "8 MiB"), "publish.max_bytes: `8 MiB` is not a size in bytes (such as `8MiB`"),
+        # wrong values
+        (("name", ""), "name must not be empty"),
+        (("name", "my shop"), "name: `my shop` is no name; use letters, digits, `-`, `_` and `.`"),
+        (("lake", "  "), "lake must not be empty"),
+        (("lake", {"catalog": "a.b", "schema": "s"}), "lake.catalog: `a.b` is no name in a catalog"),
+        (("lake", {"catalog": "a", "schema": "s"}), "`checkpoints` is needed where the lake is a catalog"),
+        (("kafka/bootstrap_servers", "localhost"), "kafka.bootstrap_servers: `localhost` is no list of brokers; write host:port"),
+        (("kafka/bootstrap_servers", "a:1,,b:2"), "kafka.bootstrap_servers: `a:1,,b:2` is no list of brokers"),
+        (("kafka/max_offsets_per_batch", 0), "kafka.max_offsets_per_batch: `0` is not a whole number from 1 to 2147483647"),
+        (("merge/max_records_per_batch", 2**31), "merge.max_records_per_batch: `2147483648` is not a whole number"),
+        (("merge/max_records_per_batch", -1), "merge.max_records_per_batch: `-1` is not a whole number"),
+        (("merge/timeout", "0s"), "merge.timeout: `0s` is too short; it must be longer than nothing"),
+        (("merge/timeout", "half an hour"), "merge.timeout: `half an hour` is no duration; write a whole number and"),
+        (("merge/max_future", "-1s"), "merge.max_future: `-1s` is no duration"),
+        (("publish/max_bytes", 0), "publish.max_bytes: `0` is not a size in bytes"),
+        (("publish/max_bytes", "8Mib"), "publish.max_bytes: `8Mib` is not a size in bytes"),
+        (("publish/max_bytes", "2GiB"), "publish.max_bytes: `2GiB` is not a size"),
+        (("publish/max_bytes", "1GB"), "publish.max_bytes: `1GB` is not a size in bytes"),
+        (("publish/valid", ""), "publish.valid must not be empty"),
+        (("publish/topic", "my topic"), "publish.topic: `my topic` is no topic name"),
+        (("sources/orders/topic", ".."), "sources.orders.topic: `..` is no topic name"),
+        (("sources/orders/event_time", "a..b"), "sources.orders.event_time: `a..b` is no dotted path"),
+        (("sources/orders/key", ".a"), "sources.orders.key: `.a` is no dotted path"),
+        (("sources/orders/heartbeat", {"field": "a", "equals": None}), "heartbeat.equals must be text, a number, true or false"),
+        (("sources/orders/heartbeat", {"field": "a", "equals": float("nan")}), "heartbeat.equals must be text, a number"),
+        (("sources/orders/schema", "gone.json"), "sources.orders.schema: `gone.json` is no file that can be read"),
+        (("sources/orders/schema", "."), "sources.orders.schema: `.` is no file that can be read"),
+        (("sources/orders/format", "csv"), "sources.orders.format: `csv` is none of the values it may have; use json"),
+        (("kafka/start", "foo"), "kafka.start: `foo` is none of the values it may have; use earliest or latest"),
+        (("kafka/start", {"time": 1}), "kafka.start: `{time: ...}` is none of the values it may have"),
+        (("kafka/on_data_loss", "ignore"), "kafka.on_data_loss: `ignore` is none of the values it may have; use stop"),
+        (("merge/idle_after", "soon"), "merge.idle_after: `soon` is no duration"),
+        (("publish/delivery", "twice"), "publish.delivery: `twice` is none of the values it may have; use exactly_once"),
+        # sources and topics
+        (("sources/orders", ABSENT), "sources must name two or more sources, not 1"),
+        (("sources", {}), "sources must name two or more sources, not 0"),
+        (("sources/Orders", {}), "sources.Orders is no name for a source; use a-z, 0-9 and _"),
+        (("sources/2nd", {}), "sources.2nd is no name for a source"),
+        (("sources/merge_key", {}), "sources.merge_key: `merge_key` is a name of the output itself"),
+        (("sources/batch", {}), "sources.batch: `batch` is a name of the output itself"),
+        (("sources/key", {}), "sources.key: `key` is a name of the output itself"),
+        (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
+        (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
+        # not yet
+        (("kafka/start", "sink"), "kafka.start: `sink` is not available in this version of Watersmeet; use earliest or latest"),
+        (("kafka/start", {"timestamp": "2026-01-01"}), "kafka.start: `{timestamp: ...}` is not available in this version"),
+        (("kafka/start", {"offsets": {}}), "kafka.start: `{offsets: ...}` is not available in this version"),
+        (("kafka/on_data_loss", "continue"), "kafka.on_data_loss: `continue` is not available in this version of Watersmeet; use stop"),
+        (("merge/idle_after", "5m"), "merge.idle_after: `5m` is not available in this version of Watersmeet; use null"),
+        (("publish/delivery", "at_least_once"), "publish.delivery: `at_least_once` is not available in this version"),
+        (("publish/delivery", "at_most_once"), "publish.delivery: `at_most_once` is not available in this version"),
+        (("sources/orders/format", "avro"), "sources.orders.format: `avro` is not available in this version of Watersmeet; use json"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_refused_in_one_sentence(tmp_path: Path, change: tuple[Any, Any], sentence: str) -> None:
+    path, value = change
+    config = changed((path, value)) if isinstance(path, str) else {**changed(), path: value}
+    assert sentence in refusal(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id", "isolation.level",
+        "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "transactional.id", "enable.idempotence",
+        "acks", "request.required.acks", "message.max.bytes", "max.in.flight", "max.in.flight.requests.per.connection",
+        "retries", "partitioner", "key.deserializer", "value.serializer",
+    ],
+)  # fmt: skip
+def test_options_that_carry_a_promise_are_not_the_users(tmp_path: Path, option: str) -> None:
+    sentence = refusal(tmp_path, changed(("kafka/options", {option: "x"})))
+    assert sentence == f"kafka.options.{option} is set by Watersmeet itself; leave it out"
+
+
+def test_options_of_spark_are_refused_by_their_prefix(tmp_path: Path) -> None:
+    assert "leave out the leading `kafka.`" in refusal(tmp_path, changed(("kafka/options", {"kafka.ssl.ca": "x"})))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("- a\n- b\n", "must be a mapping of fields, not a list"),
+        ("just text", "must be a mapping of fields, not text"),
+        ("name: shop\nlake: [a\nkafka: b\n", "is no valid YAML in line 3, column 6"),
+        ("name: shop\n\tlake: a\n", "is no valid YAML in line 2, column 1"),
+        ("name: shop\nlake: *base\n", "is no valid YAML in line 2, column 7: found undefined alias"),
+        ("name: a\n---\nname: b\n", "is no valid YAML in line 2"),
+        ("name: !python/object:os.system x\n", "is no valid YAML in line 1"),
+        ("name: 2026-13-45\n", "is no valid YAML: a value does not fit its tag or type"),
+        ("name: !!bool perhaps\n", "is no valid YAML: a value does not fit its tag or type"),
+        ("name: 2026-01-01\n", "required field `lake` is missing"),
+        ("name: a\nname: b\n", "field `name` is written again in line 2; keep one"),
+        ("sources:\n  a: {topic: x}\n  b: {topic: x}\n  a: {topic: y}\n", "field `sources.a` is written again in line 4"),
+        ("kafka:\n  options: {a.b: 1, a.b: 1}\n", "field `kafka.options.a.b` is written again in line 2"),
+        ("lake: &a\n  b: *a\n", "is no usable YAML: mappings or lists without an end"),
+        ("name: " + "[" * 5000, "is no usable YAML"),
+        ("name: \x01\n", "is no valid YAML: unreadable characters"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_mapping_of_fields_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    assert sentence in refusal(tmp_path, text)
+
+
+def test_a_date_is_not_text(tmp_path: Path) -> None:
+    text = yaml.safe_dump(SMALLEST).replace("name: shop", "name: 2026-01-01")
+    assert "name must be text, not a date; put it in quotes" in refusal(tmp_path, text)
+
+
+def test_yaml_anchors_and_merge_keys_work_and_may_be_overridden(tmp_path: Path) -> None:
+    text = yaml.safe_dump(changed(("sources", ABSENT))) + (
+        "sources:\n  a: &a {topic: a, event_time: ts, key: k}\n  b: {<<: *a, topic: b}\n"
+    )
+    assert [(s.topic, s.key) for s in load(tmp_path, text).sources.values()] == [("a", "k"), ("b", "k")]
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.yml").write_bytes(b"name: \xff\xfe\xfa\n")
+    with pytest.raises(ConfigurationError, match="is no valid YAML"):
+        load_settings(tmp_path / "w.yml", {})
+
+
+@pytest.mark.parametrize(("file", "why"), [("gone.yml", "No such file"), (".", "Is a directory")])
+def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, file: str, why: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`"
+    ):
+        load_settings(tmp_path / file, {})
