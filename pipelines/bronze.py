@@ -90,19 +90,17 @@ class Bronze:
         }
         is_new = is_within({p: (passed.get(p, -1) + 1, None) for p in range(self.partitions)})
         found = self.lake.read(tables.bronze(self.source)).where(is_new).groupBy("partition").agg(F.max("offset"))
-        return passed | {partition: offset for partition, offset in found.collect()}
+        return passed | dict(found.collect())
 
     def _begun_at(self) -> dict[int, int]:
         resets = self.lake.read(tables.RESETS).where(F.col("source") == self.source)
-        return {p: offset for p, offset in resets.groupBy("partition").agg(F.max("to_offset")).collect()}
+        return dict(resets.groupBy("partition").agg(F.max("to_offset")).collect())
 
     def _begin_at_latest(self) -> dict[int, int]:
         """`start: latest` is decided once, at the first start, and kept: a restart before the first record must not skip any."""
         bounds = Cluster(self.settings.kafka).bounds(self.topic, self.partitions)
         now = datetime.now(timezone.utc)
-        rows = [
-            (self.source, self.topic, p, first, following, now, "start: latest") for p, (first, following) in bounds.items()
-        ]
+        rows = [(self.source, self.topic, p, first, following, now, "start: latest") for p, (first, following) in bounds.items()]
         self.lake.append(self.lake.spark.createDataFrame(rows, self.lake.schema(tables.RESETS)), tables.RESETS)
         return {p: following for p, (_, following) in bounds.items()}
 
@@ -112,12 +110,13 @@ class Bronze:
         self.lake.append(rows.observe(seen, *counts), tables.bronze(self.source))
         if seen.get["refused"]:
             self._quarantine_missing()
-        self.reporter.tell(f"bronze {self.source}", f"{seen.get['records']} records, {seen.get['refused']} refused")
+        if seen.get["records"]:
+            self.reporter.tell(tables.bronze(self.source), f"{seen.get['records']} records, {seen.get['refused']} refused")
 
     def _quarantine_missing(self) -> None:
         """Every refused row of bronze is in quarantine afterwards, once."""
         quarantine = self.lake.read(tables.QUARANTINE).where(F.col("source") == self.source)
-        held = dict(quarantine.groupBy("partition").agg(F.max("offset")).collect())
+        held: dict[int, int] = dict(quarantine.groupBy("partition").agg(F.max("offset")).collect())
         beyond = is_within({p: (held.get(p, -1) + 1, None) for p in range(self.partitions)})
         missing = (
             self.lake.read(tables.bronze(self.source))

@@ -25,10 +25,9 @@ from pipelines.adapters.kafka import Cluster, sink_settings
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.publisher import PUBLICATION, Publication, Publisher
 from pipelines.core.sequence import Tail
-from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
 from pipelines.transforms.message import message_value
-from pipelines.transforms.position import lookup
+from pipelines.transforms.ranges import by_partition
 
 MAX_PER_TRANSACTION = 250_000
 """About so many messages of a partition go into one transaction: few large ones are cheap, and none outlives its timeout."""
@@ -70,14 +69,8 @@ class Gold:
 
     def _ensure_topic(self) -> None:
         cluster = Cluster(self.settings.kafka)
-        found = cluster.partition_counts().get(self._topic)
-        if found is None:
+        if self._topic not in cluster.partition_counts():
             cluster.create_topic(self._topic, self.partitions, sink_settings(self.settings))
-        elif found != self.partitions:
-            raise ConfigurationError(
-                f"publish.topic: {self._topic} has {found} partitions and the sources have {self.partitions}; "
-                "give it the same number, since a message goes to the partition of its records"
-            )
 
     @property
     def _topic(self) -> str:
@@ -87,11 +80,11 @@ class Gold:
         """Steps 1 to 3, for as much as one transaction per partition should hold."""
         pending = self._pending(tails)
         extent = self._extent(pending)
-        largest = max((row.count for row in extent.values()), default=0)
+        largest = max((row.records for row in extent.values()), default=0)
         if largest > MAX_PER_TRANSACTION:
             share = F.percentile_approx("event_time", MAX_PER_TRANSACTION / largest).alias("until")
             until = {row.partition: row.until for row in pending.groupBy("partition").agg(share).collect()}
-            pending = pending.where(F.col("event_time") <= lookup(until, F.col("partition")))
+            pending = pending.where(F.col("event_time") <= by_partition(until))
             extent = self._extent(pending)
         if not extent:
             return []
@@ -114,18 +107,21 @@ class Gold:
             silver = silver.where(F.col("event_time") >= F.timestamp_millis(F.lit(earliest)))
         if tails:
             time = F.unix_millis("event_time")
-            tail_time = lookup({p: tail.event_time for p, tail in tails.items()}, F.col("partition"))
-            tail_key = F.create_map(*[F.lit(x) for p, tail in tails.items() for x in (p, tail.key)])[F.col("partition")]
+            tail_time = by_partition({p: tail.event_time for p, tail in tails.items()})
+            tail_key = by_partition({p: tail.key for p, tail in tails.items()})
             is_after = (time > tail_time) | ((time == tail_time) & (F.col("merge_key") > tail_key))
             silver = silver.where(tail_time.isNull() | is_after)
         value = message_value(silver.schema, self.settings.publish, list(self.settings.sources))
         return silver.select(
-            "partition", F.unix_millis("event_time").alias("event_time"), "merge_key", value.cast("binary").alias("value")
+            "partition",
+            F.unix_millis("event_time").alias("event_time"),
+            "merge_key",
+            value.cast("binary").alias("value"),
         )
 
     def _extent(self, pending: DataFrame) -> dict[int, Row]:
         """Per partition how many records are pending and the last one's event time (ms)."""
-        found = pending.groupBy("partition").agg(F.count(F.lit(1)).alias("count"), F.max("event_time").alias("last"))
+        found = pending.groupBy("partition").agg(F.count(F.lit(1)).alias("records"), F.max("event_time").alias("last"))
         return {row.partition: row for row in found.collect()}
 
     def _min_offsets(self, last_times: Mapping[int, int]) -> dict[int, bytes]:
@@ -135,7 +131,7 @@ class Gold:
         passed that time in all of them.
         """
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in last_times}
-        reached = lookup(last_times, F.col("partition"))
+        reached = by_partition(last_times)
         for source in self.settings.sources:
             first = (
                 self.lake.read(tables.bronze(source))

@@ -22,9 +22,7 @@ def write_example(directory: Path) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"{directory}: cannot be written to ({error.strerror}); name a folder that can"
-        ) from error
+        raise ConfigurationError(f"{directory}: cannot be written to ({error.strerror}); name a folder that can") from error
     return list(texts)
 
 
@@ -36,8 +34,5 @@ def schemas_directory() -> Path:
 
 def _example_files() -> dict[str, Path]:
     """Where each file of the example comes from, by its path in the folder it is written to."""
-    schemas = sorted(schemas_directory().glob("*.json"))
-    return {
-        "watersmeet.yml": PACKAGE / "templates" / "watersmeet.yml",
-        **{f"schemas/{source.name}": source for source in schemas},
-    }
+    schemas = {f"schemas/{name}": schemas_directory() / name for name in ("orders.json", "tracking.json")}
+    return {"watersmeet.yml": PACKAGE / "templates" / "watersmeet.yml", **schemas}

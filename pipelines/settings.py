@@ -228,19 +228,13 @@ Text = Annotated[str, BeforeValidator(_text)]
 Count = Annotated[int, BeforeValidator(_count)]
 Location = Annotated[str, BeforeValidator(_location)]
 Name = Annotated[str, _matching("[A-Za-z0-9._-]+", "no name; use letters, digits, `-`, `_` and `.`")]
-Identifier = Annotated[
-    str, _matching(r"[^\s`./]+", "no name in a catalog; leave out blanks, dots, slashes and backticks")
-]
+Identifier = Annotated[str, _matching(r"[^\s`./]+", "no name in a catalog; leave out blanks, dots, slashes and backticks")]
 TopicName = Annotated[
     str, _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", "no topic name; Kafka takes letters, digits, `.`, `_` and `-`")
 ]
-DottedPath = Annotated[
-    str, _matching(r"[^.]+(\.[^.]+)*", "no dotted path; join field names by single dots, such as `meta.ts`")
-]
+DottedPath = Annotated[str, _matching(r"[^.]+(\.[^.]+)*", "no dotted path; join field names by single dots, such as `meta.ts`")]
 _SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
-Servers = Annotated[
-    str, _matching(f"{_SERVER}(,{_SERVER})*", "no list of brokers; write host:port, separated by commas")
-]
+Servers = Annotated[str, _matching(f"{_SERVER}(,{_SERVER})*", "no list of brokers; write host:port, separated by commas")]
 
 
 # -- the parts of the configuration
@@ -334,9 +328,7 @@ class SourceSettings(_Part):
 class MergeSettings(_Part):
     """How long a merge record stays open, and what a batch may take."""
 
-    timeout_ms: Annotated[int, BeforeValidator(_positive_duration)] = Field(
-        validation_alias="timeout", examples=["30m"]
-    )
+    timeout_ms: Annotated[int, BeforeValidator(_positive_duration)] = Field(validation_alias="timeout", examples=["30m"])
     max_future_ms: Annotated[int, BeforeValidator(_duration)] = Field(default=86_400_000, validation_alias="max_future")
     max_records_per_batch: Count = 1_000_000
     idle_after: Annotated[None, BeforeValidator(_no_idle_policy_yet)] = None
@@ -421,9 +413,7 @@ def _read_yaml(path: Path) -> object:
         _refuse_repeated_keys(document, (), set())
         values: object = None if document is None else loader.construct_document(document)
     except OSError as error:
-        raise _RefusedError(
-            f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`"
-        ) from None
+        raise _RefusedError(f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`") from None
     except yaml.YAMLError as error:
         raise _RefusedError(_yaml_problem(error)) from None
     except (ValueError, LookupError, AttributeError, TypeError) as error:
@@ -458,9 +448,7 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
         for key, value in node.value:
             name = str(key.value)
             if (key.tag, name) in keys:
-                raise _RefusedError(
-                    f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name
-                )
+                raise _RefusedError(f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name)
             keys.add((key.tag, name))
             _refuse_repeated_keys(value, (*at, name), seen)
 

@@ -116,7 +116,7 @@ class Silver:
     def _write_late(self, plan: BatchPlan) -> None:
         """Step 3."""
         late = (
-            self._records(plan, lambda source, value: {"value": value})
+            self._records(plan, lambda _, value: {"value": value})
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(self.settings.merge.timeout_ms)(records).late)
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
@@ -138,7 +138,7 @@ class Silver:
             .transform(with_validity(self.settings.publish, sources))
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
         )
-        columns = {name: f"changed.`{name}`" for name in self.lake.schema(tables.SILVER).names}
+        columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.schema(tables.SILVER).names}
         is_its_open_row = (
             "silver.status = 'open' AND changed.updates_open "
             "AND silver.partition = changed.partition AND silver.merge_key = changed.merge_key"
@@ -199,4 +199,3 @@ class Silver:
 
 def _positions_before(plan: BatchPlan) -> dict[TopicPartition, int | None]:
     return {tp: done.position_before for tp, done in plan.ranges.items()}
-

@@ -60,5 +60,5 @@ def new_checkpoint(spark: SparkSession, settings: Settings, stream: str) -> str:
     parent = f"{settings.checkpoints}/{stream}"
     jvm: Any = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(parent)
-    path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)  # type: ignore[attr-defined]
+    path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
     return f"{parent}/{uuid.uuid4()}"

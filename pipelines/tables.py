@@ -83,10 +83,7 @@ def _quarantine() -> Table:
 
 def _resets() -> Table:
     """Offsets that were passed over on purpose: `[from_offset, to_offset)` of a topic-partition."""
-    ddl = (
-        "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset BIGINT, decided_at TIMESTAMP, "
-        "reason STRING"
-    )
+    ddl = "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset BIGINT, decided_at TIMESTAMP, reason STRING"
     return Table(RESETS, ddl)
 
 
@@ -101,7 +98,7 @@ def _published() -> Table:
 
 def _progress() -> Table:
     """A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that silver batch merged, and the
-    time it was then. `head` and `clock` may be null (none yet); `position` is the running maximum of event time at `until_offset`.
+    time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
     """
     ddl = (
         "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, head TIMESTAMP, "

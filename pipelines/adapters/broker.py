@@ -140,8 +140,7 @@ def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) ->
             if known is not None and process is not None:
                 if port not in (None, known.port):
                     raise BrokerError(
-                        f"the broker in {directory} already runs on port {known.port}: "
-                        f"stop it first to start it on port {port}"
+                        f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
                     )
                 _await_answer(directory, known.port, process, deadline, _log_size(directory))
             else:
@@ -194,9 +193,7 @@ def _launch(directory: Path, port: int | None, known: _Record | None, deadline: 
     controller_port = known.controller_port if known is not None else _free_port(port)
     if controller_port == port or _port_problem(controller_port) is not None:
         controller_port = _free_port(port)
-    (directory / "server.properties").write_text(
-        _PROPERTIES.format(port=port, controller_port=controller_port), encoding="ascii"
-    )
+    (directory / "server.properties").write_text(_PROPERTIES.format(port=port, controller_port=controller_port), encoding="ascii")
     if not _cluster_id(directory):
         _format(directory, java, deadline)
 
@@ -264,9 +261,7 @@ def _await_answer(directory: Path, port: int, process: psutil.Process, deadline:
         return _answering_cluster(port) == cluster_id
 
     if not _until(ready, deadline):
-        raise BrokerError(
-            f"the broker in {directory} did not answer on {_HOST}:{port} in time: see {directory / 'broker.log'}"
-        )
+        raise BrokerError(f"the broker in {directory} did not answer on {_HOST}:{port} in time: see {directory / 'broker.log'}")
 
 
 def _answering_cluster(port: int) -> str | None:
@@ -299,9 +294,7 @@ def _end(process: psutil.Process, deadline: float) -> None:
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied:
-        raise BrokerError(
-            f"the broker with process id {process.pid} belongs to another user: have that user stop it"
-        ) from None
+        raise BrokerError(f"the broker with process id {process.pid} belongs to another user: have that user stop it") from None
     if not _until(gone, time.monotonic() + 10):
         raise BrokerError(f"the broker with process id {process.pid} does not end even when killed: see what holds it")
 

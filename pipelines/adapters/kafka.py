@@ -8,7 +8,8 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
 
 from pipelines.errors import ConfigurationError, KafkaUnreachableError
 from pipelines.settings import KafkaSettings, Settings
@@ -44,8 +45,7 @@ def spark_options(kafka: KafkaSettings) -> dict[str, str]:
     if username is not None and password is not None:
         module = "scram.ScramLoginModule" if (mechanism or "").upper().startswith("SCRAM") else "plain.PlainLoginModule"
         java["sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required "
-            f'username="{_quoted(username)}" password="{_quoted(password)}";'
+            f'org.apache.kafka.common.security.{module} required username="{_quoted(username)}" password="{_quoted(password)}";'
         )
     if authority := options.pop("ssl.ca.location", None):
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authority}
@@ -82,7 +82,10 @@ _SAME_IN_JAVA = {
     "connections.max.idle.ms",
     "sasl.kerberos.service.name",
 }
-_SAME_BUT_NAMED = {"socket.send.buffer.bytes": "send.buffer.bytes", "socket.receive.buffer.bytes": "receive.buffer.bytes"}
+_SAME_BUT_NAMED = {
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+}
 _TRANSLATED = {
     "sasl.mechanism",
     "sasl.mechanisms",
@@ -116,18 +119,20 @@ class Cluster:
 
     def topic_settings(self, topic: str) -> dict[str, str]:
         """A topic's effective settings."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
+        admin = self._admin()  # held: a client that is collected cancels what it was asked
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:
-            found = self._admin().describe_configs([resource], request_timeout=TIMEOUT_S)[resource].result()
+            found = admin.describe_configs([resource], request_timeout=TIMEOUT_S)[resource].result()
         except KafkaException as error:
             raise self._unreachable(error) from None
         return {name: entry.value for name, entry in found.items()}
 
     def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
         """Afterwards the topic exists; a race with another creator is no error."""
+        admin = self._admin()
         new = NewTopic(topic, num_partitions=partitions, config=dict(settings))
         try:
-            self._admin().create_topics([new], request_timeout=TIMEOUT_S)[topic].result()
+            admin.create_topics([new], request_timeout=TIMEOUT_S)[topic].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise self._unreachable(error) from None
@@ -136,9 +141,7 @@ class Cluster:
         """Per partition the first offset that Kafka still has and the next one it will give."""
         consumer = self.consumer()
         try:
-            return {
-                p: consumer.get_watermark_offsets(KafkaPartition(topic, p), timeout=TIMEOUT_S) for p in range(partitions)
-            }
+            return {p: consumer.get_watermark_offsets(KafkaPartition(topic, p), timeout=TIMEOUT_S) for p in range(partitions)}
         except KafkaException as error:
             raise self._unreachable(error) from None
         finally:
@@ -179,30 +182,40 @@ def read_to_end(consumer: Consumer, topic: str, partition: int, offset: int = OF
         message = consumer.poll(TIMEOUT_S)
         if message is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic}[{partition}] does not answer"))
-        if message.error() is None:
+        error = message.error()
+        if error is None:
             messages.append(message)
-        elif message.error().code() == KafkaError._PARTITION_EOF:
+        elif error.code() == KafkaError._PARTITION_EOF:
             return messages
         else:
-            raise KafkaException(message.error())
+            raise KafkaException(error)
 
 
 def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
-    """The number of partitions that all sources share. Raises ConfigurationError where one is missing or differs."""
+    """The number of partitions that all sources share, and the sink where it exists; `counts`: every topic's number.
+
+    Raises ConfigurationError where a source is missing or a number differs.
+    """
     for name, source in settings.sources.items():
         if source.topic not in counts:
             raise ConfigurationError(
-                f"sources.{name}.topic: there is no topic {source.topic} at {settings.kafka.bootstrap_servers}; create it, "
-                "with as many partitions as the other sources have"
+                f"sources.{name}.topic: there is no topic {source.topic} at {settings.kafka.bootstrap_servers}; "
+                "create it, with as many partitions as the other sources have"
             )
     found = {name: counts[source.topic] for name, source in settings.sources.items()}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in found.items())
         raise ConfigurationError(
-            f"sources: the topics are not co-partitioned ({listed} partitions); the same key must be in the same partition "
-            "of every source, so give all of them the same number"
+            f"sources: the topics are not co-partitioned ({listed} partitions); "
+            "give all of them the same number, since a key must be in the same partition of every source"
         )
-    return next(iter(found.values()))
+    partitions, sink = next(iter(found.values())), settings.publish.topic
+    if counts.get(sink, partitions) != partitions:
+        raise ConfigurationError(
+            f"publish.topic: {sink} has {counts[sink]} partitions and the sources have {partitions}; "
+            "give it the same number, since a message goes to the partition of its records"
+        )
+    return partitions
 
 
 def sink_settings(settings: Settings) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Lake:
 
     def schema(self, table: str) -> StructType:
         """The columns as this configuration lays them out (the stored table may have more)."""
-        return StructType.fromDDL(self._tables[table].ddl)
+        return _columns(self._tables[table])
 
     def read(self, table: str) -> DataFrame:
         """The table as it is now."""
@@ -97,7 +97,13 @@ class Lake:
             builder = builder.tableName(self.identifier(table.name))
         else:
             builder = builder.location(self._path(table.name))
-        builder = builder.addColumns(StructType.fromDDL(table.ddl)).partitionedBy(*table.partitioned_by)
+        builder = builder.addColumns(_columns(table)).partitionedBy(*table.partitioned_by)
         for name, value in table.properties.items():
             builder = builder.property(name, value)
         builder.execute()
+
+
+def _columns(table: Table) -> StructType:
+    columns = StructType.fromDDL(table.ddl)
+    assert isinstance(columns, StructType)
+    return columns

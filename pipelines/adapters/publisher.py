@@ -123,9 +123,7 @@ class Publisher:
 
         return publish
 
-    def _publish(
-        self, partition: int, rows: Iterable[Outgoing], min_offsets: bytes, before: Tail | None
-    ) -> Publication | None:
+    def _publish(self, partition: int, rows: Iterable[Outgoing], min_offsets: bytes, before: Tail | None) -> Publication | None:
         producer = self._producer(partition)
         numbered = resume(rows, self.read_tail(partition) or before)
         first = next(numbered, None)
@@ -154,7 +152,7 @@ class Publisher:
         delivered: _Delivered,
         more_headers: Iterable[tuple[str, bytes]] = (),
     ) -> None:
-        headers = [
+        headers: list[tuple[str, str | bytes | None]] = [
             (SEQ, str(seq).encode()),
             (ID, message_id(partition, row.event_time, row.key).encode()),
             *more_headers,
@@ -229,9 +227,10 @@ def _last_message(consumer: Consumer, topic: str, partition: int) -> Message | N
 
 
 def _tail(message: Message) -> Tail:
-    headers = dict(message.headers() or [])
+    headers: dict[str, Any] = dict(message.headers() or [])
+    place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
         seq, (_, event_time, key) = int(headers[SEQ]), parse_message_id(headers[ID].decode())
     except (KeyError, ValueError):
-        raise ForeignMessageError(message.topic(), message.partition(), message.offset()) from None
-    return Tail(seq, event_time, key, message.offset())
+        raise ForeignMessageError(*place) from None
+    return Tail(seq, event_time, key, place[2])

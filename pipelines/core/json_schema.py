@@ -205,8 +205,7 @@ class _Columns:
                 part = part[int(name)] if isinstance(part, list) else part[name]
         except (LookupError, TypeError, ValueError):
             raise ConfigurationError(
-                f"{self.path}: {where} refers to `{reference}`, which is no place in the file; "
-                "refer to one as `#/$defs/...`"
+                f"{self.path}: {where} refers to `{reference}`, which is no place in the file; refer to one as `#/$defs/...`"
             ) from None
         return part
 

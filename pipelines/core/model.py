@@ -29,6 +29,7 @@ class Record:
 
     @property
     def is_heartbeat(self) -> bool:
+        """Whether the record only says what time it is."""
         return self.key is None
 
 

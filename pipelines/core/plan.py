@@ -57,6 +57,7 @@ class OffsetRange:
 
     @property
     def is_empty(self) -> bool:
+        """Whether the batch passes nothing here."""
         return self.from_offset == self.until_offset
 
 
@@ -85,22 +86,26 @@ def plan_batch(
 
     `cursors` names every topic-partition of every source; `available` holds rows from the cursor on, without a hole, of as
     many topic-partitions as have any: all of them or a first part (the clock is then the smallest head of that part).
+    Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
     """
     positions = {tp: _positions(cursors[tp], rows) for tp, rows in available.items()}
     heads = {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
     clocks = _clocks(heads)
-    ranges, has_late = {}, False
+    ranges, has_late, passed_in_all = {}, False, 0
     for tp, cursor in cursors.items():
-        rows, clock = available.get(tp), clocks.get(tp.partition)
-        passed = 0 if rows is None or clock is None else int(np.searchsorted(positions[tp], clock, side="right"))
         until, position = cursor.next_offset, cursor.position
-        if rows is not None and passed:
+        rows = available.get(tp)
+        if rows is not None and len(rows.offsets):
+            passed = int(np.searchsorted(positions[tp], clocks.get(tp.partition, NO_TIME), side="right"))
+            # Up to the first record that waits, over any hole before it: the next part must begin with that record, or
+            # it might hold none and the clock would go back.
             until = int(rows.offsets[passed] if passed < len(rows.offsets) else rows.offsets[-1] + 1)
             position = _last(positions[tp][:passed], cursor.position)
             lags = positions[tp][:passed] - rows.event_times[:passed]
             has_late |= bool(np.any((lags > timeout_ms) & (rows.event_times[:passed] != NO_TIME)))
+            passed_in_all += passed
         ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, position, heads[tp])
-    if clocks == clocks_before and all(r.is_empty for r in ranges.values()):
+    if clocks == clocks_before and not passed_in_all:
         return None
     for partition, before in clocks_before.items():
         if clocks.get(partition, NO_TIME) < before:

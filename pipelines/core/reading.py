@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from enum import Enum
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,6 +25,16 @@ LAST_EVENT_TIME_MS = 253_402_300_799_999
 
 MAX_DEPTH = 500
 """Levels of nesting that are read: half of what Python's and Jackson's parsers bear, so that none of them ever fails first."""
+
+MAX_DEPTH_WITH_SCHEMA = 250
+"""The same for values with a schema: jsonschema-rs and orjson's writer give up at 255."""
+
+# What Spark's parser (Jackson) bears in a value with a schema, with a margin where its own bound is not plain: it refuses
+# numbers of more than 1,000 digits and names of more than 50,000 UTF-16 units (a character may be two), and an integer
+# column would spell out an exponent of millions.
+MAX_NUMBER_LENGTH = 900
+MAX_EXPONENT = 9_999
+MAX_NAME_LENGTH = 25_000
 
 
 class Reason(str, Enum):
@@ -56,7 +67,7 @@ class ReadingRules:
     schema: ValueSchema | None = None
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     def __init__(self, reason: Reason, detail: str) -> None:
         self.reason, self.detail = reason, detail
 
@@ -74,7 +85,7 @@ def reader(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], R
             heartbeat = rules.heartbeat is not None and _is_same(_at(document, rules.heartbeat[0]), rules.heartbeat[1])
             merge_key = None if heartbeat else _merge_key(rules, key, document, value)
             event_time = _event_time(_at(document, rules.event_time), rules.event_time, value)
-        except _Refused as refused:
+        except _RefusedError as refused:
             return Reading(reason=refused.reason.value, detail=refused.detail)
         # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
         if 0 <= kafka_timestamp < event_time - rules.max_future_ms:
@@ -88,40 +99,92 @@ def reader(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], R
 
 def _parse(value: bytes | None, misfit: Callable[[object], str | None] | None) -> dict[str, Any]:
     if value is None:
-        raise _Refused(Reason.UNDECODABLE, "no value (tombstone)")
+        raise _RefusedError(Reason.UNDECODABLE, "no value (tombstone)")
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        if misfit is not None or "infinity" not in str(error):
-            raise _Refused(Reason.UNDECODABLE, f"no strict JSON: {error}") from None
+        if "infinity" not in str(error):
+            raise _RefusedError(Reason.UNDECODABLE, f"no strict JSON: {error}") from None
+        if misfit is not None:
+            raise _RefusedError(Reason.UNDECODABLE, "a number is too large for any column") from None
         document = _parse_beyond_double(value)
     if not isinstance(document, dict):
-        raise _Refused(Reason.UNDECODABLE, f"not a JSON object but {_kind(document)}")
-    if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _depth(document) > MAX_DEPTH:
-        raise _Refused(Reason.UNDECODABLE, f"nested deeper than {MAX_DEPTH} levels")
-    if misfit is not None and (violation := misfit(document)) is not None:
-        raise _Refused(Reason.UNDECODABLE, f"does not fit the schema: {violation}")
+        raise _RefusedError(Reason.UNDECODABLE, f"not a JSON object but {_kind(document)}")
+    max_depth = MAX_DEPTH if misfit is None else MAX_DEPTH_WITH_SCHEMA
+    if value.count(b"{") + value.count(b"[") > max_depth and _depth(value) > max_depth:
+        raise _RefusedError(Reason.UNDECODABLE, f"nested deeper than {max_depth} levels")
+    if misfit is not None:
+        _refuse_what_spark_reads_otherwise(value, document)
+        if (violation := misfit(document)) is not None:
+            raise _RefusedError(Reason.UNDECODABLE, f"does not fit the schema: {violation}")
     return document
 
 
 def _parse_beyond_double(value: bytes) -> Any:
-    """JSON sets no bound to a number; orjson does. The text is kept as it came, so it may hold any."""
+    """JSON sets no bound to a number; orjson does. The text is kept as it came, so it may hold any (here: an infinity)."""
     try:
-        document = json.loads(value.decode(), parse_float=Decimal, parse_int=Decimal, parse_constant=_no_constant)
-        json.dumps(document, ensure_ascii=False, default=str).encode()  # refuses half a surrogate pair, as orjson does
-    except (ValueError, RecursionError, ArithmeticError) as error:
-        raise _Refused(Reason.UNDECODABLE, f"no strict JSON: {error}") from None
+        document = json.loads(value.decode(), parse_int=_integer, parse_constant=_no_constant)
+        json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair, as orjson does
+    except (ValueError, RecursionError) as error:
+        raise _RefusedError(Reason.UNDECODABLE, f"no strict JSON: {error}") from None
     return document
 
 
-def _depth(document: Any) -> int:
-    """Levels of objects and arrays, without recursion."""
-    depth, level = 0, [document]
-    while level:
-        depth += 1
-        inner = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
-    return depth
+def _integer(text: str) -> int | float:
+    """As orjson has it: beyond 64 bits an integer is a double. (And some Pythons refuse to read thousands of digits.)"""
+    return int(text) if len(text) <= 20 else float(text)
+
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+
+
+def _depth(value: bytes) -> int:
+    """Levels of objects and arrays in a JSON text: also of what a repeated name hides from the parsed document."""
+    without_escapes = value.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = re.sub(rb'"[^"]*"', b"", without_escapes).translate(None, _NO_BRACKETS)
+    return max(accumulate(1 if bracket in b"{[" else -1 for bracket in brackets))
+
+
+_LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % (MAX_NUMBER_LENGTH + 1))
+_LONG_EXPONENT = re.compile(rb"[0-9][eE][+-]?[0-9]{5,}[\s,}\]]")
+
+
+def _refuse_what_spark_reads_otherwise(value: bytes, document: dict[str, Any]) -> None:
+    """Silver parses the text again, with Jackson: a repeated name, or what is out of its bounds, would fail there.
+
+    The exact look costs more than all the rest; so it is only taken where a cheap one finds something that it could be.
+    """
+    if (
+        len(value) > MAX_NAME_LENGTH
+        or _may_repeat_a_name(value, document)
+        or _LONG_NUMBER.search(value)
+        or _LONG_EXPONENT.search(value)
+    ):
+        json.loads(value, object_pairs_hook=_refuse_names, parse_int=_refuse_number, parse_float=_refuse_number)
+
+
+def _may_repeat_a_name(value: bytes, document: dict[str, Any]) -> bool:
+    """The parser keeps one of several equal names; the others' colons are then missing, unless an escape made up for them."""
+    if b"\\u003a" in value or b"\\u003A" in value:
+        return True
+    return value.count(b":") != orjson.dumps(document).count(b":")
+
+
+def _refuse_names(pairs: list[tuple[str, Any]]) -> None:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise _RefusedError(Reason.UNDECODABLE, f"an object has the name {name[:100]!r} twice")
+        if len(name) > MAX_NAME_LENGTH:
+            raise _RefusedError(Reason.UNDECODABLE, f"a name is longer than {MAX_NAME_LENGTH} characters")
+        names.add(name)
+
+
+def _refuse_number(text: str) -> None:
+    if len(text) > MAX_NUMBER_LENGTH:
+        raise _RefusedError(Reason.UNDECODABLE, f"a number is longer than {MAX_NUMBER_LENGTH} characters")
+    if abs(int(text.lower().partition("e")[2] or 0)) > MAX_EXPONENT:
+        raise _RefusedError(Reason.UNDECODABLE, f"a number has an exponent beyond {MAX_EXPONENT}")
 
 
 def _no_constant(name: str) -> None:
@@ -146,19 +209,19 @@ def _is_same(found: Any, wanted: str | int | float | bool) -> bool:
 def _merge_key(rules: ReadingRules, key: bytes | None, document: dict[str, Any], value: bytes | None) -> str:
     if rules.key is None:
         if not key:
-            raise _Refused(Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty")
+            raise _RefusedError(Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty")
         try:
             return key.decode()
         except UnicodeDecodeError:
-            raise _Refused(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
+            raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
     found, where = _at(document, rules.key), ".".join(rules.key)
     if isinstance(found, str) and found:
         return found
     if isinstance(found, bool):
         return "true" if found else "false"
-    if isinstance(found, (int, float, Decimal)):
+    if isinstance(found, (int, float)):
         return _number_text(found, rules.key, value)
-    raise _Refused(Reason.NO_KEY, f"{where} is {_kind(found)}")
+    raise _RefusedError(Reason.NO_KEY, f"{where} is {_kind(found)}")
 
 
 def _event_time(found: Any, path: tuple[str, ...], value: bytes | None) -> int:
@@ -167,30 +230,34 @@ def _event_time(found: Any, path: tuple[str, ...], value: bytes | None) -> int:
     if isinstance(found, str):
         event_time = parse_iso_8601(found)
         if event_time is None:
-            raise _Refused(Reason.NO_EVENT_TIME, f"{where} is not an ISO 8601 time: {found[:100]!r}")
-    elif isinstance(found, (float, Decimal)):
-        # The text, not the double: a double would round the last of 13 digits and a long fraction up.
-        try:
-            exact = Decimal(_number_text(found, path, value))
-        except ArithmeticError:  # an exponent of twenty digits
-            raise _Refused(Reason.NO_EVENT_TIME, f"{where} is not readable: {str(found)[:100]}") from None
-        event_time = -1 if exact < 0 else LAST_EVENT_TIME_MS + 1 if exact > LAST_EVENT_TIME_MS + 1 else int(exact)
+            raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is not an ISO 8601 time: {found[:100]!r}")
+    elif isinstance(found, float):
+        event_time = _whole(found, _number_text(found, path, value))
     elif isinstance(found, int) and not isinstance(found, bool):
         event_time = found
     else:
-        raise _Refused(Reason.NO_EVENT_TIME, f"{where} is {_kind(found)}")
+        raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is {_kind(found)}")
     if event_time < 0:
-        raise _Refused(Reason.NO_EVENT_TIME, f"{where} is before 1970: {str(found)[:100]}")
+        raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is before 1970: {str(found)[:100]}")
     if event_time > LAST_EVENT_TIME_MS:
-        raise _Refused(Reason.NO_EVENT_TIME, f"{where} is after the year 9999: {str(found)[:100]}")
+        raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is after the year 9999: {str(found)[:100]}")
     return event_time
+
+
+def _whole(number: float, text: str) -> int:
+    """Cut from the text: a double would round a long fraction up. What is below 0 or too late comes out as just that."""
+    try:
+        exact = Decimal(text)
+    except ArithmeticError:  # an exponent of twenty digits: nothing, or infinite, as the double is too
+        exact = Decimal(number)
+    return -1 if exact < 0 else int(min(exact, Decimal(LAST_EVENT_TIME_MS + 1)))
 
 
 class _NumberText(str):
     """A number's own text, told apart from a string that looks like it."""
 
 
-def _number_text(found: float | Decimal, path: tuple[str, ...], value: bytes | None) -> str:
+def _number_text(found: float, path: tuple[str, ...], value: bytes | None) -> str:
     """A number as the record spelled it: 1.0 stays 1.0, and an integer of any length keeps its digits."""
     if isinstance(found, int) and found != 0:  # JSON spells an integer in one way only, but for -0
         return str(found)
@@ -200,7 +267,8 @@ def _number_text(found: float | Decimal, path: tuple[str, ...], value: bytes | N
 
 _ISO_8601 = re.compile(
     r"""(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)
-        (?: [Tt\ ] (?P<hour>\d\d):(?P<minute>\d\d) (?: :(?P<second>\d\d) (?:[.,](?P<fraction>\d+))? )? (?P<zone>[Zz]|[+-]\d\d(?::?\d\d)?)? )?
+        (?: [Tt\ ] (?P<hour>\d\d):(?P<minute>\d\d) (?: :(?P<second>\d\d)
+              (?:[.,](?P<fraction>\d+))? )? (?P<zone>[Zz]|[+-]\d\d(?::?\d\d)?)? )?
     """,
     re.ASCII | re.VERBOSE,
 )
@@ -250,4 +318,6 @@ def _kind(found: Any) -> str:
         return "a boolean"
     if isinstance(found, str):
         return "a string" if found else "an empty string"
-    return {dict: "an object", list: "an array"}.get(type(found), "a number")
+    if isinstance(found, (dict, list)):
+        return "an object" if isinstance(found, dict) else "an array"
+    return "a number"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
 
 from pipelines.core.reading import Reading, ReadingRules, reader
 
@@ -50,7 +51,7 @@ def decode(rules: ReadingRules) -> Callable[[DataFrame], DataFrame]:
     return decoded
 
 
-def _read_udf(rules: ReadingRules) -> Callable[..., F.Column]:
+def _read_udf(rules: ReadingRules) -> Callable[..., Column]:
     """`reader(rules)` over Arrow batches; one reader (and one compiled schema) per task."""
 
     def read_batches(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
@@ -61,4 +62,5 @@ def _read_udf(rules: ReadingRules) -> Callable[..., F.Column]:
             arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_READING, strict=True)]
             yield pa.StructArray.from_arrays(arrays, fields=list(_ARROW_READING))
 
-    return F.arrow_udf(read_batches, _READING)  # type: ignore[call-overload, no-any-return]
+    udf: Callable[..., Column] = arrow_udf(read_batches, _READING)  # type: ignore[call-overload]
+    return udf

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.transforms.position import lookup
+from pipelines.transforms.ranges import by_partition
 
 
 def union_with_open(open_rows: DataFrame, sources: Sequence[str]) -> Callable[[DataFrame], DataFrame]:
@@ -61,7 +61,7 @@ def fold(sources: Sequence[str], timeout_ms: int, clocks: Mapping[int, int]) -> 
         rows_out = merged.select("partition", "merge_key", "updates_open", touched.alias("touched"), *columns)
         event_time = _extreme(F.least, [F.get(source, 0) for source in sources])
         last_event_time = _extreme(F.greatest, [F.get(source, F.size(source) - 1) for source in sources])
-        has_timed_out = F.unix_millis("event_time") < lookup(clocks, F.col("partition")) - timeout_ms
+        has_timed_out = F.unix_millis("event_time") < by_partition(clocks) - timeout_ms
         return (
             rows_out.withColumn("event_time", event_time)
             .withColumn("last_event_time", last_event_time)
@@ -87,9 +87,7 @@ def _stretches(sources: Sequence[str], timeout_ms: int) -> Column:
     """
     open_time = F.unix_millis("open_event_time")
     whole = F.array(_stretch(F.lit(None).cast("bigint"), F.lit(None).cast("bigint")))
-    is_whole = F.col("last_position").isNull() | (
-        F.col("last_position") - timeout_ms <= F.least(open_time, F.col("first_time"))
-    )
+    is_whole = F.col("last_position").isNull() | (F.col("last_position") - timeout_ms <= F.least(open_time, F.col("first_time")))
     records = F.array_sort(
         F.concat(
             *[
@@ -106,15 +104,11 @@ def _stretches(sources: Sequence[str], timeout_ms: int) -> Column:
     def step(state: Column, record: Column) -> Column:
         joins = state["time"].isNotNull() & (state["time"] >= record["position"] - timeout_ms)
         joined = F.struct(F.least(state["time"], record["time"]).alias("time"), state["since"].alias("since"))
-        opened = F.struct(
-            record["time"].alias("time"), F.concat(state["since"], F.array(record["position"])).alias("since")
-        )
+        opened = F.struct(record["time"].alias("time"), F.concat(state["since"], F.array(record["position"])).alias("since"))
         return F.when(joins, joined).otherwise(opened)
 
     opened_at = F.aggregate(records, nothing_yet, step)["since"]
-    with_open_row = F.when(open_time.isNotNull(), F.array(F.lit(None).cast("bigint"))).otherwise(
-        F.array().cast("array<bigint>")
-    )
+    with_open_row = F.when(open_time.isNotNull(), F.array(F.lit(None).cast("bigint"))).otherwise(F.array().cast("array<bigint>"))
     since = F.concat(with_open_row, opened_at)
     cut = F.transform(since, lambda at, i: _stretch(at, F.get(since, i + 1)))
     return F.when(is_whole, whole).otherwise(cut)

@@ -22,9 +22,8 @@ def with_validity(publish: PublishSettings, sources: Sequence[str]) -> Callable[
         meets = F.coalesce(F.expr(publish.valid).cast("boolean"), F.lit(False))
         fits = F.coalesce(F.octet_length(message_value(rows.schema, publish, sources)) <= publish.max_bytes, F.lit(True))
         reason = F.when(~meets, "predicate").when(~fits, "too_large")
-        return (
-            rows.withColumn("invalid_reason", F.when(is_finished, reason))
-            .withColumn("valid", F.when(is_finished, F.col("invalid_reason").isNull()))
+        return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
+            "valid", F.when(is_finished, F.col("invalid_reason").isNull())
         )
 
     return judged

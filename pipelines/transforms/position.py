@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipelines.core.plan import TopicPartition
+from pipelines.transforms.ranges import by_partition
 
 
 class Positioned(NamedTuple):
@@ -27,12 +28,12 @@ def with_position(positions_before: Mapping[TopicPartition, int | None]) -> Call
     running = F.max("event_time").over(
         Window.partitionBy("partition", "source").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
     )
-    before = {f"{tp.source}/{tp.partition}": ms for tp, ms in positions_before.items() if ms is not None}
+    before: dict[str, dict[int, int | None]] = {}
+    for tp, ms in positions_before.items():
+        before.setdefault(tp.source, {})[tp.partition] = ms
+    committed = F.coalesce(*[F.when(F.col("source") == s, by_partition(values)) for s, values in before.items()])
 
     def positioned(records: DataFrame) -> DataFrame:
-        if not before:
-            return records.withColumn("position", running)
-        committed = lookup(before, F.concat_ws("/", "source", "partition"))
         return records.withColumn("position", F.greatest(running, F.timestamp_millis(committed)))
 
     return positioned
@@ -51,8 +52,3 @@ def split_late(timeout_ms: int) -> Callable[[DataFrame], Positioned]:
         return Positioned(on_time=keyed.where(~is_late), late=keyed.where(is_late))
 
     return split
-
-
-def lookup(values: Mapping[str, int] | Mapping[int, int], key: Column) -> Column:
-    """The value (bigint) that a small mapping holds for `key`, else null: a literal, so that no join is needed."""
-    return F.create_map(*[F.lit(item) for pair in values.items() for item in pair])[key].cast("bigint")

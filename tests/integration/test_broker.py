@@ -325,9 +325,7 @@ def test_a_recycled_pid_is_never_signalled(directory: Path) -> None:
 def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
     with (
         listening() as taken,
-        pytest.raises(
-            BrokerError, match=rf"cannot listen on 127\.0\.0\.1:{taken} \(address already in use\)"
-        ) as raised,
+        pytest.raises(BrokerError, match=rf"cannot listen on 127\.0\.0\.1:{taken} \(address already in use\)") as raised,
     ):
         broker.start(directory, taken)
     assert f"127.0.0.1:{taken}" in str(raised.value)
@@ -336,9 +334,7 @@ def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
     assert broker.status(directory).port is None, "a port that never worked is not remembered"
 
 
-def test_a_port_taken_while_the_broker_starts_is_a_clear_error(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "_port_problem", lambda _: None)
     with listening() as taken, pytest.raises(BrokerError, match="Address already in use") as raised:
         broker.start(directory, taken)

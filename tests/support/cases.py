@@ -61,7 +61,7 @@ def heartbeat(event_time: int) -> bytes:
 def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURCES) -> Case:
     """Ties, disorder, silence, heartbeats, lateness, bad records, several records of a key at one position: in every mixture."""
     rng = random.Random(seed)
-    disorder = rng.choice([0, 0, 30, timeout_ms, 3 * timeout_ms])
+    disorder = rng.choice([0, 0, 30, timeout_ms, 3 * timeout_ms, 6 * timeout_ms])
     step = rng.choice([0, 5, 20, timeout_ms // 2, 2 * timeout_ms])
     bad, beats = rng.choice([0, 0, 0.15]), rng.choice([0, 0.1, 0.4])
     keys = KEYS[: rng.randint(1, len(KEYS))]

@@ -25,9 +25,7 @@ KAFKA_ROW = (
 KAFKA_TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def settings_for(
-    folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any
-) -> Settings:
+def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
     """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name."""
     values: dict[str, Any] = {
         "name": "test",
@@ -95,8 +93,7 @@ class CaseLake:
         """Silver's content, in the form of `expected_silver`."""
         sources = list(self.settings.sources)
         parts = [
-            F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])).alias(s)
-            for s in sources
+            F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])).alias(s) for s in sources
         ]
         times = [F.unix_millis(t) for t in ("event_time", "last_event_time")]
         rows = self.lake.read(tables.SILVER).select("partition", "merge_key", "status", *times, *parts).collect()

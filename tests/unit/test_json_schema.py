@@ -273,9 +273,7 @@ def violation(folder: Path, schema: Schema, value: str) -> str | None:
         ('{"ts":1,"opt":1e19}', "$.opt: the value is not valid under any of the schemas listed in the 'anyOf' keyword"),
     ],
 )  # fmt: skip
-def test_a_value_fits_or_the_first_violation_is_told_with_its_path(
-    tmp_path: Path, value: str, expected: str | None
-) -> None:
+def test_a_value_fits_or_the_first_violation_is_told_with_its_path(tmp_path: Path, value: str, expected: str | None) -> None:
     schema = {
         "type": "object",
         "properties": {

@@ -81,9 +81,7 @@ def test_smallest_configuration_gets_the_contracts_defaults(tmp_path: Path) -> N
     assert settings.kafka.options == {}
     assert (settings.kafka.start, settings.kafka.on_data_loss) == ("earliest", "stop")
     assert settings.kafka.max_offsets_per_batch == 500_000
-    assert settings.merge == MergeSettings(
-        timeout_ms=1_800_000, max_future_ms=86_400_000, max_records_per_batch=1_000_000
-    )
+    assert settings.merge == MergeSettings(timeout_ms=1_800_000, max_future_ms=86_400_000, max_records_per_batch=1_000_000)
     assert settings.merge.idle_after is None
     publish = settings.publish
     assert (publish.valid, publish.value, publish.max_bytes) == ("true", None, 8 * 1024 * 1024)
@@ -172,9 +170,7 @@ def test_durations_are_in_ms(text: str, expected_ms: int) -> None:
     assert parse_duration(text) == expected_ms
 
 
-@pytest.mark.parametrize(
-    "text", ["", "30", "m", "1.5h", "-1s", "30 m", "30M", "1w", "٣s", "30m ", "999999999d", "9" * 30]
-)
+@pytest.mark.parametrize("text", ["", "30", "m", "1.5h", "-1s", "30 m", "30M", "1w", "٣s", "30m ", "999999999d", "9" * 30])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is no duration; write a whole number and ms, s, m, h or d"):
         parse_duration(text)
@@ -453,7 +449,5 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("file", "why"), [("gone.yml", "No such file"), (".", "Is a directory")])
 def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, file: str, why: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`"
-    ):
+    with pytest.raises(ConfigurationError, match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`"):
         load_settings(tmp_path / file, {})

@@ -1,0 +1,133 @@
+"""Whether a configuration can run: its schemas, expressions, topics and tables, all looked at, nothing changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, BooleanType, StringType
+
+from pipelines import tables
+from pipelines.adapters.kafka import Cluster, co_partitioned, sink_settings, spark_options
+from pipelines.adapters.lake import Lake
+from pipelines.errors import ConfigurationError, KafkaUnreachableError
+from pipelines.settings import Settings
+from pipelines.transforms.message import message_value
+
+
+class Problem(NamedTuple):
+    """What is wrong, where, and what would mend it."""
+
+    what: str
+    where: str
+    fix: str
+
+
+def check_kafka(settings: Settings) -> list[Problem]:
+    """Topics are reachable, co-partitioned, and the sink, where it exists, fits."""
+    try:
+        spark_options(settings.kafka)
+        counts = Cluster(settings.kafka).partition_counts()
+        co_partitioned(settings, counts)
+    except (ConfigurationError, KafkaUnreachableError) as error:
+        return [_as_problem(error, "kafka")]
+    if settings.publish.topic not in counts:
+        return []  # gold creates it as it must be
+    return list(_unfit_settings(settings, Cluster(settings.kafka).topic_settings(settings.publish.topic)))
+
+
+def _unfit_settings(settings: Settings, found: dict[str, str]) -> Iterator[Problem]:
+    """Where an existing sink differs from what gold would have made, in a way that loses or refuses messages."""
+    wanted = sink_settings(settings)
+    at_least = {"message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes"}
+    for name, value in wanted.items():
+        has = found.get(name, value)
+        if name in at_least and int(has) >= int(value):
+            continue
+        if name not in at_least and has == value:
+            continue
+        fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {settings.publish.topic}"
+        yield Problem(f"{settings.publish.topic} has {name}={has}", "publish.topic", fix)
+
+
+def check_schemas(settings: Settings) -> list[Problem]:
+    """Every schema can be the type of a column."""
+    problems = []
+    for name, source in settings.sources.items():
+        try:
+            _ = source.value_type
+        except ConfigurationError as error:
+            problems.append(_as_problem(error, f"sources.{name}.schema"))
+    return problems
+
+
+def check_expressions(spark: SparkSession, lake: Lake, settings: Settings) -> list[Problem]:
+    """`valid` is a predicate and `value` a message over silver's columns, and both say the same in every run."""
+    silver = spark.createDataFrame([], lake.schema(tables.SILVER))
+    publish = settings.publish
+    problems = _check_expression(
+        silver,
+        "publish.valid",
+        publish.valid,
+        lambda: silver.select(F.expr(publish.valid)),
+        (BooleanType,),
+        "a boolean",
+    )
+    if publish.value is not None:
+        problems += _check_expression(
+            silver,
+            "publish.value",
+            publish.value,
+            lambda: silver.select(message_value(silver.schema, publish, list(settings.sources))),
+            (StringType, BinaryType),
+            "a string or binary",
+        )
+    return problems
+
+
+_OF_THE_MOMENT = re.compile(
+    r"\b(current_\w+|now|localtimestamp|curdate|rand\w*|uuid|shuffle|monotonically_increasing_id|input_file_\w+)\b\s*\(?",
+    re.IGNORECASE,
+)
+
+
+def _check_expression(
+    silver: DataFrame, where: str, text: str, select: Callable[[], DataFrame], types: tuple[type, ...], kind: str
+) -> list[Problem]:
+    known = ", ".join(silver.columns)
+    try:
+        found = select().schema[0].dataType
+    except PySparkException as error:
+        reason = str(error).split("\n", 1)[0]
+        return [Problem(f"`{text}` is not SQL over silver's columns: {reason}", where, f"use the columns {known}")]
+    if not isinstance(found, types):
+        return [Problem(f"`{text}` gives {found.simpleString()}", where, f"write an expression that gives {kind}")]
+    if match := _OF_THE_MOMENT.search(text):
+        what = f"`{match[0].strip('( ')}` gives something else in every run, so a replay would not give the same messages"
+        return [Problem(what, where, f"use only the columns {known}")]
+    return []
+
+
+def check_tables(lake: Lake, settings: Settings) -> list[Problem]:
+    """Tables that exist have the columns that this configuration needs."""
+    problems = []
+    for name, table in tables.layout(settings).items():
+        if not lake.exists(name):
+            continue
+        found = {field.name: field.dataType.simpleString() for field in lake.read(name).schema}
+        for field in lake.schema(name):
+            wanted = field.dataType.simpleString()
+            if found.get(field.name) != wanted:
+                what = f"{name}.{field.name} is {found.get(field.name, 'missing')}, and this configuration needs {wanted}"
+                problems.append(Problem(what, lake.identifier(table.name), "use another lake for this configuration"))
+    return problems
+
+
+def _as_problem(error: Exception, where: str) -> Problem:
+    """The errors' sentences say what is wrong and, after the last semicolon or colon, what would be right."""
+    what, _, fix = str(error).rpartition("; ")
+    return Problem(what or str(error), where, fix if what else "see the message")

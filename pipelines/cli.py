@@ -1,0 +1,224 @@
+"""The command line: parses, builds Settings, calls one function. Answers go to standard output, all else to standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import pipelines
+from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.observability import reporting, set_up_logging
+from pipelines.settings import Settings, load_settings
+
+app = typer.Typer(
+    name="watersmeet",
+    help="Merges Kafka topics by event time on Delta tables and publishes each finished record once, in order.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+broker_app = typer.Typer(help="The embedded single-node Kafka, for development.", no_args_is_help=True)
+app.add_typer(broker_app, name="broker")
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
+DEFAULT_CONFIG = Path("watersmeet.yml")
+
+
+class Layers(str, Enum):
+    """What `run` can be told to run."""
+
+    all = "all"
+    bronze = "bronze"
+    silver = "silver"
+    gold = "gold"
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole story of an error.")] = False,
+) -> None:
+    set_up_logging(verbose=verbose)
+    if version:
+        _print(pipelines.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def init(directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path()) -> None:
+    """Write a commented watersmeet.yml and example schemas."""
+    from pipelines.init import write_example
+
+    for path in write_example(directory):
+        _print(path)
+
+
+@app.command()
+def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
+    """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
+    problems = _find_problems(config)
+    if as_json:
+        _print_json({"ok": not problems, "problems": problems})
+    elif problems:
+        table = Table("what", "where", "fix", title=f"{len(problems)} to mend", title_justify="left")
+        for problem in problems:
+            table.add_row(problem["what"], problem["where"], problem["fix"])
+        Console().print(table)
+    else:
+        _print(f"{config}: everything fits")
+    if problems:
+        raise typer.Exit(2)
+
+
+def _find_problems(config: Path) -> list[dict[str, str]]:
+    from pipelines.audit.validate import Problem, check_expressions, check_kafka, check_schemas, check_tables
+
+    try:
+        settings = load_settings(config)
+    except ConfigurationError as error:
+        return [Problem(str(error), str(config), "mend the configuration")._asdict()]
+    problems = check_schemas(settings)
+    if not problems:  # without its schemas, silver has no columns to check against
+        lake = _lake(settings)
+        problems = check_expressions(lake.spark, lake, settings) + check_tables(lake, settings)
+    return [problem._asdict() for problem in check_kafka(settings) + problems]
+
+
+@app.command()
+def run(
+    layers: Annotated[Layers, typer.Argument(help="Which layers.")] = Layers.all,
+    config: Config = DEFAULT_CONFIG,
+    once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
+) -> None:
+    """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
+    from pipelines.run import LAYERS, Run
+
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    settings = load_settings(config)
+    with reporting() as reporter:
+        chosen = LAYERS if layers is Layers.all else (layers.value,)
+        this_run = Run(settings, chosen, reporter, stopping)
+        if once:
+            this_run.once()
+        else:
+            this_run.until_stopped()
+
+
+@app.command()
+def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
+    """Show where every partition stands: heads, clock, lead, lag, and how many records ended where."""
+    from pipelines.audit.status import status as find_status
+
+    settings = load_settings(config)
+    found = find_status(_lake(settings), settings)
+    if as_json:
+        _print_json(found)
+        return
+    from pipelines.audit.show import status_view
+
+    Console().print(status_view(found))
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and broker live.")] = Path("demo-lake"),
+) -> None:
+    """Run the whole pipeline on real clickstream data against a real broker, and show what came out."""
+    from pipelines.demo import run_demo
+
+    run_demo(directory)
+
+
+Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]
+DEFAULT_BROKER = Path("broker")
+
+
+@broker_app.command()
+def start(
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: the last one used here, or a free one.")] = None,
+    directory: Directory = DEFAULT_BROKER,
+    as_json: Json = False,
+) -> None:
+    """Start the broker, and return once it answers."""
+    from pipelines.adapters import broker
+
+    _show_broker(broker.start(directory, port), as_json)
+
+
+@broker_app.command()
+def stop(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
+    """Stop the broker; its data stays."""
+    from pipelines.adapters import broker
+
+    _show_broker(broker.stop(directory), as_json)
+
+
+@broker_app.command("status")
+def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
+    """Say whether the broker runs, and where."""
+    from pipelines.adapters import broker
+
+    _show_broker(broker.status(directory), as_json)
+
+
+def _show_broker(found: Any, as_json: bool) -> None:
+    if as_json:
+        _print_json({"running": found.running, "port": found.port, "pid": found.pid, "directory": str(found.directory)})
+    elif found.running:
+        _print(f"running at {found.bootstrap_servers} (process {found.pid}), data in {found.directory}")
+    else:
+        _print(f"not running; data in {found.directory}")
+
+
+def _lake(settings: Settings) -> Any:
+    from pipelines.adapters.lake import Lake
+    from pipelines.adapters.spark import layer_session, spark_session
+
+    return Lake(layer_session(spark_session()), settings)
+
+
+def _print(text: object) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def _print_json(document: object) -> None:
+    _print(json.dumps(document))
+
+
+def main() -> None:
+    """Runs the command; whatever fails ends as one sentence and the exit status of the contract."""
+    try:
+        app()
+    except WatersmeetError as error:
+        _fail(str(error), error.exit_code)
+    except Exception as error:  # the last resort: nobody should meet a stack trace without having asked for it
+        logging.getLogger("watersmeet").debug("the whole story", exc_info=True)
+        _fail(root_cause(error), 1)
+
+
+def root_cause(error: BaseException) -> str:
+    """The sentence at the bottom of an error: of a Python function on an executor, its own last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        name, _, sentence = line.partition(": ")
+        if name.startswith("pipelines.errors."):
+            return sentence
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _fail(sentence: str, exit_code: int) -> None:
+    sys.stderr.write(f"watersmeet: {sentence}\n")
+    sys.exit(exit_code)

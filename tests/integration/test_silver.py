@@ -1,0 +1,163 @@
+"""The real silver code on real Delta tables against the merge model: hundreds of random cases, a partition each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pipelines import tables
+from pipelines.adapters.spark import layer_session
+from pipelines.silver import Silver
+from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, random_case
+from tests.support.lakes import CaseLake, settings_for
+
+CASES = 250
+
+
+def cases(first_seed: int, count: int, sources: tuple[str, ...] = SOURCES) -> dict[int, Case]:
+    return {partition: random_case(first_seed + partition, sources=sources) for partition in range(count)}
+
+
+def late_of(lake: CaseLake) -> list[tuple[object, ...]]:
+    columns = ["partition", "source", "offset", "merge_key", F.unix_millis("event_time"), F.unix_millis("position"), "value"]
+    return sorted(tuple(row) for row in lake.lake.read(tables.LATE).select(*columns).collect())
+
+
+def expected_late(inputs: Mapping[int, Case]) -> list[tuple[object, ...]]:
+    return sorted(
+        (p, late.record.source, late.record.offset, late.record.key, late.record.event_time, late.position, value)
+        for p, case in inputs.items()
+        for late in case.merged().late
+        for value in [case.values[late.record.source][late.record.offset]]
+    )
+
+
+def quarantined_of(lake: CaseLake) -> list[tuple[object, ...]]:
+    rows = lake.lake.read(tables.QUARANTINE).select("partition", "source", "offset", "value", "reason").collect()
+    return sorted((tuple(row) for row in rows), key=repr)
+
+
+@pytest.fixture(scope="module")
+def merged_at_once(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CaseLake:
+    folder: Path = tmp_path_factory.mktemp("at_once")
+    lake = CaseLake(layer_session(root_session), settings_for(folder), cases(0, CASES))
+    lake.arrive()
+    assert lake.merge() == 1
+    return lake
+
+
+def test_random_cases_cover_every_rule(merged_at_once: CaseLake) -> None:
+    models = [case.merged() for case in merged_at_once.cases.values()]
+    assert sum(len(model.timed_out) for model in models) > 100
+    assert sum(len(model.open) for model in models) > 100
+    assert sum(len(model.late) for model in models) > 20
+    assert any(model.clock is None for model in models)
+    assert sum(len(queue) for model in models for queue in model.waiting.values()) > 100
+    reopened = [m for m in models if len({r.key for r in m.timed_out}) < len(m.timed_out)]
+    assert len(reopened) > 10
+
+
+def test_silver_equals_the_merge_model(merged_at_once: CaseLake) -> None:
+    assert merged_at_once.silver() == expected_silver(merged_at_once.cases)
+
+
+def test_late_equals_the_merge_model(merged_at_once: CaseLake) -> None:
+    assert late_of(merged_at_once) == expected_late(merged_at_once.cases)
+
+
+def test_quarantine_holds_every_refused_record_once(merged_at_once: CaseLake) -> None:
+    refused = [
+        (p, source, offset, value)
+        for p, case in merged_at_once.cases.items()
+        for source, values in case.values.items()
+        for offset, value in enumerate(values)
+        if value in BAD_VALUES
+    ]
+    found = [
+        (p, source, offset, None if value is None else bytes(value))
+        for p, source, offset, value, _ in quarantined_of(merged_at_once)
+    ]
+    assert sorted(found, key=repr) == sorted(refused, key=repr)
+
+
+def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(merged_at_once: CaseLake) -> None:
+    lake = merged_at_once.lake
+    until = {(r.source, r.partition): r.until_offset for r in lake.read(tables.PROGRESS).collect()}
+    for source in merged_at_once.settings.sources:
+        kept = lake.read(tables.SILVER).select("partition", F.explode(source).alias("part")).select("partition", "part.offset")
+        others = [
+            lake.read(t).where(F.col("source") == source).select("partition", "offset") for t in (tables.LATE, tables.QUARANTINE)
+        ]
+        bronze = lake.read(tables.bronze(source))
+        outcomes = [kept, *others, bronze.where("heartbeat").select("partition", "offset")]
+        ended = [tuple(row) for outcome in outcomes for row in outcome.collect()]
+        passed = [
+            (row.partition, row.offset)
+            for row in bronze.select("partition", "offset", "reason", "heartbeat").collect()
+            if row.offset < until[source, row.partition] or row.reason or row.heartbeat
+        ]
+        assert sorted(ended) == sorted(passed)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "max_records"),
+    [((0.2, 0.5, 1.0), 1_000_000), ((0.9, 1.0), 600), ((1.0,), 240)],
+    ids=["three arrivals", "two arrivals, small batches", "a few records a batch"],
+)
+def test_silver_does_not_depend_on_how_the_input_is_cut(
+    spark: SparkSession, tmp_path: Path, arrivals: tuple[float, ...], max_records: int
+) -> None:
+    settings = settings_for(tmp_path, merge__max_records_per_batch=max_records)
+    lake = CaseLake(spark, settings, cases(1000, 40))
+    batches = 0
+    for share in arrivals:
+        lake.arrive(share)
+        batches += lake.merge()
+    assert batches >= 3
+    assert lake.silver() == expected_silver(lake.cases)
+    assert late_of(lake) == expected_late(lake.cases)
+
+
+def test_three_sources_merge_as_two_do(spark: SparkSession, tmp_path: Path) -> None:
+    sources = ("tracking", "orders", "returns")
+    lake = CaseLake(spark, settings_for(tmp_path, sources=sources), cases(2000, 40, sources))
+    lake.arrive(0.6)
+    lake.merge()
+    lake.arrive()
+    lake.merge()
+    assert lake.silver() == expected_silver(lake.cases, sources)
+
+
+def test_a_batch_is_one_commit_and_a_drained_lake_gets_none(spark: SparkSession, tmp_path: Path) -> None:
+    lake = CaseLake(spark, settings_for(tmp_path), cases(3000, 5))
+    lake.arrive()
+    batches = lake.merge()
+    operations = [row.operation for row in lake.lake.delta(tables.SILVER).history().collect()]
+    assert operations.count("MERGE") == batches
+    assert set(operations) == {"MERGE", "CREATE TABLE"}
+    assert lake.merge() == 0
+    assert [row.operation for row in lake.lake.delta(tables.SILVER).history().collect()] == operations
+
+
+def test_a_start_completes_the_batch_that_a_crash_cut_short(spark: SparkSession, tmp_path: Path) -> None:
+    lake = CaseLake(spark, settings_for(tmp_path), cases(4000, 30))
+    lake.arrive(0.5)
+    lake.merge()
+    lake.arrive()
+    cut_short = Silver(lake.lake, lake.settings, lake.partitions)
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("crash")
+
+    cut_short._recover()
+    cut_short._commit = crash  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="crash"):
+        next(cut_short.drain())
+    assert lake.silver() != expected_silver(lake.cases)
+    lake.merge()
+    assert lake.silver() == expected_silver(lake.cases)
+    assert late_of(lake) == expected_late(lake.cases)

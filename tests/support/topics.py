@@ -1,0 +1,89 @@
+"""Real topics for tests: made, filled and read with plain Kafka clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+
+class Published(NamedTuple):
+    """A message as a consumer sees it, without its offset: that differs where transactions are cut differently."""
+
+    partition: int
+    key: bytes
+    timestamp: int
+    value: bytes | None
+    seq: int
+    id: str
+
+
+def create_topics(bootstrap: str, *topics: str, partitions: int, **config: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    new = [NewTopic(t, num_partitions=partitions, config={"retention.ms": "-1", **config}) for t in topics]
+    for created in admin.create_topics(new).values():
+        created.result()
+
+
+def produce(bootstrap: str, topic: str, records: Iterable[tuple[int, bytes | None]], **options: Any) -> None:
+    """Each record is (partition, value); returns once the broker has them all."""
+    producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 2_000_000, **options})
+    failed = []
+    for partition, value in records:
+        producer.produce(topic, value, partition=partition, on_delivery=lambda e, _: failed.append(e) if e else None)
+        producer.poll(0)
+    assert producer.flush(30) == 0
+    assert not failed
+
+
+def produce_transaction(bootstrap: str, topic: str, values: Iterable[bytes], partition: int, *, commit: bool) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    producer.flush(30)
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def consume(bootstrap: str, topic: str, partitions: int) -> list[Any]:
+    """Every committed message of a topic, by partition, in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "test",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    messages = []
+    for partition in range(partitions):
+        consumer.assign([KafkaPartition(topic, partition, OFFSET_BEGINNING)])
+        while True:
+            message = consumer.poll(30)
+            assert message is not None, f"{topic}[{partition}] does not answer"
+            error = message.error()
+            if error is None:
+                messages.append(message)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF
+                break
+    consumer.close()
+    return messages
+
+
+def published(bootstrap: str, topic: str, partitions: int) -> list[Published]:
+    found = []
+    for message in consume(bootstrap, topic, partitions):
+        headers = dict(message.headers())
+        seq, message_id = int(headers["watersmeet.seq"]), headers["watersmeet.id"].decode()
+        found.append(Published(message.partition(), message.key(), message.timestamp()[1], message.value(), seq, message_id))
+    return found

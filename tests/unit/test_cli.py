@@ -1,0 +1,206 @@
+"""The command line as far as it goes without Spark: usage, configurations that are wrong, and how failures end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import pipelines
+from pipelines import cli
+from pipelines.errors import BrokerError, ConfigurationError, ForeignMessageError, WatersmeetError
+
+SOUND: dict[str, Any] = {
+    "name": "test",
+    "lake": "lake",
+    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+    "sources": {"tracking": {"topic": "tracking", "event_time": "ts"}, "orders": {"topic": "orders", "event_time": "ts"}},
+    "merge": {"timeout": "30m"},
+    "publish": {"topic": "merged"},
+}
+
+
+def watersmeet(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def config(folder: Path, **changed: Any) -> Path:
+    path = folder / "watersmeet.yml"
+    path.write_text(yaml.safe_dump(SOUND | changed), encoding="utf-8")
+    return path
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str, exit_code: int) -> None:
+    """It failed as the contract has it: one line that says all of the parts on standard error, nothing on standard output."""
+    assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith("watersmeet: ")
+    assert [part for part in parts if part not in sentence] == []
+
+
+# -- usage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["flow"], ["run", "copper"], ["run", "--twice"], ["status", "--config"], ["broker", "explode"], ["broker", "start", "--port", "0"]],
+)
+def test_what_is_no_command_is_bad_usage(tmp_path: Path, arguments: Sequence[str]) -> None:
+    done = watersmeet(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert arguments[-1].split("=")[0] in done.stderr or "--port" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version_is_the_packages(tmp_path: Path) -> None:
+    done = watersmeet("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{pipelines.__version__}\n", "")
+
+
+def test_help_names_every_command_there_is(tmp_path: Path) -> None:
+    done = watersmeet("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert [c for c in ("init", "validate", "run", "status", "demo", "broker") if f" {c} " not in done.stdout] == []
+
+
+# -- a configuration that is missing or wrong
+
+
+@pytest.mark.parametrize("command", [["run", "--once"], ["run", "silver"], ["status", "--json"]])
+def test_a_missing_configuration_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    done = watersmeet(*command, cwd=tmp_path)
+    assert_one_sentence(done, "watersmeet.yml: cannot be read", "-c", "init", exit_code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -> None:
+    path = config(tmp_path, merge={"timeout": "30 minutes"})
+    done = watersmeet("run", "--once", "-c", path, cwd=tmp_path)
+    assert_one_sentence(done, str(path), "merge.timeout", "30 minutes", "`30m`", exit_code=2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_validate_lists_what_is_wrong_with_a_configuration(tmp_path: Path, is_written: bool) -> None:
+    path = config(tmp_path, publish={"topic": "orders"}) if is_written else tmp_path / "missing.yml"
+    done = watersmeet("validate", "--json", "-c", path, cwd=tmp_path)
+    assert done.returncode == 2
+    found = json.loads(done.stdout)
+    assert found.keys() == {"ok", "problems"}
+    assert found["ok"] is False
+    [problem] = found["problems"]
+    assert problem.keys() == {"what", "where", "fix"}
+    assert ("publish.topic is the topic of source `orders`" if is_written else "cannot be read") in problem["what"]
+    assert str(path) in problem["where"]
+    assert problem["fix"]
+
+
+def test_validate_shows_people_what_is_wrong_too(tmp_path: Path) -> None:
+    done = watersmeet("validate", "-c", config(tmp_path, name="two words"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "two words" in " ".join((done.stdout + done.stderr).split())
+
+
+# -- commands that need nothing
+
+
+def test_init_writes_the_example_once(tmp_path: Path) -> None:
+    done = watersmeet("init", "new", cwd=tmp_path)
+    assert done.returncode == 0
+    written = [tmp_path / line for line in done.stdout.splitlines()]
+    assert sorted(path.name for path in written) == ["orders.json", "tracking.json", "watersmeet.yml"]
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
+    (tmp_path / "new" / "watersmeet.yml").write_text("mine")
+    again = watersmeet("init", "new", cwd=tmp_path)
+    assert_one_sentence(again, "watersmeet.yml", "exists already", exit_code=2)
+    assert (tmp_path / "new" / "watersmeet.yml").read_text() == "mine"
+
+
+def test_the_broker_of_an_unknown_folder_does_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "nowhere"
+    expected = {"running": False, "port": None, "pid": None, "directory": str(folder)}
+    for command in ("status", "stop"):
+        done = watersmeet("broker", command, "--dir", "nowhere", "--json", cwd=tmp_path)
+        assert (done.returncode, json.loads(done.stdout)) == (0, expected)
+    assert not folder.exists()
+
+
+def test_a_kafka_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = watersmeet("run", "--once", "-c", config(tmp_path), cwd=tmp_path)
+    assert time.monotonic() - started < 60
+    assert_one_sentence(done, "127.0.0.1:1", "kafka.bootstrap_servers", exit_code=1)
+    assert not (tmp_path / "lake").exists()
+
+
+# -- how failures end
+
+ON_AN_EXECUTOR = """\
+Job aborted due to stage failure: Task 0 in stage 9.0 failed 1 times, most recent failure:
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/pyspark/worker.py", line 3, in main
+    process()
+  File "/pipelines/adapters/publisher.py", line 99, in _publish
+    raise BrokerError("first")
+pipelines.errors.BrokerError: not this one
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/pipelines/adapters/publisher.py", line 120, in _publish
+    raise PublishingError(self.topic, partition, error.args[0].str()) from None
+  pipelines.errors.PublishingError: publishing to merged[3] failed: Broker: it is: what it is
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+\tat java.base/java.lang.Thread.run(Thread.java:1)
+Driver stacktrace:
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (RuntimeError(ON_AN_EXECUTOR), "publishing to merged[3] failed: Broker: it is: what it is"),
+        (WatersmeetError("a plain one"), "WatersmeetError: a plain one"),
+        (ValueError("first line\nsecond line"), "ValueError: first line"),
+        (KeyError(), "KeyError"),
+        (RuntimeError("\n \n"), "RuntimeError"),
+    ],
+)
+def test_the_root_cause_is_our_own_sentence_where_there_is_one(error: Exception, sentence: str) -> None:
+    assert cli.root_cause(error) == sentence
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "sentence"),
+    [
+        (WatersmeetError("it broke"), 1, "it broke"),
+        (BrokerError("no broker"), 1, "no broker"),
+        (ForeignMessageError("merged", 0, 7), 1, "merged[0] ends with a message at offset 7"),
+        (ConfigurationError("it is wrong"), 2, "it is wrong"),
+        (RuntimeError(ON_AN_EXECUTOR), 1, "publishing to merged[3] failed"),
+        (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
+    ],
+)
+def test_every_failure_ends_as_one_sentence_and_its_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, exit_code: int, sentence: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (exit_code, "")
+    [line] = err.splitlines()
+    assert line.startswith(f"watersmeet: {sentence}")
