@@ -100,6 +100,7 @@ def run(
     layers: Annotated[Layers, typer.Argument(help="Which layers.")] = Layers.all,
     config: Config = DEFAULT_CONFIG,
     once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
     from pipelines.run import LAYERS, Run
@@ -115,6 +116,8 @@ def run(
             this_run.once()
         else:
             this_run.until_stopped()
+    if as_json:
+        _print_json({"layers": list(chosen), "latest": reporter.latest})
 
 
 @app.command()
@@ -202,6 +205,9 @@ def main() -> None:
     """Runs the command; whatever fails ends as one sentence and the exit status of the contract."""
     try:
         app()
+    except SystemExit as done:
+        if done.code:  # there are job runners that take even SystemExit(0) for a failure
+            raise
     except WatersmeetError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:  # the last resort: nobody should meet a stack trace without having asked for it

@@ -17,9 +17,7 @@ class KafkaUnreachableError(WatersmeetError):
     """No broker answered at the configured address within the time given."""
 
     def __init__(self, bootstrap_servers: str, detail: str) -> None:
-        super().__init__(
-            f"no Kafka broker answers at {bootstrap_servers} ({detail}): is it running, and is kafka.bootstrap_servers right?"
-        )
+        super().__init__(f"no Kafka broker answers at {bootstrap_servers} ({detail}); start it, or mend kafka.bootstrap_servers")
         self.bootstrap_servers = bootstrap_servers
 
 

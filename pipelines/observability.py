@@ -25,17 +25,17 @@ class Reporter:
 
     def __init__(self, status: Status | None = None) -> None:
         self._status = status
-        self._latest: dict[str, str] = {}
+        self.latest: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def tell(self, layer: str, news: str) -> None:
         """The latest news of a layer replaces its last on the progress line; in a log it is one more line."""
-        if self._status is None:
-            log.info("%s: %s", layer, news)
-            return
         with self._lock:
-            self._latest[layer] = news
-            self._status.update(" · ".join(f"[bold]{name}[/] {text}" for name, text in self._latest.items()))
+            self.latest[layer] = news
+            if self._status is None:
+                log.info("%s: %s", layer, news)
+            else:
+                self._status.update(" · ".join(f"[bold]{name}[/] {text}" for name, text in self.latest.items()))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ it. A check reads the whole table in a few dozen small Spark jobs: right for a t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -70,6 +71,7 @@ def silver_suite(sources: Iterable[str]) -> ExpectationSuite:
         raise WatersmeetError(
             f"Great Expectations cannot be imported ({error}): install it with `pip install 'watersmeet[quality]'`"
         ) from error
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it tells of every temporary folder
     document = json.loads((schemas_directory() / SUITE_FILE).read_text(encoding="utf-8"))
     for source in sources:
         document["expectations"] += [

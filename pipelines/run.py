@@ -15,8 +15,9 @@ from pipelines import tables
 from pipelines.adapters.kafka import Cluster, co_partitioned
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.spark import layer_session, spark_session
+from pipelines.audit.validate import check_expressions, check_tables
 from pipelines.bronze import Bronze
-from pipelines.errors import WatersmeetError
+from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.gold import Gold
 from pipelines.observability import Reporter
 from pipelines.settings import Settings
@@ -39,7 +40,12 @@ class Run:
         """Asks Kafka before it starts Spark: what is wrong there is said at once. Raises WatersmeetError."""
         self.partitions = co_partitioned(self.settings, Cluster(self.settings.kafka).partition_counts())
         self._spark = spark_session()
-        self._lake().create_missing()
+        lake = self._lake()
+        problems = check_expressions(lake.spark, lake, self.settings) + check_tables(lake, self.settings)
+        if problems:
+            what, where, fix = problems[0]
+            raise ConfigurationError(f"{where}: {what}; {fix}")
+        lake.create_missing()
         self._silver = Silver(self._lake(), self.settings, self.partitions)
         self._gold = Gold(self._lake(), self.settings, self.partitions)
 

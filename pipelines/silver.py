@@ -27,6 +27,7 @@ from pipelines.adapters.lake import Lake
 from pipelines.adapters.progress import read_last_batch, write_progress
 from pipelines.core.plan import NO_TIME, BatchPlan, Cursor, Rows, TopicPartition, plan_batch
 from pipelines.settings import Settings
+from pipelines.transforms.decode import parsed_value
 from pipelines.transforms.fold import fold, union_with_open
 from pipelines.transforms.message import with_validity
 from pipelines.transforms.position import split_late, with_position
@@ -186,15 +187,8 @@ class Silver:
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     def _parsed(self, source: str, value: Column) -> dict[str, Column]:
-        """A column for each source, filled for its own: JSON text, or the schema's struct. FAILFAST: bronze has let only
-        values pass that fit, so one that does not is our defect, and must stop the batch rather than vanish in it.
-        """
-        text, value_type = value.cast("string"), self.settings.sources[source].value_type
-        if value_type == "STRING":
-            return {f"value_{source}": text}
-        # JSON Schema calls 1.0 and 1e3 integers, which only a decimal takes in; the schema's bounds make the cast exact.
-        parsed = F.from_json(text, value_type.replace("BIGINT", "DECIMAL(19,0)"), {"mode": "FAILFAST"})
-        return {f"value_{source}": parsed.cast(value_type)}
+        """A column for each source, so that their types may differ; a record fills its own."""
+        return {f"value_{source}": parsed_value(value, self.settings.sources[source].value_type)}
 
 
 def _positions_before(plan: BatchPlan) -> dict[TopicPartition, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
@@ -51,6 +52,10 @@ def spark_options(kafka: KafkaSettings) -> dict[str, str]:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authority}
     if authority := options.pop("ssl.ca.pem", None):
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    # The Java client wants a certificate and its key in one file, or as text.
+    for name in ("ssl.certificate", "ssl.key"):
+        if location := options.pop(f"{name}.location", None):
+            options[f"{name}.pem"] = _text_of(location, f"kafka.options: {name}.location")
     if certificate := options.pop("ssl.certificate.pem", None):
         java |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate}
     if key := options.pop("ssl.key.pem", None):
@@ -93,10 +98,19 @@ _TRANSLATED = {
     "sasl.password",
     "ssl.ca.location",
     "ssl.ca.pem",
+    "ssl.certificate.location",
     "ssl.certificate.pem",
+    "ssl.key.location",
     "ssl.key.pem",
     "ssl.key.password",
 }
+
+
+def _text_of(location: str, option: str) -> str:
+    try:
+        return Path(location).read_text()
+    except (OSError, UnicodeDecodeError):
+        raise ConfigurationError(f"{option} is no PEM file that can be read; name one") from None
 
 
 def _quoted(text: str) -> str:
@@ -158,6 +172,7 @@ class Cluster:
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
                 "allow.auto.create.topics": False,
+                "fetch.wait.max.ms": 20,  # the end of a partition is told by an empty answer, which waits so long
             }
         )
 

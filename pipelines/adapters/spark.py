@@ -36,8 +36,6 @@ _LOCAL_SETTINGS = {
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # The three layers share the cores: a long silver batch must not keep bronze and gold waiting.
-    "spark.scheduler.mode": "FAIR",
 }
 
 

@@ -108,7 +108,9 @@ def _partitions(lake: Lake, settings: Settings, last: BatchPlan | None) -> tuple
 def _standings(lake: Lake, source: str, partitions: int, last: BatchPlan | None) -> dict[int, Standing]:
     """From the progress on: what silver has passed need not be read again."""
     passed = {tp.partition: done for tp, done in (last.ranges.items() if last else ()) if tp.source == source}
-    since = {p: passed[p].until_offset if p in passed else 0 for p in range(partitions)}
+    resets = _read(lake, tables.RESETS).where(F.col("source") == source)
+    begun: dict[int, int] = dict(resets.groupBy("partition").agg(F.max("to_offset")).collect())
+    since = {p: max(passed[p].until_offset if p in passed else 0, begun.get(p, 0)) for p in range(partitions)}
     beyond = (
         _read(lake, tables.bronze(source))
         .where(is_within({p: (offset, None) for p, offset in since.items()}))

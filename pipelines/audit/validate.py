@@ -128,6 +128,7 @@ def check_tables(lake: Lake, settings: Settings) -> list[Problem]:
 
 
 def _as_problem(error: Exception, where: str) -> Problem:
-    """The errors' sentences say what is wrong and, after the last semicolon or colon, what would be right."""
+    """The errors' sentences say where, after a colon what is wrong, and after a semicolon what would be right."""
     what, _, fix = str(error).rpartition("; ")
-    return Problem(what or str(error), where, fix if what else "see the message")
+    place = re.match(r"([a-z_]+(?:\.[a-z0-9_]+)*): ", what)
+    return Problem(what.removeprefix(place[0]) if place else what or str(error), place[1] if place else where, fix)

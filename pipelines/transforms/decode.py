@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import overload
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import ArrayType, DataType, DecimalType, LongType, StructField, StructType
 
 from pipelines.core.reading import Reading, ReadingRules, reader
 
@@ -49,6 +51,30 @@ def decode(rules: ReadingRules) -> Callable[[DataFrame], DataFrame]:
         )
 
     return decoded
+
+
+def parsed_value(value: Column, value_type: str) -> Column:
+    """A value (binary) that was read and not refused, as silver keeps it: its JSON text, or the schema's struct.
+
+    FAILFAST: only values that fit come here, so one that does not is our own defect, and stops the batch before it vanishes.
+    """
+    text, kept = value.cast("string"), DataType.fromDDL(value_type)
+    if not isinstance(kept, StructType):
+        return text
+    return F.from_json(text, _with_decimals(kept), {"mode": "FAILFAST"}).cast(kept)
+
+
+@overload
+def _with_decimals(data_type: StructType) -> StructType: ...
+@overload
+def _with_decimals(data_type: DataType) -> DataType: ...
+def _with_decimals(data_type: DataType) -> DataType:
+    """JSON Schema calls 1.0 and 1e3 integers, which Spark reads as a decimal only; the schema's bounds make the cast exact."""
+    if isinstance(data_type, StructType):
+        return StructType([StructField(f.name, _with_decimals(f.dataType)) for f in data_type.fields])
+    if isinstance(data_type, ArrayType):
+        return ArrayType(_with_decimals(data_type.elementType))
+    return DecimalType(19, 0) if isinstance(data_type, LongType) else data_type
 
 
 def _read_udf(rules: ReadingRules) -> Callable[..., Column]:

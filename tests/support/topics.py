@@ -60,6 +60,7 @@ def consume(bootstrap: str, topic: str, partitions: int) -> list[Any]:
             "bootstrap.servers": bootstrap,
             "group.id": "test",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }

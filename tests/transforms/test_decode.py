@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from pipelines import tables
 from pipelines.core.json_schema import load_value_schema
@@ -40,8 +41,7 @@ KAFKA_TIMES = [-1, 0, 1_000, 4_000_000_000_000]
 @pytest.fixture(scope="module")
 def schema_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("schema") / "value.json"
-    properties = {"ts": {"type": ["integer", "string"]}, "n": {"type": "integer"}, "k": {"type": "string"}}
-    properties["ts"] = {"type": "integer"}
+    properties = {"ts": {"type": "integer"}, "n": {"type": "integer"}, "k": {"type": "string"}}
     path.write_text(json.dumps({"type": "object", "properties": properties}))
     return path
 
@@ -80,9 +80,7 @@ def test_a_row_is_read_as_the_core_reads_it(spark: SparkSession, schema_file: Pa
 def test_what_comes_out_are_bronzes_columns_even_of_nothing(spark: SparkSession, tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     decoded = spark.createDataFrame([], KAFKA_ROW).transform(decode(settings.sources["orders"].reading_rules(0)))
-    found = [f"{field.name} {field.dataType.simpleString().upper()}" for field in decoded.schema]
-    bronze = tables.layout(settings)[tables.bronze("orders")]
-    assert ", ".join(found).replace(":", ": ").replace(",VALUE", ", VALUE").replace("KEY:", "key:").replace(
-        "VALUE:", "value:"
-    ) == bronze.ddl
+    bronze = StructType.fromDDL(tables.layout(settings)[tables.bronze("orders")].ddl)
+    assert isinstance(bronze, StructType)
+    assert [(f.name, f.dataType.simpleString()) for f in decoded.schema] == [(f.name, f.dataType.simpleString()) for f in bronze]
     assert decoded.collect() == []

@@ -188,9 +188,7 @@ def records_frame(spark: SparkSession, cases: list[Fold], value_type: str = "STR
         for n in case.new
     ]
     ddl = "source STRING, partition INT, offset BIGINT, merge_key STRING, heartbeat BOOLEAN, t BIGINT, w BIGINT, value STRING"
-    values = {
-        f"value_{s}": F.when(F.col("source") == s, as_value(F.col("value"), value_type)) for s in SOURCES
-    }
+    values = {f"value_{s}": F.when(F.col("source") == s, as_value(F.col("value"), value_type)) for s in SOURCES}
     times = {"event_time": millis("t"), "position": millis("w")}
     return spark.createDataFrame(rows, ddl).withColumns(times | values).drop("t", "w", "value").repartition(3)
 
@@ -204,14 +202,21 @@ def as_value(text: Column, value_type: str) -> Column:
 
 def open_frame(spark: SparkSession, cases: list[Fold], value_type: str = "STRING") -> DataFrame:
     rows = [
-        (p, row.key, row.times[0], row.times[1], *[[(o, t, f"{s} {o}") for s, o, t in row.parts if s == mine] for mine in SOURCES])
+        (
+            p,
+            row.key,
+            row.times[0],
+            row.times[1],
+            *[[(o, t, f"{s} {o}") for s, o, t in row.parts if s == mine] for mine in SOURCES],
+        )
         for p, case in enumerate(cases)
         for row in case.open
     ]
     parts = ", ".join(f"{source} ARRAY<STRUCT<offset: BIGINT, t: BIGINT, value: STRING>>" for source in SOURCES)
     arrays = {
         s: F.transform(
-            s, lambda p: F.struct(p["offset"], millis(p["t"]).alias("event_time"), as_value(p["value"], value_type).alias("value"))
+            s,
+            lambda p: F.struct(p["offset"], millis(p["t"]).alias("event_time"), as_value(p["value"], value_type).alias("value")),
         )
         for s in SOURCES
     }
@@ -272,7 +277,10 @@ def test_values_with_fields_come_through_and_the_columns_are_those_of_silver(spa
     parts = "array<struct<offset:bigint,event_time:timestamp,value:struct<s:string,n:bigint,list:array<string>>>>"
     assert [rows.schema[source].dataType.simpleString() for source in SOURCES] == [parts, parts]
     first, second = rows.orderBy("event_time").collect()
-    assert [tuple(part.value) for part in first.tracking] == [("tracking 1", None, ["tracking 1"]), ("tracking 0", None, ["tracking 0"])]
+    assert [tuple(part.value) for part in first.tracking] == [
+        ("tracking 1", None, ["tracking 1"]),
+        ("tracking 0", None, ["tracking 0"]),
+    ]
     assert [tuple(part.value) for part in first.orders] == [("orders 2", None, ["orders 2"])]
     assert (first.status, first.updates_open) == ("timed_out", True)
     assert [tuple(part.value) for part in second.orders] == [("orders 3", None, ["orders 3"])]

@@ -51,7 +51,14 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str, exi
 
 @pytest.mark.parametrize(
     "arguments",
-    [["flow"], ["run", "copper"], ["run", "--twice"], ["status", "--config"], ["broker", "explode"], ["broker", "start", "--port", "0"]],
+    [
+        ["flow"],
+        ["run", "copper"],
+        ["run", "--twice"],
+        ["status", "--config"],
+        ["broker", "explode"],
+        ["broker", "start", "--port", "0"],
+    ],
 )
 def test_what_is_no_command_is_bad_usage(tmp_path: Path, arguments: Sequence[str]) -> None:
     done = watersmeet(*arguments, cwd=tmp_path)

@@ -74,7 +74,9 @@ def test_a_password_of_any_characters_stays_one_value(secret: str) -> None:
 @pytest.mark.parametrize("name", ["ssl.keystore.location", "sasl.oauthbearer.config", "no.such.option", "debug"])
 def test_an_option_without_counterpart_is_refused_by_name_and_its_value_never_shown(name: str) -> None:
     settings = kafka({"security.protocol": "SASL_SSL", "sasl.password": "hunter2", name: "5ecret"})
-    with pytest.raises(ConfigurationError, match=rf"^kafka\.options: {re.escape(name)} has no counterpart .*sasl\.mechanism") as e:
+    with pytest.raises(
+        ConfigurationError, match=rf"^kafka\.options: {re.escape(name)} has no counterpart .*sasl\.mechanism"
+    ) as e:
         spark_options(settings)
     assert "5ecret" not in str(e.value)
     assert "hunter2" not in str(e.value)
@@ -82,7 +84,13 @@ def test_an_option_without_counterpart_is_refused_by_name_and_its_value_never_sh
 
 
 def test_librdkafka_gets_its_options_as_they_were_given() -> None:
-    options = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "PLAIN", "sasl.password": 'p"\\', "linger.ms": 7, "debug": True}
+    options = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.password": 'p"\\',
+        "linger.ms": 7,
+        "debug": True,
+    }
     found = client_options(kafka(options))
     assert {name: found[name] for name in options} == {**options, "linger.ms": "7", "debug": "true"}
     assert found["bootstrap.servers"] == "one:9092,two:9092"

@@ -1,0 +1,341 @@
+"""The commands as people and other programs use them: processes, signals, exit statuses, one JSON document on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from pipelines import cli
+from pipelines.adapters.kafka import sink_settings
+from pipelines.adapters.lake import Lake
+from pipelines.audit.validate import Problem, check_expressions, check_kafka
+from tests.support.cases import heartbeat, keyed
+from tests.support.lakes import settings_for
+from tests.support.topics import Published, create_topics, produce, published
+
+TRACKING, ORDERS, SINK = "cli_tracking", "cli_orders", "cli_merged"
+PARTITIONS = 2
+DEADLINE_S = 180
+
+
+def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s"
+        time.sleep(0.2)
+
+
+@dataclass
+class Project:
+    """A folder with a configuration, and the commands run in it."""
+
+    kafka: str
+    folder: Path
+
+    def watersmeet(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pipelines", *arguments]
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=240, check=False)
+
+    def messages(self) -> list[Published]:
+        if SINK not in AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=30).topics:
+            return []
+        return published(self.kafka, SINK, PARTITIONS)
+
+    def keys(self) -> list[bytes]:
+        return [message.key for message in self.messages()]
+
+
+class Following:
+    """`run` in a process of its own, with everything that it starts."""
+
+    def __init__(self, project: Project) -> None:
+        self.errors = project.folder / "run.log"
+        with self.errors.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pipelines", "run"],
+                cwd=project.folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # as a terminal has it: Ctrl-C reaches all of them
+            )
+        self.family = psutil.Process(self.process.pid)
+
+    def until_published(self, project: Project, *keys: bytes) -> None:
+        def is_published() -> bool:
+            assert self.process.poll() is None, f"it ended before its time: {self.errors.read_text()}"
+            return project.keys() == list(keys)
+
+        until(is_published, f"{keys!r} are published")
+
+    def descendants(self) -> list[psutil.Process]:
+        return self.family.children(recursive=True)
+
+    def wait(self, deadline_s: float) -> tuple[int, bytes]:
+        out, _ = self.process.communicate(timeout=deadline_s)
+        return self.process.returncode, out
+
+    def kill(self) -> None:
+        """For a test that has failed: nothing is left behind."""
+        family = [*self.descendants(), self.family] if self.process.poll() is None else []
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def project(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder: Path = tmp_path_factory.mktemp("project")
+    create_topics(kafka, TRACKING, ORDERS, partitions=PARTITIONS)
+    source = {"key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
+    configuration = {
+        "name": "cli",
+        "lake": "./lake",
+        "kafka": {"bootstrap_servers": kafka},
+        "sources": {"tracking": {"topic": TRACKING, **source}, "orders": {"topic": ORDERS, **source}},
+        "merge": {"timeout": "100ms"},
+        "publish": {"topic": SINK, "valid": "size(orders) > 0"},
+    }
+    (folder / "watersmeet.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
+    return Project(kafka, folder)
+
+
+@pytest.fixture
+def following(project: Project) -> Iterator[Following]:
+    run = Following(project)
+    yield run
+    run.kill()
+
+
+# These tests follow one another, as a day with the pipeline does.
+
+
+def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(
+    project: Project, following: Following
+) -> None:
+    produce(project.kafka, TRACKING, [(0, keyed("a", 10)), (0, heartbeat(1000))])
+    produce(project.kafka, ORDERS, [(0, keyed("a", 20)), (0, heartbeat(1000))])
+    following.until_published(project, b"a")
+    produce(project.kafka, TRACKING, [(0, keyed("b", 1010)), (0, keyed("without orders", 1020)), (0, heartbeat(3000))])
+    produce(project.kafka, ORDERS, [(0, keyed("b", 1005)), (0, heartbeat(2000))])
+    following.until_published(project, b"a", b"b")
+    produce(project.kafka, ORDERS, [(0, keyed("open", 2950)), (0, keyed("late", 500)), (0, b"no json"), (0, heartbeat(3000))])
+    produce(project.kafka, ORDERS, [(0, keyed("c", 2000)), (0, keyed("held", 4000))])
+    produce(project.kafka, ORDERS, [(1, keyed("d", 10)), (1, heartbeat(200))])
+    produce(project.kafka, TRACKING, [(1, heartbeat(200))])
+    following.until_published(project, b"a", b"b", b"d")
+    family = following.descendants()
+    assert any("java" in process.name() for process in family)
+    following.process.send_signal(signal.SIGTERM)
+    assert following.wait(60) == (0, b""), following.errors.read_text()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert "Traceback" not in following.errors.read_text()
+
+
+def test_a_run_afterwards_publishes_nothing_again(project: Project) -> None:
+    before = project.messages()
+    done = project.watersmeet("run", "--once")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert project.messages() == before
+    assert [(m.partition, m.seq, m.id) for m in before] == [(0, 0, "0/10/a"), (0, 1, "0/1005/b"), (1, 0, "1/10/d")]
+
+
+def test_status_says_where_everything_is(project: Project) -> None:
+    produce(project.kafka, ORDERS, [(1, keyed("not in bronze yet", 250))])
+    done = project.watersmeet("status", "--json")
+    assert done.returncode == 0, done.stderr
+    # From the inputs above, by hand.
+    active = {"head": 3000, "lead": 0, "lag": 0, "state": "active"}
+    assert json.loads(done.stdout) == {
+        "partitions": [
+            {
+                "partition": 0,
+                "clock": 3000,
+                "open": 1,  # "open"
+                "timed_out": 3,  # "a", "b" and the one without orders
+                "late": 2,  # "late" and "c"
+                "quarantined": 1,
+                "published": 2,
+                "sources": {"tracking": active, "orders": {"head": 4000, "lead": 1000, "lag": 1, "state": "held"}},
+            },
+            {
+                "partition": 1,
+                "clock": 200,
+                "open": 0,
+                "timed_out": 1,
+                "late": 0,
+                "quarantined": 0,
+                "published": 1,
+                "sources": {
+                    "tracking": {"head": 200, "lead": 0, "lag": 0, "state": "active"},
+                    "orders": {"head": 200, "lead": 0, "lag": 1, "state": "active"},
+                },
+            },
+        ]
+    }
+
+
+def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession, project: Project) -> None:
+    done = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(project.folder / "watersmeet.yml")])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
+
+
+def test_validate_names_what_is_wrong_with_sink_and_tables(project: Project) -> None:
+    unfit = {"retention.ms": "1000", "max.message.bytes": "2000", "message.timestamp.after.max.ms": "86400000"}
+    create_topics(project.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)
+    values = yaml.safe_load((project.folder / "watersmeet.yml").read_text())
+    values["publish"]["topic"] = "cli_unfit"
+    values["sources"]["returns"] = values["sources"].pop("tracking")
+    (project.folder / "unfit.yml").write_text(yaml.safe_dump(values, sort_keys=False))
+    done = project.watersmeet("validate", "--json", "-c", "unfit.yml")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"]) == (2, False), done.stderr
+    assert all(problem.keys() == {"what", "where", "fix"} and all(problem.values()) for problem in found["problems"])
+    problems = {problem["what"]: (problem["where"], problem["fix"]) for problem in found["problems"]}
+    max_bytes = 9 * 2**20
+    assert problems.pop("cli_unfit has retention.ms=1000") == ("publish.topic", "set retention.ms to -1 on cli_unfit")
+    where, fix = problems.pop("cli_unfit has max.message.bytes=2000")
+    assert (where, fix) == ("publish.topic", f"set max.message.bytes to {max_bytes} or more on cli_unfit")
+    [(what, (where, _))] = problems.items()
+    assert "silver.returns is missing" in what
+    assert "silver" in where
+
+
+def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project, following: Following) -> None:
+    until(lambda: "bronze_orders: 1 records" in following.errors.read_text(), "the followers are at work")
+    produce(project.kafka, SINK, [(1, b"not ours")])
+    produce(project.kafka, ORDERS, [(1, keyed("e", 260)), (1, heartbeat(1000))])
+    produce(project.kafka, TRACKING, [(1, heartbeat(1000))])
+    family = following.descendants()
+    exit_code, out = following.wait(DEADLINE_S)
+    said = following.errors.read_text()
+    assert (exit_code, out) == (1, b""), said
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert "Traceback" not in said
+    sentences = said.split("watersmeet: ")[1:]
+    assert len(sentences) == 1
+    assert f"{SINK}[1] ends with a message at offset" in sentences[0]
+    assert len(sentences[0].splitlines()) == 1
+
+
+def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Following) -> None:
+    until(lambda: any("java" in process.name() for process in following.descendants()), "Spark is being started")
+    family = following.descendants()
+    os.killpg(following.process.pid, signal.SIGINT)
+    exit_code, out = following.wait(60)
+    assert (exit_code, out) == (0, b""), following.errors.read_text()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+
+
+# -- what validate asks, without a process
+
+
+def check_sink(kafka: str, folder: Path, name: str, value: str) -> list[Problem]:
+    """What is said of a sink that differs from one that gold has made in this setting alone."""
+    settings = settings_for(folder, bootstrap=kafka, sources=(TRACKING, ORDERS), publish__topic=f"cli_{name}_{value}")
+    create_topics(kafka, settings.publish.topic, partitions=PARTITIONS, **{**sink_settings(settings), name: value})
+    return check_kafka(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_fit"),
+    [
+        ("retention.ms", "-1", True),
+        ("retention.ms", "604800000", False),
+        ("max.message.bytes", str(8 * 2**20), False),
+        ("max.message.bytes", str(10 * 2**20), True),
+        ("cleanup.policy", "compact", False),
+        ("message.timestamp.type", "LogAppendTime", False),
+        ("message.timestamp.after.max.ms", "3600000", False),
+        ("message.timestamp.before.max.ms", "3600000", False),
+    ],
+)
+def test_a_sink_that_would_lose_or_refuse_messages_is_named(
+    project: Project, tmp_path: Path, name: str, value: str, is_fit: bool
+) -> None:
+    problems = check_sink(project.kafka, tmp_path, name, value)
+    assert [problem.where for problem in problems] == ([] if is_fit else ["publish.topic"])
+    assert all(f"has {name}={value}" in problem.what and name in problem.fix for problem in problems)
+
+
+def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:
+    settings = settings_for(folder, **{f"publish__{name}": value for name, value in publish.items()})
+    return check_expressions(spark, Lake(spark, settings), settings)
+
+
+@pytest.mark.parametrize(
+    ("valid", "what"),
+    [
+        ("nonsense(", "is not SQL over silver's columns"),
+        ("no_such_column > 0", "is not SQL over silver's columns"),
+        ("no_such_function(orders)", "is not SQL over silver's columns"),
+        ("size(orders)", "gives int"),
+        ("orders", "gives array"),
+        ("rand() > 0.5", "something else in every run"),
+        ("RAND() > 0.5", "something else in every run"),
+        ("event_time < current_timestamp()", "something else in every run"),
+        ("event_time < current_timestamp", "something else in every run"),
+        ("now() > event_time", "something else in every run"),
+        ("uuid() > 'a'", "something else in every run"),
+        ("unix_timestamp() > 0", "something else in every run"),
+        ("spark_partition_id() = 0", "something else in every run"),
+        ("count(1) > 0", ""),
+        ("explode(array(true, false))", ""),
+        ("batch > 0", ""),
+        ("valid", ""),
+    ],
+)
+def test_a_predicate_that_cannot_judge_every_row_alike_is_named(
+    spark: SparkSession, tmp_path: Path, valid: str, what: str
+) -> None:
+    [problem] = wrong_expressions(spark, tmp_path, valid=valid)
+    assert problem.where == "publish.valid"
+    assert valid in problem.what or "something else" in problem.what
+    assert what in problem.what
+    assert problem.fix
+    assert "\n" not in "".join(problem)
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        "size(orders) > 0 AND orders[0].value IS NOT NULL",
+        "event_time < last_event_time",
+        "merge_key <> 'now'",
+        "exists(orders, o -> o.value LIKE '%rand()%')",
+        "get_json_object(orders[0].value, '$.uuid') IS NOT NULL",
+        "exists(transform(orders, o -> named_struct('uuid', o.value)), s -> s.uuid > '')",
+        "-- now() is not called\ntrue",
+        "status = 'timed_out' AND partition >= 0",
+    ],
+)
+def test_a_predicate_over_silvers_content_is_let_pass(spark: SparkSession, tmp_path: Path, valid: str) -> None:
+    assert wrong_expressions(spark, tmp_path, valid=valid) == []
+
+
+def test_a_message_must_be_text_or_bytes_and_the_same_in_every_run(spark: SparkSession, tmp_path: Path) -> None:
+    for value, what in (("size(orders)", "gives int"), ("nonsense(", "is not SQL"), ("uuid()", "something else")):
+        [problem] = wrong_expressions(spark, tmp_path, value=value)
+        assert problem.where == "publish.value"
+        assert what in problem.what
+    for value in ("merge_key", "to_binary(merge_key, 'utf-8')", "to_json(orders)"):
+        assert wrong_expressions(spark, tmp_path, value=value) == []

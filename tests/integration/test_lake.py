@@ -1,0 +1,184 @@
+"""The laws of the tables hold wherever the lake is: in a folder of any name, or in a schema of a catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipelines import tables
+from pipelines.adapters.lake import Lake
+from pipelines.adapters.spark import layer_session
+from pipelines.settings import Settings
+from tests.support.cases import SOURCES, expected_silver, random_case
+from tests.support.lakes import CaseLake, settings_for
+
+TRANSACTION_SETTINGS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+
+
+def settings_of(kind: str, spark: SparkSession, folder: Path) -> tuple[Settings, str | None]:
+    """A configuration, and the schema that has to be dropped afterwards."""
+    if kind == "folder":
+        return settings_for(folder / "the `lake`, é"), None
+    schema = f"lake_{folder.name}".replace("-", "_")
+    spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder / schema}'")
+    location = {"catalog": "spark_catalog", "schema": schema}
+    return settings_for(folder, lake=location, checkpoints=str(folder / "checkpoints")), schema
+
+
+@pytest.fixture(params=["folder", "catalog"])
+def settings(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Settings]:
+    found, schema = settings_of(request.param, spark, tmp_path)
+    yield found
+    if schema is not None:
+        spark.sql(f"DROP SCHEMA spark_catalog.`{schema}` CASCADE")
+
+
+@pytest.fixture
+def lake(spark: SparkSession, settings: Settings) -> Lake:
+    lake = Lake(spark, settings)
+    lake.create_missing()
+    return lake
+
+
+def types(rows: DataFrame) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in rows.schema]
+
+
+def published(lake: Lake, *seqs: int) -> DataFrame:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    rows = [(0, seq, seq, now, "k", seq, now) for seq in seqs]
+    return lake.spark.createDataFrame(rows, lake.schema(tables.PUBLISHED)).coalesce(1)
+
+
+def seqs(lake: Lake) -> list[int]:
+    return sorted(row.last_seq for row in lake.read(tables.PUBLISHED).collect())
+
+
+def versions(lake: Lake, table: str) -> int:
+    return lake.delta(table).history().count()
+
+
+def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(lake: Lake, settings: Settings) -> None:
+    lake.append(published(lake, 0), tables.PUBLISHED)
+    Lake(lake.spark, settings).create_missing()
+    for name, table in tables.layout(settings).items():
+        assert lake.exists(name)
+        assert types(lake.read(name)) == [(field.name, field.dataType.simpleString()) for field in lake.schema(name)]
+        detail = lake.delta(name).detail().collect()[0]
+        assert tuple(detail.partitionColumns) == table.partitioned_by
+        assert {key: detail.properties.get(key) for key in table.properties} == dict(table.properties)
+        assert versions(lake, name) == (2 if name == tables.PUBLISHED else 1)
+    assert seqs(lake) == [0]
+
+
+def test_a_lake_holds_what_the_contract_promises(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, settings_for(tmp_path))
+    parts = "array<struct<offset:bigint,event_time:timestamp,value:string>>"
+    headers = "array<struct<key:string,value:binary>>"
+    place = "topic string, partition int, offset bigint"
+    promised = {
+        "bronze_orders": f"{place}, kafka_timestamp timestamp, timestamp_type int, key binary, value binary, headers {headers}, "
+        "merge_key string, event_time timestamp, heartbeat boolean",
+        "silver": "partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp, "
+        f"tracking {parts}, orders {parts}, valid boolean, invalid_reason string, batch bigint",
+        "late": f"source string, {place}, merge_key string, event_time timestamp, position timestamp, value binary, batch bigint",
+        "quarantine": f"source string, {place}, kafka_timestamp timestamp, key binary, value binary, headers {headers}, "
+        "reason string, detail string",
+        "resets": "source string, topic string, partition int, from_offset bigint, to_offset bigint, decided_at timestamp, "
+        "reason string",
+        "published": "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key string, "
+        "sink_offset bigint, committed_at timestamp",
+        "progress": "batch bigint, source string, topic string, partition int, from_offset bigint, until_offset bigint, "
+        "head timestamp, clock timestamp, committed_at timestamp",
+    }
+    for name, columns in promised.items():
+        found = {f"{field.name} {field.dataType.simpleString()}" for field in lake.schema(name)}
+        assert set(columns.split(", ")) <= found, name
+
+
+def test_looking_for_a_table_makes_none(spark: SparkSession, settings: Settings) -> None:
+    lake = Lake(spark, settings)
+    assert not any(lake.exists(name) for name in tables.layout(settings))
+    assert not isinstance(settings.lake, str) or not Path(settings.lake).exists()
+
+
+def test_a_batch_is_appended_once(lake: Lake) -> None:
+    for batch in (0, 0, 1, 0, 1):
+        lake.append(published(lake, batch), tables.PUBLISHED, batch)
+    assert seqs(lake) == [0, 1]
+    for _ in range(2):
+        lake.append(published(lake, 9), tables.PUBLISHED)
+    assert seqs(lake) == [0, 1, 9, 9]
+
+
+def merge(lake: Lake, seq: int) -> None:
+    target, rows = lake.delta(tables.PUBLISHED).alias("old"), published(lake, seq).alias("new")
+    target.merge(rows, "false").whenNotMatchedInsertAll().execute()
+
+
+def test_a_merge_is_done_once_per_batch_and_no_setting_stays_behind(lake: Lake) -> None:
+    def left_behind() -> list[Any]:
+        return [lake.spark.conf.get(name, None) for name in TRANSACTION_SETTINGS]
+
+    for batch, seq in ((5, 50), (5, 51), (6, 60), (5, 52)):
+        with lake.once_per_batch(batch):
+            merge(lake, seq)
+        assert left_behind() == [None, None]
+    assert seqs(lake) == [50, 60]
+    with pytest.raises(ZeroDivisionError), lake.once_per_batch(6):
+        assert left_behind() == ["watersmeet", "6"]
+        raise ZeroDivisionError
+    assert left_behind() == [None, None]
+    merge(lake, 61)
+    assert seqs(lake) == [50, 60, 61]
+
+
+def test_a_follower_hears_of_every_later_commit(lake: Lake, tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    def listen() -> None:
+        query = (
+            lake.follow(tables.PUBLISHED)
+            .writeStream.option("checkpointLocation", str(tmp_path / "follower"))
+            .trigger(availableNow=True)
+            .foreachBatch(lambda rows, _: heard.append(rows.count()))
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    lake.append(published(lake, 0), tables.PUBLISHED)
+    listen()
+    before = sum(heard)
+    lake.append(published(lake, 1), tables.PUBLISHED)
+    listen()
+    appended = sum(heard)
+    assert appended > before
+    with lake.once_per_batch(0):
+        merge(lake, 2)
+    listen()
+    assert sum(heard) > appended
+
+
+def test_silver_in_a_catalog_equals_the_merge_model(root_session: SparkSession, tmp_path: Path) -> None:
+    spark = layer_session(root_session)
+    settings, schema = settings_of("catalog", spark, tmp_path)
+    try:
+        lake = CaseLake(spark, settings, {p: random_case(700 + p) for p in range(8)})
+        lake.arrive(0.6)
+        lake.merge()
+        lake.arrive()
+        lake.merge()
+        expected = expected_silver(lake.cases, SOURCES)
+        assert lake.silver() == expected
+        assert {row[2] for row in expected} == {"open", "timed_out"}
+        places = lake.lake.spark.sql(f"SHOW TABLES IN spark_catalog.`{schema}`").select(F.collect_set("tableName")).first()
+        assert places is not None
+        assert set(places[0]) == set(tables.layout(settings))
+    finally:
+        spark.sql(f"DROP SCHEMA spark_catalog.`{schema}` CASCADE")

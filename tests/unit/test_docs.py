@@ -1,0 +1,382 @@
+"""The README stays true: what it names exists, what exists is named, and its examples are taken."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+
+from pipelines import tables
+from pipelines.adapters.kafka import spark_options
+from pipelines.audit.show import duration, utc
+from pipelines.cli import app
+from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.reading import Reading, Reason, reader
+from pipelines.core.sequence import ID, MIN_OFFSETS, SEQ, message_id
+from pipelines.errors import ConfigurationError
+from pipelines.init import write_example
+from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DECISIONS]
+FOLDERS = ("pipelines", "tests", "docs", "schemas", "notebooks", "resources", "benchmarks", "bin")
+"""A path in backticks that begins with one of these is a path of the repository."""
+
+SMALLEST: dict[str, Any] = {
+    "name": "shop",
+    "lake": "./lake",
+    "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
+    "sources": {
+        "tracking": {"topic": "tracking", "event_time": "ts"},
+        "orders": {"topic": "orders", "event_time": "ts"},
+    },
+    "merge": {"timeout": "30m"},
+    "publish": {"topic": "merged"},
+}
+REGISTRY = re.compile(r"[\w.-]*(maven|pypi|pythonhosted|npmjs|artifactory|nexus|jfrog)[\w-]*(\.[\w-]+)+", re.IGNORECASE)
+
+
+# -- parts of a document
+
+
+def section(heading: str) -> str:
+    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"no section {heading}"
+    return found[1]
+
+
+def blocks(kind: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [text for its_kind, text in found if its_kind == kind]
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def spans(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", prose(text))
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table's rows, without the headings."""
+    found = []
+    for table in re.findall(r"(?:^\|.*\|\n)+", prose(text), re.MULTILINE):
+        found += [re.split(r"\s+\|\s+", line.strip("| ")) for line in table.splitlines()[2:]]
+    return found
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+# -- paths and links
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_and_path_leads_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    anchors = {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif not target.startswith("https://"):
+            assert (document.parent / target).exists(), target
+    for path in (span for span in spans(text) if re.match(rf"({'|'.join(FOLDERS)})/", span)):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_file_at_the_top_that_is_named_exists() -> None:
+    for name in ("requirements.txt", "ivy.xml", "databricks.yml", "LICENSE", "CHANGELOG.md"):
+        assert name in README
+        assert (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_registry_is_named_by_its_host(document: Path) -> None:
+    assert REGISTRY.search(document.read_text(encoding="utf-8")) is None
+
+
+@pytest.mark.parametrize(("text", "names_one"), [("repo.maven.example.org", True), ("Maven, or PyPI.", False)])
+def test_a_registrys_host_is_noticed(text: str, names_one: bool) -> None:
+    assert (REGISTRY.search(text) is not None) == names_one
+
+
+def test_decisions_are_numbered_and_short() -> None:
+    assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    for path in DECISIONS:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith(f"# {int(path.name[:4])}. "), path.name
+        assert [line for line in lines if line.startswith("## ")] == ["## Context", "## Decision", "## Consequences"], path.name
+        assert len(lines) < 40, path.name
+
+
+# -- commands
+
+
+def commands(command: Any = None, *path: str) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its words after `watersmeet`."""
+    command = command or typer.main.get_command(app)
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield " ".join(path), command
+        return
+    for name, child in inner.items():
+        yield from commands(child, *path, name)
+
+
+COMMANDS = dict(commands())
+
+
+def test_every_command_has_a_row() -> None:
+    named = [re.sub(r" \[.*", "", row[0].strip("`")) for row in rows(section("Commands")) if "watersmeet" in row[0]]
+    assert named == [f"watersmeet {name}" for name in COMMANDS]
+
+
+def command_lines() -> list[str]:
+    """What is to be typed, or named: everything after `watersmeet`."""
+    lines = [line.partition(" #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    typed = [line for line in lines if re.match(r"(\.venv/bin/)?watersmeet ", line)]
+    named = [span for span in spans(README) if span.startswith("watersmeet ")]
+    return [re.sub(r" \[.*", "", line.partition(" ")[2]) for line in typed + named]
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_every_command_line_is_one_that_is_taken(line: str) -> None:
+    group: Any = typer.main.get_command(app)
+    words = shlex.split(line)
+    name = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), None)
+    if name is None:
+        assert line.startswith("--"), f"no command: {line}"
+        assert line in [option for parameter in group.params for option in parameter.opts]
+    else:
+        COMMANDS[name].make_context(name, words[len(name.split()) :])
+
+
+def test_what_is_not_there_yet_is_not_there() -> None:
+    found = set(re.findall(r"The commands ((?:`\w+`[, and]*)+)", " ".join(section("Not there yet").split()))[0].split("`")[1::2])
+    assert found == {"explain", "verify", "rebuild", "report", "reset", "maintain"}
+    assert found.isdisjoint(COMMANDS)
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {match for text in [*blocks("bash"), *spans(README)] for match in re.findall(r"^make (\w+)", text, re.MULTILINE)}
+    assert {"install", "demo", "check", "test", "bench"} <= named <= targets
+
+
+# -- configuration
+
+
+def fields(part: type[BaseModel], *path: str) -> Iterator[str]:
+    """Every field that can be written in YAML, dotted; a source's under `tracking`."""
+    for attribute, field in part.model_fields.items():
+        here = (*path, str(field.validation_alias or attribute))
+        yield ".".join(here)
+        for inner in parts_in(field.annotation):
+            yield from fields(inner, *here, *(["tracking"] if typing.get_origin(field.annotation) is dict else []))
+
+
+def parts_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from parts_in(argument)
+
+
+def path_in(cell: str) -> str:
+    return cell.strip("`").replace("sources.NAME", "sources.tracking")
+
+
+CONFIGURATION = rows(section("Configuration"))
+FIELDS = [(path_in(row[0]), row[1]) for row in CONFIGURATION if len(row) == 3]
+NOT_AVAILABLE = [(path_in(row[0]), text) for row in CONFIGURATION if len(row) == 2 for text in row[1].split("`")[1::2]]
+
+
+def load(folder: Path, config: dict[str, Any]) -> Settings:
+    file = folder / "watersmeet.yml"
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return load_settings(file, {})
+
+
+def with_value(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the configuration with another value at a dotted path."""
+    first, _, rest = path.partition(".")
+    return {**config, first: with_value(config.get(first, {}), rest, value) if rest else value}
+
+
+def test_every_field_has_a_row() -> None:
+    assert [path for path, _ in FIELDS] == list(fields(Settings))
+    assert {"lake.catalog", "sources.tracking.heartbeat.equals", "merge.timeout"} <= set(fields(Settings))
+    assert set(fields(CatalogLake, "lake")) <= set(fields(Settings))
+
+
+@pytest.mark.parametrize(("path", "default"), FIELDS, ids=[path for path, _ in FIELDS])
+def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default: str) -> None:
+    if default == "required":
+        without = with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"}) if path.startswith("lake.") else SMALLEST
+        if ".heartbeat." in path:
+            without = with_value(without, "sources.tracking.heartbeat", {"field": "type", "equals": 1})
+        *parents, last = path.split(".")
+        part = without = yaml.safe_load(yaml.safe_dump(without))
+        for name in parents:
+            part = part[name]
+        del part[last]
+        with pytest.raises(ConfigurationError, match=rf"required field `{re.escape(path)}` is missing"):
+            load(tmp_path, without)
+    else:
+        assert load(tmp_path, with_value(SMALLEST, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, SMALLEST)
+
+
+@pytest.mark.parametrize(("path", "value"), NOT_AVAILABLE)
+def test_what_is_not_available_is_refused_as_such(tmp_path: Path, path: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(path)}: .* is not available in this version"):
+        load(tmp_path, with_value(SMALLEST, path, yaml.safe_load(value)))
+
+
+def test_what_is_not_available_is_named() -> None:
+    assert {path for path, _ in NOT_AVAILABLE} == {
+        *("kafka.start", "kafka.on_data_loss", "sources.tracking.format", "merge.idle_after", "publish.delivery")
+    }
+
+
+def test_every_kafka_option_that_is_named_is_known(tmp_path: Path) -> None:
+    [line] = re.findall(r"^- `kafka.options` knows (.*?)^- ", section("Configuration"), re.DOTALL | re.MULTILINE)
+    for name in spans(line):
+        spark_options(load(tmp_path, with_value(SMALLEST, "kafka", {**SMALLEST["kafka"], "options": {name: "x"}})).kafka)
+    assert len(spans(line)) >= 5
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_every_configuration_that_is_shown_loads(tmp_path: Path, text: str) -> None:
+    write_example(tmp_path)
+    file = tmp_path / "watersmeet.yml"
+    file.write_text(text, encoding="utf-8")
+    environment = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "something")
+    assert len(load_settings(file, environment).sources) >= 2
+
+
+def test_a_configuration_is_shown() -> None:
+    assert blocks("yaml")
+
+
+# -- tables, reasons, headers
+
+
+def columns(ddl: str) -> list[str]:
+    while "<" in ddl:
+        ddl = re.sub(r"<[^<>]*>", "", ddl)
+    return [column.split()[0].strip("`") for column in ddl.split(",")]
+
+
+def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
+    settings = load(tmp_path, SMALLEST)
+    described = {row[0].strip("`"): set(spans(row[1])) for row in rows(section("Tables"))}
+    sources = list(settings.sources)
+    laid_out = {
+        name.replace(f"_{sources[0]}", "_<source>"): set(columns(table.ddl)) - set(sources)
+        for name, table in tables.layout(settings).items()
+        if name != tables.bronze(sources[1])
+    }
+    laid_out[tables.SILVER] |= {"offset", "event_time", "value"}  # of the parts
+    assert described == laid_out
+
+
+def test_columns_are_told_from_types() -> None:
+    assert columns("a INT, `b` ARRAY<STRUCT<x: INT, y: ARRAY<INT>>>, c STRING") == ["a", "b", "c"]
+
+
+def test_silvers_columns_are_those_that_no_source_may_be_named_after(tmp_path: Path) -> None:
+    silver = tables.layout(load(tmp_path, SMALLEST))[tables.SILVER]
+    assert set(columns(silver.ddl)) == (RESERVED_NAMES - {"key"}) | set(SMALLEST["sources"])
+
+
+def test_every_reason_has_a_row_in_order() -> None:
+    assert [row[0].strip("`") for row in rows(section("Reading a record"))] == [reason.value for reason in Reason]
+
+
+def test_every_header_is_described() -> None:
+    described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", section("Published messages"), re.MULTILINE)
+    assert described == [SEQ, ID, MIN_OFFSETS]
+
+
+def test_every_state_of_a_source_has_a_row() -> None:
+    states = [row[0].strip("`") for row in rows(section("Commands")) if "watersmeet" not in row[0]]
+    source = (ROOT / "pipelines" / "audit" / "status.py").read_text(encoding="utf-8")
+    in_code = re.findall(r'"(\w+)"', source.partition("def _state(")[2].partition("\n\n\n")[0])
+    assert sorted(states) == sorted(in_code) == ["active", "held", "waiting"]
+
+
+# -- the example to type
+
+
+KAFKA_TIME = 1_790_000_000_000
+"""Long after the example's events."""
+
+
+def example_records() -> list[tuple[str, str]]:
+    """Topic and value of what is to be sent, in order."""
+    cells = [row for row in rows(section("Your own topics")) if row[0] in ("`tracking`", "`orders`")]
+    return [(row[0].strip("`"), row[1].strip("`")) for row in cells]
+
+
+def read(folder: Path) -> tuple[MergeRules, list[tuple[str, Reading]]]:
+    """The example's records as its configuration, which `init` writes, reads them."""
+    write_example(folder)
+    settings = load_settings(folder / "watersmeet.yml", {})
+    readers = {name: reader(source.reading_rules(settings.merge.max_future_ms)) for name, source in settings.sources.items()}
+    found = [(topic, readers[topic](None, value.encode(), KAFKA_TIME)) for topic, value in example_records()]
+    return MergeRules(tuple(settings.sources), settings.merge.timeout_ms), found
+
+
+def merged(rules: MergeRules, readings: list[tuple[str, Reading]]) -> PartitionMerge:
+    merge, offsets = PartitionMerge(rules), dict.fromkeys(rules.sources, 0)
+    for source, reading in readings:
+        if reading.event_time is not None:
+            merge.arrive(Record(source, offsets[source], reading.event_time, reading.merge_key))
+        offsets[source] += 1
+    merge.advance()
+    return merge
+
+
+def test_the_examples_first_records_stand_as_status_says(tmp_path: Path) -> None:
+    rules, readings = read(tmp_path)
+    merge = merged(rules, readings[:5])
+    [shown] = [block for block in blocks("") if block.startswith("partition 0")]
+    assert merge.clock is not None
+    assert f"clock {utc(merge.clock)}" in shown
+    assert f"open {len(merge.open)} · timed out {len(merge.timed_out)} " in shown
+    for source, head in merge.heads.items():
+        [line] = [line.split() for line in shown.splitlines() if line.split()[0] == source]
+        waiting = len(merge.waiting[source])
+        assert line == [source, "held" if waiting else "active", *utc(head).split(), duration(head - merge.clock), str(waiting)]
+
+
+def test_the_example_comes_out_as_it_says(tmp_path: Path) -> None:
+    rules, readings = read(tmp_path)
+    merge = merged(rules, readings)
+    assert [reading.reason for _, reading in readings if reading.reason] == ["undecodable"]
+    values = {source: [value for topic, value in example_records() if topic == source] for source in rules.sources}
+    [shown] = [block for block in blocks("") if block.startswith("key 7")]
+    messages = []
+    for seq, row in enumerate(merge.published_order()):
+        value = {"key": row.key, "event_time": row.event_time, "last_event_time": row.last_event_time}
+        parts = {source: [json.loads(values[source][part.offset]) for part in sorted(row.parts[source])] for source in row.parts}
+        text = json.dumps(value | parts, separators=(",", ":"))
+        head = f"key {row.key} timestamp {row.event_time} {SEQ} {seq} {ID} {message_id(0, row.event_time, row.key)}"
+        messages.append((head.split(), text))
+    assert merge.open == {}
+    assert messages == [
+        (head.split(), "".join(line.strip() for line in lines)) for head, *lines in map(str.splitlines, shown.split("\n\n"))
+    ]
