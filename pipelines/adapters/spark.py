@@ -11,6 +11,9 @@ from pyspark.sql import SparkSession
 
 from pipelines.errors import WatersmeetError
 
+JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
+"""The environment variable with further options for the JVM of a local session."""
+
 SESSION_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # An expression of the user's that meets a value it cannot handle (orders[0] of none) gives null instead of
@@ -55,7 +58,8 @@ def spark_session() -> SparkSession:
     if not submitted.contains("spark.master"):
         settings["spark.jars"] = ",".join(str(jar) for jar in _jars())
         log4j = Path(__file__).with_name("log4j2.properties")
-        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={log4j.as_uri()} -XX:-UsePerfData"
+        java_options = f"-Dlog4j2.configurationFile={log4j.as_uri()} -XX:-UsePerfData {os.environ.get(JAVA_OPTIONS, '')}"
+        settings["spark.driver.extraJavaOptions"] = java_options.strip()
     for name, value in settings.items():
         if not submitted.contains(name):
             builder = builder.config(name, value)

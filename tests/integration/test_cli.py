@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,6 +25,9 @@ from pipelines import cli
 from pipelines.adapters.kafka import sink_settings
 from pipelines.adapters.lake import Lake
 from pipelines.audit.validate import Problem, check_expressions, check_kafka
+from pipelines.errors import ForeignMessageError
+from pipelines.observability import Reporter
+from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
 from tests.support.lakes import settings_for
 from tests.support.topics import Published, create_topics, produce, published
@@ -65,7 +68,7 @@ class Following:
     """`run` in a process of its own, with everything that it starts."""
 
     def __init__(self, project: Project) -> None:
-        self.errors = project.folder / "run.log"
+        self.errors = project.folder / f"run_{time.monotonic_ns()}.log"
         with self.errors.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pipelines", "run"],
@@ -218,24 +221,6 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(project: Project) -> 
     assert "silver" in where
 
 
-def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project, following: Following) -> None:
-    until(lambda: "bronze_orders: 1 records" in following.errors.read_text(), "the followers are at work")
-    produce(project.kafka, SINK, [(1, b"not ours")])
-    produce(project.kafka, ORDERS, [(1, keyed("e", 260)), (1, heartbeat(1000))])
-    produce(project.kafka, TRACKING, [(1, heartbeat(1000))])
-    family = following.descendants()
-    exit_code, out = following.wait(DEADLINE_S)
-    said = following.errors.read_text()
-    assert (exit_code, out) == (1, b""), said
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert alive == []
-    assert "Traceback" not in said
-    sentences = said.split("watersmeet: ")[1:]
-    assert len(sentences) == 1
-    assert f"{SINK}[1] ends with a message at offset" in sentences[0]
-    assert len(sentences[0].splitlines()) == 1
-
-
 def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Following) -> None:
     until(lambda: any("java" in process.name() for process in following.descendants()), "Spark is being started")
     family = following.descendants()
@@ -244,6 +229,48 @@ def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Fol
     assert (exit_code, out) == (0, b""), following.errors.read_text()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
+
+
+def assert_one_sentence(said: str) -> None:
+    """The log may say more, but of the failure there is this, and no stack trace of Python's or Java's."""
+    assert "Traceback" not in said
+    assert "\tat " not in said
+    [sentence] = [line for line in said.splitlines() if line.startswith("watersmeet: ")]
+    assert f"{SINK}[1] ends with a message at offset" in sentence
+    assert said.rstrip().endswith(sentence)
+
+
+def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project, following: Following) -> None:
+    published_before = project.keys()
+    produce(project.kafka, ORDERS, [(1, keyed("e", 260)), (1, heartbeat(1000))])
+    produce(project.kafka, TRACKING, [(1, heartbeat(1000))])
+    following.until_published(project, *published_before, b"e")
+    produce(project.kafka, SINK, [(1, b"not ours")])
+    produce(project.kafka, ORDERS, [(1, keyed("f", 1010)), (1, heartbeat(2000))])
+    produce(project.kafka, TRACKING, [(1, heartbeat(2000))])
+    family = following.descendants()
+    assert following.wait(DEADLINE_S) == (1, b""), following.errors.read_text()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert_one_sentence(following.errors.read_text())
+
+
+def test_a_layer_that_cannot_begin_leaves_no_stream_behind(
+    root_session: SparkSession, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
+    produce(project.kafka, "cli_foreign", [(1, b"not ours")])
+    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__topic="cli_foreign")
+    run = Run(settings, ["gold"], Reporter(), threading.Event())
+    lakes = [run._lake()]
+    monkeypatch.setattr(run, "_lake", lakes.pop)
+    manager = lakes[0].spark.streams
+    with pytest.raises(ForeignMessageError, match=r"cli_foreign\[1\] ends with a message at offset 0"):
+        run.until_stopped()
+    active = manager.active
+    for query in active:
+        query.stop()
+    assert [query.name for query in active] == []
 
 
 # -- what validate asks, without a process

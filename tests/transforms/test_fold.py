@@ -177,8 +177,8 @@ CASES = {
 }
 
 
-def millis(name: str) -> Column:
-    return F.timestamp_millis(name)
+def millis(ms: Column | str) -> Column:
+    return F.timestamp_millis(ms)
 
 
 def records_frame(spark: SparkSession, cases: list[Fold], value_type: str = "STRING") -> DataFrame:
@@ -242,9 +242,7 @@ Found = dict[int, list[Any]]
 def found(root_session: SparkSession) -> Found:
     """What comes out, by partition: the rows in order of time."""
     times = {name: F.unix_millis(name) for name in ("event_time", "last_event_time")}
-    parts = {
-        s: F.transform(s, lambda p: F.struct(F.lit(s), p["offset"], F.unix_millis(p["event_time"]), p["value"])) for s in SOURCES
-    }
+    parts = {s: F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])) for s in SOURCES}
     rows: Found = {p: [] for p in range(len(CASES))}
     for row in folded(layer_session(root_session), list(CASES.values())).withColumns(times | parts).collect():
         rows[row.partition].append(row)
@@ -256,7 +254,7 @@ def test_fold_gives_the_rows_that_change(found: Found, name: str) -> None:
     case = CASES[name]
     rows = sorted(found[list(CASES).index(name)], key=lambda row: (row.merge_key, row.event_time))
     as_rows = [
-        Row(tuple(tuple(part)[:3] for s in SOURCES for part in row[s]), row.status, row.updates_open, row.merge_key)
+        Row(tuple((s, *part[:2]) for s in SOURCES for part in row[s]), row.status, row.updates_open, row.merge_key)
         for row in rows
     ]
     assert [(row.key, row.status, row.updates_open) for row in as_rows] == [
@@ -266,7 +264,7 @@ def test_fold_gives_the_rows_that_change(found: Found, name: str) -> None:
         in_order = [sorted((p for p in expected.parts if p[0] == s), key=lambda p: (p[2], p[1])) for s in SOURCES]
         assert list(kept.parts) == [part for parts in in_order for part in parts]
         assert (row.event_time, row.last_event_time) == expected.times
-        assert [part[3] for s in SOURCES for part in row[s]] == [f"{s} {offset}" for s, offset, _ in kept.parts]
+        assert [part[2] for s in SOURCES for part in row[s]] == [f"{s} {offset}" for s, offset, _ in kept.parts]
 
 
 def test_values_with_fields_come_through_and_the_columns_are_those_of_silver(spark: SparkSession) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -84,7 +83,7 @@ def test_a_value_with_a_schema_is_its_fields_and_nulls_are_kept(spark: SparkSess
     value_type = "STRUCT<s: STRING, n: BIGINT, d: DOUBLE, b: BOOLEAN, list: ARRAY<STRUCT<x: BIGINT>>, inner: STRUCT<y: STRING>>"
     full = ('"é\n\U0001f600', 2**63 - 1, 0.1, False, [(1,), (None,), None], ("\\",))
     empty = (None, None, None, None, None, None)
-    parts = ((0, 1, full), (1, 2, empty), (2, 3, ("", 0, 1e300, True, [], (None,))))
+    parts: tuple[tuple[int, int, Any], ...] = ((0, 1, full), (1, 2, empty), (2, 3, ("", 0, 1e300, True, [], (None,))))
     [message] = messages(silver(spark, Row(tracking=parts), value_type=value_type))
     assert json.loads(message)["tracking"] == [
         {"s": full[0], "n": 2**63 - 1, "d": 0.1, "b": False, "list": [{"x": 1}, {"x": None}, None], "inner": {"y": "\\"}},

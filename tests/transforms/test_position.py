@@ -34,7 +34,7 @@ def positions(log: Log, floors: dict[TopicPartition, int | None]) -> dict[tuple[
         floor = floors[tp]
         running = accumulate((t for _, t in records), max)
         for (offset, _), position in zip(records, running, strict=True):
-            found[*tp, offset] = position if floor is None else max(position, floor)
+            found[tp.source, tp.partition, offset] = position if floor is None else max(position, floor)
     return found
 
 

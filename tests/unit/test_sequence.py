@@ -118,5 +118,5 @@ def test_the_form_of_an_id_stays() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "3/1700", "a/1700/key", "3/b/key", "/1700/key", "3//key"])
 def test_what_is_no_id_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="invalid literal|not enough values"):
+    with pytest.raises(ValueError, match=r"invalid literal|not enough values"):
         parse_message_id(text)
