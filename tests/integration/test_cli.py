@@ -80,9 +80,11 @@ class Following:
         self.family = psutil.Process(self.process.pid)
 
     def until_published(self, project: Project, *keys: bytes) -> None:
+        """The last messages of the sink, partition by partition, have these keys."""
+
         def is_published() -> bool:
             assert self.process.poll() is None, f"it ended before its time: {self.errors.read_text()}"
-            return project.keys() == list(keys)
+            return project.keys()[-len(keys) :] == list(keys)
 
         until(is_published, f"{keys!r} are published")
 
@@ -241,10 +243,9 @@ def assert_one_sentence(said: str) -> None:
 
 
 def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project, following: Following) -> None:
-    published_before = project.keys()
     produce(project.kafka, ORDERS, [(1, keyed("e", 260)), (1, heartbeat(1000))])
     produce(project.kafka, TRACKING, [(1, heartbeat(1000))])
-    following.until_published(project, *published_before, b"e")
+    following.until_published(project, b"e")
     produce(project.kafka, SINK, [(1, b"not ours")])
     produce(project.kafka, ORDERS, [(1, keyed("f", 1010)), (1, heartbeat(2000))])
     produce(project.kafka, TRACKING, [(1, heartbeat(2000))])

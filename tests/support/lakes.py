@@ -52,7 +52,9 @@ def fill_bronze(lake: Lake, settings: Settings, source: str, values: Mapping[tup
     if not values:
         return
     topic = settings.sources[source].topic
-    rows = [(topic, p, offset, KAFKA_TIME, 0, None, value, []) for (p, offset), value in sorted(values.items())]
+    rows: list[tuple[object, ...]] = [
+        (topic, p, offset, KAFKA_TIME, 0, None, value, []) for (p, offset), value in sorted(values.items())
+    ]
     decoded = lake.spark.createDataFrame(rows, KAFKA_ROW).transform(
         decode(settings.sources[source].reading_rules(settings.merge.max_future_ms))
     )
