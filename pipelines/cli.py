@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pipelines
-from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import reporting, set_up_logging
 from pipelines.settings import Settings, load_settings
 
@@ -213,16 +213,6 @@ def main() -> None:
     except Exception as error:  # the last resort: nobody should meet a stack trace without having asked for it
         logging.getLogger("watersmeet").debug("the whole story", exc_info=True)
         _fail(root_cause(error), 1)
-
-
-def root_cause(error: BaseException) -> str:
-    """The sentence at the bottom of an error: of a Python function on an executor, its own last line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        name, _, sentence = line.partition(": ")
-        if name.startswith("pipelines.errors."):
-            return sentence
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _fail(sentence: str, exit_code: int) -> None:

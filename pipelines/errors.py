@@ -42,3 +42,13 @@ class PublishingError(WatersmeetError):
     def __init__(self, topic: str, partition: int, reason: str) -> None:
         super().__init__(f"publishing to {topic}[{partition}] failed: {reason}")
         self.topic, self.partition, self.reason = topic, partition, reason
+
+
+def root_cause(error: BaseException) -> str:
+    """The sentence at the bottom of an error: of a Python function on an executor, its own last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        name, _, sentence = line.partition(": ")
+        if name.startswith("pipelines.errors."):
+            return sentence
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -46,9 +46,13 @@ class Gold:
         """Publishes everything that silver has finished; yields what each round of transactions wrote."""
         if self._tails is None:
             self._tails = self._recover()
-        while not is_stopping() and (publications := self._publish_next(self._tails)):
+        while not is_stopping():
+            tails, self._tails = self._tails, None  # after a failure only the sink knows what is out
+            publications = self._publish_next(tails)
             self._note(publications)
-            self._tails |= {publication.partition: publication.tail for publication in publications}
+            self._tails = tails | {publication.partition: publication.tail for publication in publications}
+            if not publications:
+                return
             yield publications
 
     def _recover(self) -> dict[int, Tail]:

@@ -17,7 +17,7 @@ from pipelines.adapters.lake import Lake
 from pipelines.adapters.spark import layer_session, spark_session
 from pipelines.audit.validate import check_expressions, check_tables
 from pipelines.bronze import Bronze
-from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.gold import Gold
 from pipelines.observability import Reporter
 from pipelines.settings import Settings
@@ -82,7 +82,9 @@ class Run:
             while not self.stopping.wait(0.5):
                 for query in queries:
                     if not query.isActive:
-                        raise WatersmeetError(f"{query.name} ended: {query.exception()}")
+                        raise WatersmeetError(
+                            f"{query.name} ended: {root_cause(query.exception() or Exception('no reason given'))}"
+                        )
         finally:
             self.stopping.set()
             for gate in gates:

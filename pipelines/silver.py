@@ -49,8 +49,12 @@ class Silver:
         if not self._cursors:
             self._recover()
         while not is_stopping() and (plan := self._plan_next()) is not None:
-            write_progress(self.lake, self.settings, plan)
-            self._commit(plan)
+            try:
+                write_progress(self.lake, self.settings, plan)
+                self._commit(plan)
+            except BaseException:
+                self._cursors = {}  # the batch may be decided by now: it must be completed before another is planned
+                raise
             yield plan
 
     def _recover(self) -> None:

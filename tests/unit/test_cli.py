@@ -15,7 +15,7 @@ import yaml
 
 import pipelines
 from pipelines import cli
-from pipelines.errors import BrokerError, ConfigurationError, ForeignMessageError, WatersmeetError
+from pipelines.errors import BrokerError, ConfigurationError, ForeignMessageError, WatersmeetError, root_cause
 
 SOUND: dict[str, Any] = {
     "name": "test",
@@ -184,7 +184,7 @@ Driver stacktrace:
     ],
 )
 def test_the_root_cause_is_our_own_sentence_where_there_is_one(error: Exception, sentence: str) -> None:
-    assert cli.root_cause(error) == sentence
+    assert root_cause(error) == sentence
 
 
 @pytest.mark.parametrize(
