@@ -30,7 +30,7 @@ app = typer.Typer(
 broker_app = typer.Typer(help="The embedded single-node Kafka, for development.", no_args_is_help=True)
 app.add_typer(broker_app, name="broker")
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")]
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; may stand before the command too.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
 
@@ -46,22 +46,31 @@ class Layers(str, Enum):
 
 @app.callback(invoke_without_command=True)
 def _main(
+    context: typer.Context,
+    config: Config = DEFAULT_CONFIG,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole story of an error.")] = False,
 ) -> None:
     set_up_logging(verbose=verbose)
+    context.default_map = {name: {"config": str(config)} for name in ("validate", "run", "status")}
     if version:
         _print(pipelines.__version__)
         raise typer.Exit
 
 
 @app.command()
-def init(directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path()) -> None:
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
+    as_json: Json = False,
+) -> None:
     """Write a commented watersmeet.yml and example schemas."""
     from pipelines.init import write_example
 
-    for path in write_example(directory):
-        _print(path)
+    written = [str(path) for path in write_example(directory)]
+    if as_json:
+        _print_json({"written": written})
+    else:
+        _print("\n".join(written))
 
 
 @app.command()

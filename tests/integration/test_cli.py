@@ -25,7 +25,7 @@ from pipelines import cli
 from pipelines.adapters.kafka import sink_settings
 from pipelines.adapters.lake import Lake
 from pipelines.audit.validate import Problem, check_expressions, check_kafka
-from pipelines.errors import ForeignMessageError
+from pipelines.errors import ConfigurationError, ForeignMessageError
 from pipelines.observability import Reporter
 from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
@@ -274,6 +274,14 @@ def test_a_layer_that_cannot_begin_leaves_no_stream_behind(
     assert [query.name for query in active] == []
 
 
+def test_an_expression_that_cannot_judge_is_refused_before_anything_is_read(
+    root_session: SparkSession, project: Project, tmp_path: Path
+) -> None:
+    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__valid="no_such_column > 0")
+    with pytest.raises(ConfigurationError, match=r"publish\.valid"):
+        Run(settings, ["bronze", "silver"], Reporter(), threading.Event()).once()
+
+
 # -- what validate asks, without a process
 
 
@@ -326,6 +334,7 @@ def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list
         ("uuid() > 'a'", "something else in every run"),
         ("unix_timestamp() > 0", "something else in every run"),
         ("spark_partition_id() = 0", "something else in every run"),
+        ("row_number() OVER (ORDER BY merge_key) > 1", ""),
         ("count(1) > 0", ""),
         ("explode(array(true, false))", ""),
         ("batch > 0", ""),
@@ -339,6 +348,7 @@ def test_a_predicate_that_cannot_judge_every_row_alike_is_named(
     assert problem.where == "publish.valid"
     assert valid in problem.what or "something else" in problem.what
     assert what in problem.what
+    assert not problem.what.rstrip().endswith(":"), "the reason is missing"
     assert problem.fix
     assert "\n" not in "".join(problem)
 
