@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, StringType
 
@@ -66,49 +66,45 @@ def check_schemas(settings: Settings) -> list[Problem]:
 
 
 def check_expressions(spark: SparkSession, lake: Lake, settings: Settings) -> list[Problem]:
-    """`valid` is a predicate and `value` a message over silver's columns, and both say the same in every run."""
-    silver = spark.createDataFrame([], lake.schema(tables.SILVER))
-    publish = settings.publish
+    """`valid` is a predicate and `value` a message over a merge record's content, and both say the same in every run."""
+    silver = spark.createDataFrame([], lake.schema(tables.SILVER)).drop("valid", "invalid_reason", "batch")
+    publish, sources = settings.publish, list(settings.sources)
     problems = _check_expression(
-        silver,
-        "publish.valid",
-        publish.valid,
-        lambda: silver.select(F.expr(publish.valid)),
-        (BooleanType,),
-        "a boolean",
+        silver, "publish.valid", publish.valid, lambda: F.expr(publish.valid), (BooleanType,), "a boolean"
     )
     if publish.value is not None:
         problems += _check_expression(
             silver,
             "publish.value",
             publish.value,
-            lambda: silver.select(message_value(silver.schema, publish, list(settings.sources))),
+            lambda: message_value(silver.schema, publish, sources),
             (StringType, BinaryType),
             "a string or binary",
         )
     return problems
 
 
-_OF_THE_MOMENT = re.compile(
-    r"\b(current_\w+|now|localtimestamp|curdate|rand\w*|uuid|shuffle|monotonically_increasing_id|input_file_\w+)\b\s*\(?",
-    re.IGNORECASE,
-)
+_OF_THE_MOMENT = re.compile(r"\b(current_\w+|localtimestamp|session_user|user|now)\(")
+"""What Spark replaces by a value of the moment before it runs a query, and so calls deterministic, as its plans spell it."""
 
 
 def _check_expression(
-    silver: DataFrame, where: str, text: str, select: Callable[[], DataFrame], types: tuple[type, ...], kind: str
+    silver: DataFrame, where: str, text: str, expression: Callable[[], Column], types: tuple[type, ...], kind: str
 ) -> list[Problem]:
-    known = ", ".join(silver.columns)
+    fix = f"use only the columns {', '.join(silver.columns)}"
     try:
-        found = select().schema[0].dataType
+        selected = silver.select(expression())
+        silver.where(expression().isNotNull())  # a condition may not look beyond its row: no aggregate, window or generator
     except PySparkException as error:
-        reason = str(error).split("\n", 1)[0]
-        return [Problem(f"`{text}` is not SQL over silver's columns: {reason}", where, f"use the columns {known}")]
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return [Problem(f"`{text}` is not SQL over silver's columns: {reason}", where, fix)]
+    found = selected.schema[0].dataType
     if not isinstance(found, types):
         return [Problem(f"`{text}` gives {found.simpleString()}", where, f"write an expression that gives {kind}")]
-    if match := _OF_THE_MOMENT.search(text):
-        what = f"`{match[0].strip('( ')}` gives something else in every run, so a replay would not give the same messages"
-        return [Problem(what, where, f"use only the columns {known}")]
+    plan = selected._jdf.queryExecution().analyzed()
+    if not plan.deterministic() or _OF_THE_MOMENT.search(plan.toString()):
+        what = f"`{text}` gives something else in every run, so a replay would not give the same messages"
+        return [Problem(what, where, fix)]
     return []
 
 
