@@ -76,9 +76,11 @@ class Run:
                 gates.append(Gate(self.stopping))
                 upstream = [tables.bronze(source) for source in self.settings.sources]
                 queries.append(self._follow(upstream, tables.SILVER, self._drain_silver, gates[-1]))
+                gates[-1].run(self._drain_silver)
             if "gold" in self.layers:
                 gates.append(Gate(self.stopping))
                 queries.append(self._follow([tables.SILVER], "gold", self._drain_gold, gates[-1]))
+                gates[-1].run(self._drain_gold)
             while not self.stopping.wait(0.5):
                 for query in queries:
                     if not query.isActive:
@@ -113,8 +115,8 @@ class Run:
     def _follow(self, upstream: Sequence[str], name: str, drain: Callable[[], None], gate: Gate) -> StreamingQuery:
         """A query that calls `drain` whenever a table upstream has a new commit.
 
-        The rows of the stream are not looked at: they only say that there is news. What was there before the query began
-        is drained here, so nothing depends on where exactly it begins.
+        The rows of the stream are not looked at: they only say that there is news. Whoever starts it drains once more
+        afterwards, so that nothing depends on where exactly it begins.
         """
         lake = self._lake()
         news = None
@@ -126,15 +128,13 @@ class Run:
         def work(_: DataFrame) -> None:
             drain()
 
-        query = (
+        return (
             news.writeStream.queryName(f"watersmeet {name}")
             .option("checkpointLocation", new_checkpoint(lake.spark, self.settings, name))
             .trigger(**trigger(once=False))
             .foreachBatch(gate.guard(work))
             .start()
         )
-        gate.run(drain)
-        return query
 
 
 def _utc(ms: int | None) -> str:
