@@ -56,6 +56,7 @@ class Run:
             queries = [bronze.start(gate, once=True) for bronze, gate in zip(self._bronzes(), gates, strict=True)]
             for query in queries:
                 query.awaitTermination()
+            _raise_failure(gates)
         if "silver" in self.layers:
             self._drain_silver()
         if "gold" in self.layers:
@@ -93,6 +94,7 @@ class Run:
                 gate.close()
             for query in queries:
                 query.stop()
+        _raise_failure(gates)
 
     def _lake(self) -> Lake:
         """Each layer has a session of its own, so that none sees another's settings."""
@@ -135,6 +137,12 @@ class Run:
             .foreachBatch(gate.guard(work))
             .start()
         )
+
+
+def _raise_failure(gates: Sequence[Gate]) -> None:
+    for gate in gates:
+        if gate.failure is not None:
+            raise gate.failure
 
 
 def _utc(ms: int | None) -> str:

@@ -25,13 +25,20 @@ class Gate:
     """
 
     stopping: threading.Event
+    failure: Exception | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def guard(self, work: Callable[[DataFrame], None]) -> Callable[[DataFrame, int], None]:
-        """`work` as a function for foreachBatch."""
+        """`work` as a function for foreachBatch. Where it fails, the failure is kept as it is and everything stops: Spark
+        would only wrap it, and fill the log with the traces of every layer it passes through.
+        """
 
         def batch(rows: DataFrame, _: int) -> None:
-            self.run(lambda: work(rows))
+            try:
+                self.run(lambda: work(rows))
+            except Exception as failure:
+                self.failure = failure
+                self.stopping.set()
 
         return batch
 
