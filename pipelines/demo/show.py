@@ -106,7 +106,7 @@ def _show(console: Console, settings: Settings, produced: dict[str, int]) -> Non
     console.print(_outcomes(lake, settings, produced))
     _headline(console, "Merge records: a session's clicks beside its order (from silver)")
     for row in _with_orders(lake):
-        console.print(_visit(row))
+        console.print(_visit(row), "")
     _headline(console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)")
     console.print(_sequence(messages))
     _headline(console, "The clock (watersmeet status)")
@@ -122,7 +122,7 @@ def _headline(console: Console, text: str) -> None:
 def _outcomes(lake: Lake, settings: Settings, produced: dict[str, int]) -> Table:
     """Every record of a topic ends in exactly one column."""
     table = Table("topic", box=None, header_style="dim")
-    for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting for the clock"):
+    for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
     silver = lake.read(tables.SILVER)
     for name, source in settings.sources.items():
