@@ -46,6 +46,7 @@ class Run:
             what, where, fix = problems[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
         lake.create_missing()
+        self.reporter.tell("lake", "ready")
         self._silver = Silver(self._lake(), self.settings, self.partitions)
         self._gold = Gold(self._lake(), self.settings, self.partitions)
 
