@@ -25,6 +25,7 @@ from pipelines.core.sequence import ID, MIN_OFFSETS, SEQ, message_id
 from pipelines.errors import ConfigurationError
 from pipelines.init import write_example
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
+from tests.support.configurations import SMALLEST
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,17 +34,6 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DECISIONS]
 FOLDERS = ("pipelines", "tests", "docs", "schemas", "notebooks", "resources", "benchmarks", "bin")
 """A path in backticks that begins with one of these is a path of the repository."""
 
-SMALLEST: dict[str, Any] = {
-    "name": "shop",
-    "lake": "./lake",
-    "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
-    "sources": {
-        "tracking": {"topic": "tracking", "event_time": "ts"},
-        "orders": {"topic": "orders", "event_time": "ts"},
-    },
-    "merge": {"timeout": "30m"},
-    "publish": {"topic": "merged"},
-}
 REGISTRY = re.compile(r"[\w.-]*(maven|pypi|pythonhosted|npmjs|artifactory|nexus|jfrog)[\w-]*(\.[\w-]+)+", re.IGNORECASE)
 
 

@@ -21,20 +21,10 @@ from pipelines.settings import (
     load_settings,
     parse_duration,
 )
+from tests.support.configurations import SMALLEST
 
 SECRET = "hunter2!secret"
 ABSENT: Any = object()
-SMALLEST: dict[str, Any] = {
-    "name": "shop",
-    "lake": "./lake",
-    "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
-    "sources": {
-        "tracking": {"topic": "tracking", "event_time": "ts"},
-        "orders": {"topic": "orders", "event_time": "ts"},
-    },
-    "merge": {"timeout": "30m"},
-    "publish": {"topic": "merged"},
-}
 
 
 def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
