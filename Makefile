@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test faults check format bench clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker"
 	@echo "make test      every test that CI runs"
+	@echo "make faults    kills runs at every step, again and again, and compares the end with the merge model (half an hour)"
 	@echo "make check     lint, format check, types"
 	@echo "make bench     the benchmarks"
 	@echo "make format    rewrite the code in the project's format"
@@ -33,7 +34,14 @@ demo: install
 	$(BIN)/watersmeet demo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+SEED ?= 1
+KILLS ?= 51
+
+faults: install
+	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS)
+	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
 
 check: install
 	$(BIN)/ruff check .

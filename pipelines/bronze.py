@@ -1,7 +1,8 @@
 """Bronze: what Kafka said, every record once, raw, with its coordinates and what the merge needs to plan.
 
 One Structured Streaming query per source. Its checkpoint is thrown away at every start: the table itself says where
-reading goes on. A micro-batch is committed in this order:
+reading goes on. A micro-batch of which too large a share would be refused is not written at all. Any other is committed in
+this order:
 
 1. *append*: its rows to `bronze_<source>`, in one Delta commit (`_append`);
 2. *quarantine*: the refused ones among them, read back from bronze, to `quarantine` (`_quarantine_missing`).
@@ -13,25 +14,27 @@ quarantine lacks and appends them. Quarantine is written in bronze's order, so i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines import tables
-from pipelines.adapters.kafka import Cluster, spark_options
+from pipelines.adapters.kafka import spark_options
 from pipelines.adapters.lake import Lake
-from pipelines.adapters.progress import read_last_batch
+from pipelines.errors import QuarantineLimitError
+from pipelines.faults import reach
+from pipelines.maintenance import Maintenance
 from pipelines.observability import Reporter
 from pipelines.settings import Settings
 from pipelines.streaming import Gate, new_checkpoint, trigger
 from pipelines.transforms.decode import decode
 from pipelines.transforms.ranges import is_within
 
-EARLIEST = -2
-"""Spark's name for the first offset that Kafka still has."""
+QUARANTINE_SAMPLE = 1000
+"""The share of refused records is looked at once so many were read: of a few, half may well be bad."""
 
 
 @dataclass
@@ -43,21 +46,27 @@ class Bronze:
     source: str
     partitions: int
     reporter: Reporter = field(default_factory=Reporter)
+    must_mend: bool = True
+    """Whether the owner before may have left a batch half written."""
+    maintenance: Maintenance | None = None
+    _unjudged: tuple[int, int] = (0, 0)
 
     @property
     def topic(self) -> str:
         """The Kafka topic of the source."""
         return self.settings.sources[self.source].topic
 
-    def start(self, gate: Gate, *, once: bool) -> StreamingQuery:
-        """The running query: from where the table ends to what Kafka has now (`once`), or on and on."""
-        self._quarantine_missing()
-        starting = {self.topic: {str(p): offset for p, offset in self.next_offsets().items()}}
+    def start(self, gate: Gate, offsets: Mapping[int, int], *, once: bool) -> StreamingQuery:
+        """The running query: from the offsets given for each partition to what Kafka has now (`once`), or on and on."""
+        if self.must_mend:
+            self._quarantine_missing()
+            self.must_mend = False
         kafka = (
             self.lake.spark.readStream.format("kafka")
             .options(**spark_options(self.settings.kafka))
-            .option("subscribe", self.topic)
-            .option("startingOffsets", json.dumps(starting))
+            # These partitions and no others: one that is added later has keys of the others, and must not be merged.
+            .option("assign", json.dumps({self.topic: list(range(self.partitions))}))
+            .option("startingOffsets", json.dumps({self.topic: {str(p): offset for p, offset in offsets.items()}}))
             .option("maxOffsetsPerTrigger", self.settings.kafka.max_offsets_per_batch)
             .option("failOnDataLoss", "true")
             .option("includeHeaders", "true")
@@ -66,63 +75,64 @@ class Bronze:
             kafka.load()
             .transform(decode(self.settings.sources[self.source].reading_rules(self.settings.merge.max_future_ms)))
             .writeStream.queryName(f"watersmeet {tables.bronze(self.source)}")
-            .option("checkpointLocation", new_checkpoint(self.lake.spark, self.settings, tables.bronze(self.source)))
+            .option("checkpointLocation", new_checkpoint(self.lake, self.settings, tables.bronze(self.source)))
             .trigger(**trigger(once=once))
             .foreachBatch(gate.guard(self._append))
             .start()
         )
 
-    def next_offsets(self) -> dict[int, int]:
-        """Per partition the offset at which reading goes on: after the table's last row, or where the first start began."""
-        offsets = {p: last + 1 for p, last in self._last_offsets().items()}
-        begun = self._begun_at()
-        if not offsets and not begun and self.settings.kafka.start == "latest":
-            begun = self._begin_at_latest()
-        return {p: max(offsets.get(p, EARLIEST), begun.get(p, EARLIEST)) for p in range(self.partitions)}
-
-    def _last_offsets(self) -> dict[int, int]:
-        """The largest offset of each partition in the table, without reading what silver has long passed."""
-        last = read_last_batch(self.lake)
-        passed = {
-            tp.partition: done.until_offset - 1
-            for tp, done in (last.ranges.items() if last else ())
-            if tp.source == self.source and done.until_offset > 0
-        }
-        is_new = is_within({p: (passed.get(p, -1) + 1, None) for p in range(self.partitions)})
-        found = self.lake.read(tables.bronze(self.source)).where(is_new).groupBy("partition").agg(F.max("offset"))
-        return passed | dict(found.collect())
-
-    def _begun_at(self) -> dict[int, int]:
-        resets = self.lake.read(tables.RESETS).where(F.col("source") == self.source)
-        return dict(resets.groupBy("partition").agg(F.max("to_offset")).collect())
-
-    def _begin_at_latest(self) -> dict[int, int]:
-        """`start: latest` is decided once, at the first start, and kept: a restart before the first record must not skip any."""
-        bounds = Cluster(self.settings.kafka).bounds(self.topic, self.partitions)
-        now = datetime.now(timezone.utc)
-        rows = [(self.source, self.topic, p, first, following, now, "start: latest") for p, (first, following) in bounds.items()]
-        self.lake.append(self.lake.spark.createDataFrame(rows, self.lake.schema(tables.RESETS)), tables.RESETS)
-        return {p: following for p, (_, following) in bounds.items()}
-
     def _append(self, rows: DataFrame) -> None:
-        seen = Observation()
-        counts = F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")
-        self.lake.append(rows.observe(seen, *counts), tables.bronze(self.source))
-        if seen.get["refused"]:
+        rows = rows.persist()
+        try:
+            found = rows.agg(F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")).collect()[0]
+            if not found.records:
+                return
+            self._check_share(rows, found.records, found.refused)
+            reach("bronze.append")
+            self.lake.append(rows, tables.bronze(self.source))
+        finally:
+            rows.unpersist()
+        reach("bronze.quarantine")
+        if found.refused:
             self._quarantine_missing()
-        if seen.get["records"]:
-            self.reporter.tell(tables.bronze(self.source), f"{seen.get['records']} records, {seen.get['refused']} refused")
+        reach("bronze.done")
+        self.reporter.tell(tables.bronze(self.source), f"{found.records} records, {found.refused} refused")
+        if self.maintenance is not None:
+            self.maintenance.after_commit()
+
+    def _check_share(self, rows: DataFrame, records: int, refused: int) -> None:
+        """A batch is judged together with those before it, until they are enough to judge."""
+        seen, bad = self._unjudged
+        if seen + records < QUARANTINE_SAMPLE:
+            self._unjudged = seen + records, bad + refused
+            return
+        if refused and bad + refused > self.settings.kafka.quarantine_limit * (seen + records):
+            where = F.concat_ws("", "topic", F.lit("["), "partition", F.lit("]@"), "offset")
+            of_reason = (
+                rows.where("reason IS NOT NULL").groupBy("reason").agg(F.count(F.lit(1)).alias("n"), F.min(where).alias("at"))
+            )
+            worst = of_reason.orderBy(F.desc("n"), "reason").first()
+            assert worst is not None
+            raise QuarantineLimitError(self.source, refused, records, worst.reason, worst.at)
+        self._unjudged = 0, 0
 
     def _quarantine_missing(self) -> None:
-        """Every refused row of bronze is in quarantine afterwards, once."""
-        quarantine = self.lake.read(tables.QUARANTINE).where(F.col("source") == self.source)
-        held: dict[int, int] = dict(quarantine.groupBy("partition").agg(F.max("offset")).collect())
+        """Every refused row of bronze is in quarantine afterwards, once: both are written in the order of offsets."""
+        held: dict[int, int] = dict(self._quarantine().groupBy("partition").agg(F.max("offset")).collect())
         beyond = is_within({p: (held.get(p, -1) + 1, None) for p in range(self.partitions)})
-        missing = (
-            self.lake.read(tables.bronze(self.source))
-            .where(F.col("reason").isNotNull() & beyond)
-            .withColumn("source", F.lit(self.source))
-            .select(*self.lake.schema(tables.QUARANTINE).names)
-        )
-        if not missing.isEmpty():
-            self.lake.append(missing, tables.QUARANTINE)
+        self._append_quarantine(self._refused().where(beyond))
+
+    def quarantine_all(self) -> None:
+        """The same where records were added to bronze out of their order."""
+        self._append_quarantine(self._refused().join(self._quarantine(), ["partition", "offset"], "left_anti"))
+
+    def _refused(self) -> DataFrame:
+        return self.lake.read(tables.bronze(self.source)).where(F.col("reason").isNotNull())
+
+    def _quarantine(self) -> DataFrame:
+        return self.lake.read(tables.QUARANTINE).where(F.col("source") == self.source).select("partition", "offset")
+
+    def _append_quarantine(self, refused: DataFrame) -> None:
+        rows = refused.withColumn("source", F.lit(self.source)).select(*self.lake.schema(tables.QUARANTINE).names)
+        if not rows.isEmpty():
+            self.lake.append(rows, tables.QUARANTINE, application=f"watersmeet-{self.source}")

@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import pipelines
+from pipelines.core.reading import parse_iso_8601
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import reporting, set_up_logging
 from pipelines.settings import Settings, load_settings
@@ -35,6 +37,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
+WITH_CONFIG = ("validate", "run", "status", "verify", "reset", "maintain")
+
+
 class Layers(str, Enum):
     """What `run` can be told to run."""
 
@@ -52,7 +57,7 @@ def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole story of an error.")] = False,
 ) -> None:
     set_up_logging(verbose=verbose)
-    context.default_map = {name: {"config": str(config)} for name in ("validate", "run", "status")}
+    context.default_map = {name: {"config": str(config)} for name in WITH_CONFIG}
     if version:
         _print(pipelines.__version__)
         raise typer.Exit
@@ -76,32 +81,37 @@ def init(
 @app.command()
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
-    problems = _find_problems(config)
+    problems, preview = _find_problems(config)
     if as_json:
-        _print_json({"ok": not problems, "problems": problems})
+        _print_json({"ok": not problems, "problems": problems} | ({} if problems else {"would_read": preview}))
     elif problems:
         table = Table("what", "where", "fix", title=f"{len(problems)} to mend", title_justify="left")
         for problem in problems:
             table.add_row(problem["what"], problem["where"], problem["fix"])
         Console().print(table)
     else:
-        _print(f"{config}: everything fits")
+        from pipelines.audit.show import preview_view
+
+        _print(f"{config}: everything fits; a run would now read")
+        Console().print(preview_view(preview))
     if problems:
         raise typer.Exit(2)
 
 
-def _find_problems(config: Path) -> list[dict[str, str]]:
-    from pipelines.audit.validate import Problem, check_expressions, check_kafka, check_schemas, check_tables
+def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """What is wrong, and where nothing is, what a run would read."""
+    from pipelines.audit.validate import Problem, check_kafka, check_schemas, check_with_spark
 
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
-        return [Problem(str(error), str(config), "mend the configuration")._asdict()]
-    problems = check_schemas(settings)
-    if not problems:  # without its schemas, silver has no columns to check against
-        lake = _lake(settings)
-        problems = check_expressions(lake.spark, lake, settings) + check_tables(lake, settings)
-    return [problem._asdict() for problem in check_kafka(settings) + problems]
+        return [Problem(str(error), str(config), "mend the configuration")._asdict()], []
+    problems = check_kafka(settings) + check_schemas(settings)
+    preview: list[dict[str, Any]] = []
+    if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
+        of_lake, preview = check_with_spark(_lake(settings), settings, with_kafka=not problems)
+        problems += of_lake
+    return [problem._asdict() for problem in problems], preview
 
 
 @app.command()
@@ -142,6 +152,76 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.audit.show import status_view
 
     Console().print(status_view(found))
+
+
+@app.command()
+def verify(
+    config: Config = DEFAULT_CONFIG,
+    full: Annotated[bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where one is broken."""
+    from pipelines.audit.verify import verify as find_broken
+
+    settings = load_settings(config)
+    found = find_broken(_lake(settings), settings, full=full)
+    if as_json:
+        _print_json(found)
+    elif not found["ok"]:
+        table = Table("what", "where", "fix", title="broken", title_justify="left")
+        for problem in found["problems"]:
+            table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
+        Console().print(table)
+    else:
+        _print(f"{config}: every promise is kept" + ("" if full else " (silver: by a sample of its keys; --full: all of them)"))
+    if not found["ok"]:
+        raise typer.Exit(3)
+
+
+@app.command()
+def reset(
+    to: Annotated[str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Jump: reading goes on there with fresh state. Says first what is skipped or read again."""
+    from pipelines.reset import Reset
+    from pipelines.run import LAYERS, Run
+
+    settings, target = load_settings(config), parse_target(to)
+    with reporting() as reporter:
+        this_run = Run(settings, LAYERS, reporter)
+        with this_run.owned() as owned:
+            jump = Reset(owned.lake(), settings, this_run.partitions, target)
+            found = {**jump.preview(), "done": yes}
+            if yes:
+                jump.commit()
+    if as_json:
+        _print_json(found)
+        return
+    from pipelines.audit.show import reset_view
+
+    Console().print(reset_view(found))
+
+
+@app.command()
+def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
+    """Compact the tables and remove what lies further back than the retention; a run does so by itself."""
+    from pipelines.maintenance import maintain as maintain_tables
+    from pipelines.run import LAYERS, Run, kept_by
+
+    settings = load_settings(config)
+    with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
+        names = [name for layer in LAYERS for name in kept_by(layer, settings)]
+        done = maintain_tables(owned.lake(), settings, names)
+    if as_json:
+        _print_json({"tables": done})
+        return
+    table = Table("table", "files before", "files now", "old files removed")
+    for row in done:
+        table.add_row(*[str(value) for value in row.values()])
+    Console().print(table)
 
 
 @app.command()
@@ -193,6 +273,18 @@ def _show_broker(found: Any, as_json: bool) -> None:
         _print(f"running at {found.bootstrap_servers} (process {found.pid}), data in {found.directory}")
     else:
         _print(f"not running; data in {found.directory}")
+
+
+def parse_target(to: str) -> str | int:
+    """Where `reset` jumps to: a word, or a time in ms."""
+    if to in ("earliest", "latest"):
+        return to
+    time_ms = parse_iso_8601(to)
+    if time_ms is None:
+        raise ConfigurationError(
+            f"--to: `{to}` is no place to jump to; use earliest, latest or a time such as 2026-01-01T00:00:00Z"
+        )
+    return time_ms
 
 
 def _lake(settings: Settings) -> Any:

@@ -1,5 +1,9 @@
 """The family of errors a user may meet. Each message is one clear sentence: what is wrong, where, what would be right."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 
 class WatersmeetError(Exception):
     """A failure while running (exit status 1)."""
@@ -25,6 +29,65 @@ class BrokerError(WatersmeetError):
     """The embedded broker could not be started or stopped."""
 
 
+class LeaseTakenError(WatersmeetError):
+    """Another process writes this layer of the lake, and is alive."""
+
+    def __init__(self, layer: str, place: str, host: str, pid: int) -> None:
+        super().__init__(
+            f"{layer} of {place} is being written by process {pid} on {host}: "
+            "a layer has one owner at a time; stop that one first"
+        )
+        self.layer, self.host, self.pid = layer, host, pid
+
+
+class LeaseLostError(WatersmeetError):
+    """This process was silent for so long that another one took its layers over; nothing that it did since was kept."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"another process has taken {place} over while this one was silent: it is fenced and writes nothing more; "
+            "run one of the two"
+        )
+
+
+class DataLossError(WatersmeetError):
+    """Kafka has deleted offsets that were not read yet. `missing`: by partition, `[from, until)`."""
+
+    def __init__(self, source: str, topic: str, missing: Mapping[int, tuple[int, int]]) -> None:
+        ranges = ", ".join(f"{topic}[{p}] from {since} to {until - 1}" for p, (since, until) in sorted(missing.items()))
+        super().__init__(
+            f"Kafka no longer has offsets of {source} that were not read yet: {ranges}; restore them, or accept the loss with "
+            "kafka.on_data_loss: continue"
+        )
+        self.source, self.topic, self.missing = source, topic, dict(missing)
+
+
+class TopicChangedError(WatersmeetError):
+    """A topic has other partitions, or is another topic, than when the run began."""
+
+
+class QuarantineLimitError(WatersmeetError):
+    """So many records of a batch would be refused that something else than single records must be wrong."""
+
+    def __init__(self, source: str, refused: int, records: int, reason: str, example: str) -> None:
+        super().__init__(
+            f"{source}: {refused} of {records} records would go to quarantine, most of them as {reason} (such as {example}): "
+            "nothing of them was written; mend the configuration, or accept them with a higher kafka.quarantine_limit"
+        )
+        self.source, self.refused, self.records, self.reason = source, refused, records, reason
+
+
+class FencedError(WatersmeetError):
+    """Another publisher has taken a sink partition over; this one can write nothing more."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] is published to by another process now: this one is fenced and writes nothing more; "
+            "run one of the two"
+        )
+        self.topic, self.partition = topic, partition
+
+
 class ForeignMessageError(WatersmeetError):
     """The sink holds a message that Watersmeet did not write, so the sequence cannot go on from it."""
 
@@ -46,9 +109,38 @@ class PublishingError(WatersmeetError):
 
 def root_cause(error: BaseException) -> str:
     """The sentence at the bottom of an error: of a Python function on an executor, its own last line."""
+    _, sentence = _bottom(error)
+    if sentence is not None:
+        return sentence
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        name, _, sentence = line.partition(": ")
-        if name.startswith("pipelines.errors."):
-            return sentence
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def is_trouble_with_kafka(error: BaseException) -> bool:
+    """Whether the broker was away, slow or in between: the same thing may succeed a little later."""
+    name, _ = _bottom(error)
+    if isinstance(error, (KafkaUnreachableError, PublishingError)) or name in ("KafkaUnreachableError", "PublishingError"):
+        return True
+    if isinstance(error, WatersmeetError) or name is not None:
+        return False
+    text = str(error)
+    return any(sign in text for sign in _SIGNS_OF_KAFKA)
+
+
+_SIGNS_OF_KAFKA = (
+    "org.apache.kafka.common.errors.",
+    "KafkaException",
+    "KafkaError{",
+    "TimeoutException: Cannot fetch record",
+    "spark.sql.kafka010",
+)
+"""What the clients' own errors look like, on the driver and from an executor."""
+
+
+def _bottom(error: BaseException) -> tuple[str | None, str | None]:
+    """The name and sentence of an error of ours that an executor has raised, out of the traces of everything above it."""
+    for line in reversed(str(error).splitlines()):
+        name, _, sentence = line.strip().partition(": ")
+        if name.startswith("pipelines.errors."):
+            return name.removeprefix("pipelines.errors."), sentence
+    return None, None

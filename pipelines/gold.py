@@ -7,24 +7,30 @@ The sink itself says where the sequence stands. A publication is made in this or
 3. *publish*: one transaction per partition, on the executors (`pipelines.adapters.publisher`);
 4. *note*: a row per transaction in `published`.
 
-After a crash before or in 3 a partition's messages are all out or not at all, and the next start reads from the sink which;
-between 3 and 4, the next start writes the row that is missing. Nothing that times out later can sort before what is out.
+After a crash before or in 3 a partition's messages are all out or not at all (under `at_least_once`: perhaps a part of them),
+and the next start reads from the sink which; between 3 and 4, the next start writes the row that is missing. Nothing that
+times out later can sort before what is out. Under `at_most_once`, 4 comes before 3: what is noted counts as out, whether it is
+or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-import orjson
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from pipelines import tables
 from pipelines.adapters.kafka import Cluster, sink_settings
 from pipelines.adapters.lake import Lake
-from pipelines.adapters.publisher import PUBLICATION, Publication, Publisher
-from pipelines.core.sequence import Tail
+from pipelines.adapters.publisher import PUBLICATION, Headers, Publication, Publisher
+from pipelines.core.idle import Decision
+from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
+from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
+from pipelines.faults import reach
 from pipelines.settings import Settings
 from pipelines.transforms.message import message_value
 from pipelines.transforms.ranges import by_partition
@@ -41,6 +47,7 @@ class Gold:
     settings: Settings
     partitions: int
     _tails: dict[int, Tail] | None = None
+    _has_more: bool = False
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
         """Publishes everything that silver has finished; yields what each round of transactions wrote."""
@@ -49,25 +56,31 @@ class Gold:
         while not is_stopping():
             tails, self._tails = self._tails, None  # after a failure only the sink knows what is out
             publications = self._publish_next(tails)
-            self._note(publications)
             self._tails = tails | {publication.partition: publication.tail for publication in publications}
-            if not publications:
+            if publications:
+                reach("gold.done")
+                yield publications
+            if not self._has_more:
                 return
-            yield publications
+
+    def recover(self) -> None:
+        """What a crash left is settled: no transaction is open, and `published` has a row for every message that is out."""
+        self._tails = self._recover()
 
     def _recover(self) -> dict[int, Tail]:
         """Where every partition's sequence stands, by the sink's own word; `published` then knows it too."""
         self._ensure_topic()
         noted = self._noted_tails()
+        counts_as_out = self.settings.publish.delivery == "at_most_once"
         tails, missing = {}, []
-        for partition, (_, end) in Cluster(self.settings.kafka).bounds(self._topic, self.partitions).items():
+        for partition in range(self.partitions):
             tail, last = Publisher(self.settings).settle(partition), noted.get(partition)
-            if tail is not None:
+            if tail is not None and (last is None or last.seq < tail.seq):
+                missing.append(Publication.up_to(tail, partition, first_seq=0 if last is None else last.seq + 1))
+            if tail is not None and not (counts_as_out and last is not None and last.seq > tail.seq):
                 tails[partition] = tail
-                if last is None or last.seq < tail.seq:
-                    missing.append(Publication.up_to(tail, partition, first_seq=0 if last is None else last.seq + 1))
-            elif last is not None and end > 0:
-                tails[partition] = last  # retention has emptied the partition: the sequence goes on
+            elif last is not None:
+                tails[partition] = last  # retention has emptied the partition, or what was noted never came out
         self._note(missing)
         return tails
 
@@ -81,24 +94,39 @@ class Gold:
         return self.settings.publish.topic
 
     def _publish_next(self, tails: Mapping[int, Tail]) -> list[Publication]:
-        """Steps 1 to 3, for as much as one transaction per partition should hold."""
+        """Steps 1 to 4, for as much as one transaction per partition should hold."""
         pending = self._pending(tails)
         extent = self._extent(pending)
         largest = max((row.records for row in extent.values()), default=0)
-        if largest > MAX_PER_TRANSACTION:
+        self._has_more = largest > MAX_PER_TRANSACTION
+        if self._has_more:
             share = F.percentile_approx("event_time", MAX_PER_TRANSACTION / largest).alias("until")
             until = {row.partition: row.until for row in pending.groupBy("partition").agg(share).collect()}
             pending = pending.where(F.col("event_time") <= by_partition(until))
             extent = self._extent(pending)
         if not extent:
             return []
-        publisher = Publisher(self.settings)
-        min_offsets = self._min_offsets({partition: row.last for partition, row in extent.items()})
+        # Silver moves on meanwhile: what is published ends where the headers say.
+        pending = pending.where(_is_up_to({partition: row.last for partition, row in extent.items()}))
+        headers = self._headers(extent)
+        reach("gold.publish")
+        if self.settings.publish.delivery == "at_most_once":
+            publications = [_promise(partition, row, tails.get(partition)) for partition, row in extent.items()]
+            self._note(publications)
+            self._publish(pending, headers, tails)
+            return publications
+        publications = self._publish(pending, headers, tails)
+        reach("gold.note")
+        self._note(publications)
+        return publications
+
+    def _publish(self, pending: DataFrame, headers: Mapping[int, Headers], tails: Mapping[int, Tail]) -> list[Publication]:
+        """Step 3."""
         published = (
             pending.select("partition", "event_time", F.col("merge_key").alias("key"), "value")
             .repartitionById(self.partitions, "partition")
             .sortWithinPartitions("partition", "event_time", "key")
-            .mapInArrow(publisher.publish_batches(min_offsets, tails), PUBLICATION)
+            .mapInArrow(Publisher(self.settings).publish_batches(headers, tails), PUBLICATION)
         )
         return [Publication(*row) for row in published.collect()]
 
@@ -109,44 +137,71 @@ class Gold:
             # What is true of every row wanted, said so that Delta's statistics can skip files by it.
             earliest = min(tail.event_time for tail in tails.values())
             silver = silver.where(F.col("event_time") >= F.timestamp_millis(F.lit(earliest)))
-        if tails:
-            time = F.unix_millis("event_time")
-            tail_time = by_partition({p: tail.event_time for p, tail in tails.items()})
-            tail_key = by_partition({p: tail.key for p, tail in tails.items()})
-            is_after = (time > tail_time) | ((time == tail_time) & (F.col("merge_key") > tail_key))
-            silver = silver.where(tail_time.isNull() | is_after)
         value = message_value(silver.schema, self.settings.publish, list(self.settings.sources))
-        return silver.select(
-            "partition",
-            F.unix_millis("event_time").alias("event_time"),
-            "merge_key",
-            value.cast("binary").alias("value"),
+        finished = silver.select(
+            "partition", F.unix_millis("event_time").alias("event_time"), "merge_key", value.cast("binary").alias("value")
         )
+        return finished.where(~F.coalesce(_is_up_to(tails), F.lit(False))) if tails else finished
 
     def _extent(self, pending: DataFrame) -> dict[int, Row]:
-        """Per partition how many records are pending and the last one's event time (ms)."""
-        found = pending.groupBy("partition").agg(F.count(F.lit(1)).alias("records"), F.max("event_time").alias("last"))
+        """Per partition how many records are pending, and event time (ms) and key of the first and the last."""
+        place = F.struct("event_time", "merge_key")
+        count = F.count(F.lit(1)).alias("records")
+        found = pending.groupBy("partition").agg(count, F.min(place).alias("first"), F.max(place).alias("last"))
         return {row.partition: row for row in found.collect()}
 
-    def _min_offsets(self, last_times: Mapping[int, int]) -> dict[int, bytes]:
-        """Step 2: per partition, by source, the first offset at a position >= the event time of its last message.
-
-        A position first reaches a time at the first record that has it. Every source has such a record, since the clock has
-        passed that time in all of them.
+    def _headers(self, extent: Mapping[int, Row]) -> dict[int, Headers]:
+        """Step 2: what a partition's last message says of where a lost lake is taken up again; without a transaction a part may
+        come out, so the first must say it too, each for itself.
         """
-        offsets: dict[int, dict[str, int]] = {partition: {} for partition in last_times}
-        reached = by_partition(last_times)
+        places = {partition: [row.last] for partition, row in extent.items()}
+        if self.settings.publish.delivery != "exactly_once":
+            for partition, row in extent.items():
+                places[partition].append(row.first)
+        headers: dict[int, Headers] = {partition: {} for partition in extent}
+        for nth in range(max(map(len, places.values()))):
+            said = self._beginnings({partition: places[partition][nth].event_time for partition in extent})
+            for partition, header in said.items():
+                place = places[partition][nth]
+                headers[partition][place.event_time, place.merge_key] = header
+        return headers
+
+    def _beginnings(self, times: Mapping[int, int]) -> dict[int, list[tuple[str, bytes]]]:
+        """Per partition, by source, the first offset at a position >= an event time, and what the idle policy has decided from
+        there on.
+
+        A position first reaches a time at the first record, or after the first decision, that has it; and every source has
+        one, since the clock has passed that time in all of them.
+        """
+        offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
+        decisions, reached = self._decisions(), by_partition(times)
         for source in self.settings.sources:
             first = (
                 self.lake.read(tables.bronze(source))
-                .where(F.col("event_time") >= F.timestamp_millis(F.lit(min(last_times.values()))))
+                .where(F.col("event_time") >= F.timestamp_millis(F.lit(min(times.values()))))
                 .where(F.unix_millis("event_time") >= reached)
                 .groupBy("partition")
                 .agg(F.min("offset"))
             )
-            for partition, offset in first.collect():
-                offsets[partition][source] = offset
-        return {partition: orjson.dumps(by_source) for partition, by_source in offsets.items()}
+            found: dict[int, int] = dict(first.collect())
+            for partition, time in times.items():
+                records = [(found[partition], time)] if partition in found else []
+                offsets[partition][source] = min_offset(records, decisions[partition].get(source, ()), time, next_offset=0)
+        said = {}
+        for partition, by_source in offsets.items():
+            idle = idle_header(decisions[partition], by_source)
+            said[partition] = [(MIN_OFFSETS, encode_min_offsets(by_source)), *([(IDLE, encode_idle(idle))] if idle else [])]
+        return said
+
+    def _decisions(self) -> dict[int, dict[str, list[Decision]]]:
+        """The idle policy's decisions, by partition and source."""
+        decisions: dict[int, dict[str, list[Decision]]] = {partition: {} for partition in range(self.partitions)}
+        rows = self.lake.read(tables.IDLE_HEARTBEATS).select(
+            "partition", "source", "after_offset", F.unix_millis("event_time").alias("event_time")
+        )
+        for row in rows.collect():
+            decisions[row.partition].setdefault(row.source, []).append(Decision(row.after_offset, row.event_time))
+        return decisions
 
     def _note(self, publications: Sequence[Publication]) -> None:
         """Step 4."""
@@ -154,12 +209,31 @@ class Gold:
             return
         rows = self.lake.spark.createDataFrame(publications, PUBLICATION).coalesce(1)
         times = {name: F.timestamp_millis(name) for name in ("last_event_time", "committed_at")}
-        self.lake.append(rows.withColumns(times), tables.PUBLISHED)
+        self.lake.append(rows.withColumns(times).withColumn("sink", F.lit(self._sink)), tables.PUBLISHED)
 
     def _noted_tails(self) -> dict[int, Tail]:
-        """What `published` knows of each partition's last message."""
+        """What `published` knows of each partition's last message in this very topic."""
         last = F.max_by(
             F.struct("last_seq", F.unix_millis("last_event_time").alias("time"), "last_key", "sink_offset"), "last_seq"
         )
-        rows = self.lake.read(tables.PUBLISHED).groupBy("partition").agg(last.alias("last")).collect()
-        return {row.partition: Tail(*row.last) for row in rows}
+        published = self.lake.read(tables.PUBLISHED).where(F.col("sink") == self._sink)
+        return {row.partition: Tail(*row.last) for row in published.groupBy("partition").agg(last.alias("last")).collect()}
+
+    @cached_property
+    def _sink(self) -> str:
+        """The sink topic and Kafka's own identity of it: a new one begins with the first message again."""
+        return f"{self._topic} ({Cluster(self.settings.kafka).topic_ids([self._topic])[self._topic]})"
+
+
+def _is_up_to(places: Mapping[int, Any]) -> Column:
+    """Whether a record sorts at or before its partition's place (event time in ms, then key); null where it has none."""
+    time = by_partition({p: place.event_time for p, place in places.items()})
+    key = by_partition({p: place.key if isinstance(place, Tail) else place.merge_key for p, place in places.items()})
+    return (F.col("event_time") < time) | ((F.col("event_time") == time) & (F.col("merge_key") <= key))
+
+
+def _promise(partition: int, row: Row, before: Tail | None) -> Publication:
+    """What `at_most_once` notes before it publishes: no offset can be known yet."""
+    first_seq = 0 if before is None else before.seq + 1
+    tail = Tail(first_seq + row.records - 1, row.last.event_time, row.last.merge_key, None)
+    return Publication.up_to(tail, partition, first_seq)

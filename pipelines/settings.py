@@ -4,17 +4,16 @@ A sentence says what is wrong, where (file and dotted path) and what would be ri
 from the environment, nor one of `kafka.options`: either may be a secret.
 """
 
-import difflib
 import math
 import os
 import re
 from collections.abc import Mapping
-from datetime import date
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,18 +28,30 @@ from pydantic import (
 )
 
 from pipelines.core.json_schema import ValueSchema, load_value_schema
-from pipelines.core.reading import ReadingRules
+from pipelines.core.reading import LAST_EVENT_TIME_MS, ReadingRules, parse_iso_8601
 from pipelines.errors import ConfigurationError
+from pipelines.settings_file import (
+    FromEnvironment,
+    RefusedError,
+    first_sentence,
+    kind_of,
+    known_instead,
+    read_values,
+    sentence_of,
+)
 
 DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 SIZE_UNITS: Final = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 # Event times end with the year 9999, so nothing longer can mean anything; and sums of two stay far inside a bigint.
 LONGEST_DURATION_MS: Final = 253_402_300_799_999
-# Row limits of Spark are 32-bit.
+# Row limits of Spark and partition numbers of Kafka are 32-bit; its offsets are 64-bit.
 LARGEST_COUNT: Final = 2**31 - 1
+LARGEST_OFFSET: Final = 2**63 - 1
 # librdkafka sends at most 1 000 000 000 bytes in one message, key and headers included.
 LARGEST_MESSAGE: Final = 999_000_000
+# Whoever reads a table keeps a version of it for as long as the reading takes: a run, a query, a notebook.
+SHORTEST_RETENTION_MS: Final = 3_600_000
 
 # Columns of silver, and `key`, which stands beside the sources in a published message.
 RESERVED_NAMES: Final = frozenset(
@@ -56,20 +67,7 @@ OWN_OPTIONS: Final = re.compile(
 
 _NO_DURATION = "is no duration; write a whole number and ms, s, m, h or d, such as `30m`"
 _NOT_YET = "{path}: {value} is not available in this version of Watersmeet; use "
-
-
-class _RefusedError(ValueError):
-    """One sentence with {path} and {value} open; `at` leads from the part that refuses to the place that is wrong."""
-
-    def __init__(self, sentence: str, *at: str) -> None:
-        super().__init__(sentence)
-        self.sentence, self.at = sentence, at
-
-
-class _FromEnvironment(str):
-    """Text that holds the value of an environment variable, and so is never shown."""
-
-    names: str
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 # -- kinds of values: each takes what YAML gave and returns what the program uses
@@ -90,23 +88,23 @@ def _duration(value: object, info: ValidationInfo) -> int:
     try:
         return parse_duration(value if isinstance(value, str) else "")
     except ConfigurationError:
-        raise _RefusedError("{path}: {value} " + _NO_DURATION) from None
+        raise RefusedError("{path}: {value} " + _NO_DURATION) from None
 
 
 def _positive_duration(value: object, info: ValidationInfo) -> int:
     duration_ms = _duration(value, info)
     if duration_ms <= 0:
-        raise _RefusedError("{path}: {value} is too short; it must be longer than nothing, such as `30m`")
+        raise RefusedError("{path}: {value} is too short; it must be longer than nothing, such as `30m`")
     return duration_ms
 
 
 def _number(value: object, largest: int, units: Mapping[str, int], right: str) -> int:
     match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]*)", value) if isinstance(value, str) else None
     # Bare digits in quotes are text, but a variable has no other way to give a number.
-    if match and match[2] in units and (match[2] or isinstance(value, _FromEnvironment)):
+    if match and match[2] in units and (match[2] or isinstance(value, FromEnvironment)):
         value = int(match[1]) * units[match[2]]
     if type(value) is not int or not 1 <= value <= largest:
-        raise _RefusedError(f"{{path}}: {{value}} is not {right} from 1 to {largest}")
+        raise RefusedError(f"{{path}}: {{value}} is not {right} from 1 to {largest}")
     return value
 
 
@@ -121,9 +119,9 @@ def _size(value: object) -> int:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         hint = "" if isinstance(value, (list, Mapping)) or value is None else "; put it in quotes"
-        raise _RefusedError(f"{{path}} must be text, not {_kind(value)}{hint}")
+        raise RefusedError(f"{{path}} must be text, not {kind_of(value)}{hint}")
     if not value.strip():
-        raise _RefusedError("{path} must not be empty")
+        raise RefusedError("{path} must not be empty")
     return str(value)
 
 
@@ -131,30 +129,119 @@ def _matching(pattern: str, wrong: str) -> BeforeValidator:
     def matching(value: object) -> str:
         text = _text(value)
         if not re.fullmatch(pattern, text):
-            raise _RefusedError("{path}: {value} is " + wrong)
+            raise RefusedError("{path}: {value} is " + wrong)
         return text
 
     return BeforeValidator(matching)
 
 
-def _choice(*usable: str, later: tuple[str, ...] = (), later_mappings: tuple[str, ...] = ()) -> BeforeValidator:
+def _choice(*usable: str, later: tuple[str, ...] = ()) -> BeforeValidator:
     """One of a few words; what the contract knows but this version lacks is told apart from what never was right."""
 
     def choice(value: object) -> str:
         if isinstance(value, str) and value in usable:
             return str(value)
-        right = " or ".join(usable)
-        if value in later or (isinstance(value, Mapping) and len(value) == 1 and set(value) <= set(later_mappings)):
-            raise _RefusedError(_NOT_YET + right)
-        raise _RefusedError("{path}: {value} is none of the values it may have; use " + right)
+        right = _either(*usable)
+        if value in later:
+            raise RefusedError(_NOT_YET + right)
+        raise RefusedError("{path}: {value} is none of the values it may have; use " + right)
 
     return BeforeValidator(choice)
 
 
-def _no_idle_policy_yet(value: object, info: ValidationInfo) -> None:
-    if value is not None:
-        _positive_duration(value, info)
-        raise _RefusedError(_NOT_YET + "null")
+def _either(*words: str) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _idle_after(value: object, info: ValidationInfo) -> int | None:
+    return None if value is None else _positive_duration(value, info)
+
+
+def _retention(value: object, info: ValidationInfo) -> int:
+    duration_ms = _duration(value, info)
+    if duration_ms < SHORTEST_RETENTION_MS:
+        raise RefusedError("{path}: {value} is too short; it must be `1h` or longer, such as `7d`")
+    return duration_ms
+
+
+def _share(value: object, info: ValidationInfo) -> float:
+    """A percentage such as `50%`; the answer is a share of 1."""
+    share = 0.0
+    if info.context is None and isinstance(value, (int, float)):  # built in Python, as the share itself
+        share = float(value)
+    elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value)):
+        share = float(match[1]) / 100
+    if not 0 < share <= 1:
+        raise RefusedError("{path}: {value} is no percentage above 0% and up to 100%; write one such as `50%`")
+    return share
+
+
+def _start(value: object, info: ValidationInfo) -> object:
+    """Where reading begins: a word, a time, or offsets."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        if "timestamp" in value:
+            return StartTimestamp(_timestamp_ms(value["timestamp"]))
+        if "offsets" in value:
+            return StartOffsets(_offsets_by_source(value["offsets"]))
+    if info.context is None and isinstance(value, (StartTimestamp, StartOffsets)):
+        return value
+    if isinstance(value, str) and value in ("earliest", "latest", "sink"):
+        return str(value)
+    right = _either("earliest", "latest", "sink", "`{timestamp: ...}`", "`{offsets: ...}`")
+    raise RefusedError("{path}: {value} is none of the values it may have; use " + right)
+
+
+def _timestamp_ms(value: object) -> int:
+    """A time of YAML, or ISO 8601 text, is UTC where it names no zone; a number is epoch ms. A finer part is cut off."""
+    timestamp_ms: int | None = None
+    if isinstance(value, datetime):
+        timestamp_ms = ((value if value.tzinfo else value.replace(tzinfo=timezone.utc)) - _EPOCH) // timedelta(milliseconds=1)
+    elif isinstance(value, date):
+        timestamp_ms = (value.toordinal() - _EPOCH.toordinal()) * DURATION_UNITS_MS["d"]
+    elif isinstance(value, FromEnvironment) and re.fullmatch("[0-9]{1,18}", value):
+        timestamp_ms = int(value)
+    elif isinstance(value, str):
+        timestamp_ms = parse_iso_8601(value)
+    elif type(value) is int:
+        timestamp_ms = value
+    if timestamp_ms is None:
+        right = "write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds"
+        raise RefusedError("{path}: {value} is no time; " + right, "timestamp", given=(value,))
+    if not 0 <= timestamp_ms <= LAST_EVENT_TIME_MS:
+        right = "it must lie from 1970 to the year 9999"
+        raise RefusedError("{path}: {value} is out of range; " + right, "timestamp", given=(value,))
+    return timestamp_ms
+
+
+def _offsets_by_source(value: object) -> dict[str, dict[int, int]]:
+    if not isinstance(value, Mapping) or not value:
+        raise RefusedError("{path} must be a mapping that gives sources their offsets by partition, such as `{0: 17}`", "offsets")
+    return {str(source): _offsets(offsets, "offsets", str(source)) for source, offsets in value.items()}
+
+
+def _offsets(value: object, *at: str) -> dict[int, int]:
+    if not isinstance(value, Mapping) or not value:
+        raise RefusedError("{path} must be a mapping from partitions to offsets, such as `{0: 17}`", *at)
+    offsets: dict[int, int] = {}
+    for named, given in value.items():
+        here = (*at, str(named))
+        partition = _whole(named, LARGEST_COUNT, digits=True)
+        if partition is None:
+            raise RefusedError(f"{{path}} is no partition; name one by a whole number from 0 to {LARGEST_COUNT}", *here)
+        if partition in offsets:
+            raise RefusedError(f"{{path}} names partition {partition} again; keep one", *here)
+        offset = _whole(given, LARGEST_OFFSET, digits=isinstance(given, FromEnvironment))
+        if offset is None:
+            right = f"a whole number from 0 to {LARGEST_OFFSET}"
+            raise RefusedError("{path}: {value} is no offset; write " + right, *here, given=(given,))
+        offsets[partition] = offset
+    return offsets
+
+
+def _whole(value: object, largest: int, *, digits: bool) -> int | None:
+    if digits and isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value):
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= largest else None
 
 
 def _location(value: object, info: ValidationInfo) -> str:
@@ -172,7 +259,7 @@ def _schema_file(value: object, info: ValidationInfo) -> Path | None:
     try:
         path.read_bytes()
     except OSError:
-        raise _RefusedError("{path}: {value} is no file that can be read; paths start at this file's folder") from None
+        raise RefusedError("{path}: {value} is no file that can be read; paths start at this file's folder") from None
     return path
 
 
@@ -181,46 +268,46 @@ def _absolute(text: str, info: ValidationInfo) -> Path:
     try:
         return (folder / Path(text).expanduser()).resolve()
     except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a null character
-        raise _RefusedError("{path}: {value} is no path; name one, absolute or from this file's folder") from None
+        raise RefusedError("{path}: {value} is no path; name one, absolute or from this file's folder") from None
 
 
 def _scalar(value: object) -> str | int | float | bool:
     if not isinstance(value, (str, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
-        raise _RefusedError(f"{{path}} must be text, a number, true or false, not {_kind(value)}")
+        raise RefusedError(f"{{path}} must be text, a number, true or false, not {kind_of(value)}")
     return str(value) if isinstance(value, str) else value
 
 
 def _kafka_options(value: object) -> dict[str, str]:
     """Every value becomes text, as librdkafka takes it; a refusal names the option and never shows its value."""
     if not isinstance(value, Mapping):
-        raise _RefusedError(f"{{path}} must be a mapping, not {_kind(value)}")
+        raise RefusedError(f"{{path}} must be a mapping, not {kind_of(value)}")
     return {str(name): _kafka_option(str(name), given) for name, given in value.items()}
 
 
 def _kafka_option(name: str, value: object) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name):  # perhaps `name=value`, so it is not shown
-        raise _RefusedError("{path} has a name that is no option of librdkafka; write `name: value`")
+        raise RefusedError("{path} has a name that is no option of librdkafka; write `name: value`")
     if OWN_OPTIONS.fullmatch(name):
-        raise _RefusedError("{path} is set by Watersmeet itself; leave it out", name)
+        raise RefusedError("{path} is set by Watersmeet itself; leave it out", name)
     if name.startswith("kafka."):
-        raise _RefusedError("{path}: options are named as librdkafka names them; leave out the leading `kafka.`", name)
+        raise RefusedError("{path}: options are named as librdkafka names them; leave out the leading `kafka.`", name)
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, (str, int, float)):
-        raise _RefusedError(f"{{path}} must be text, a number, true or false, not {_kind(value)}", name)
+        raise RefusedError(f"{{path}} must be text, a number, true or false, not {kind_of(value)}", name)
     return str(value)
 
 
 def _named_sources(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise _RefusedError(f"{{path}} must be a mapping, not {_kind(value)}")
+        raise RefusedError(f"{{path}} must be a mapping, not {kind_of(value)}")
     for name in value:
         if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]*", name):
-            raise _RefusedError("{path} is no name for a source; use a-z, 0-9 and _, with a letter first", str(name))
+            raise RefusedError("{path} is no name for a source; use a-z, 0-9 and _, with a letter first", str(name))
         if name in RESERVED_NAMES:
-            raise _RefusedError(f"{{path}}: `{name}` is a name of the output itself; choose another", name)
+            raise RefusedError(f"{{path}}: `{name}` is a name of the output itself; choose another", name)
     if len(value) < 2:
-        raise _RefusedError(f"{{path}} must name two or more sources, not {len(value)}: a merge needs two")
+        raise RefusedError(f"{{path}} must name two or more sources, not {len(value)}: a merge needs two")
     return value
 
 
@@ -251,15 +338,15 @@ class _Part(BaseModel):
         if info.context is None:  # built in Python, by the names of the attributes
             return data
         if not isinstance(data, Mapping):
-            raise _RefusedError(f"{{path}} must be a mapping, not {_kind(data)}")
+            raise RefusedError(f"{{path}} must be a mapping, not {kind_of(data)}")
         fields = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
         for name in data:
             if name not in fields:
-                raise _RefusedError(f"unknown field `{{path}}`; {_known_instead(str(name), list(fields))}", str(name))
+                raise RefusedError(f"unknown field `{{path}}`; {known_instead(str(name), list(fields))}", str(name))
         for name, field in fields.items():
             if field.is_required() and name not in data:
                 example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
-                raise _RefusedError(f"required field `{{path}}` is missing; add it{example}", name)
+                raise RefusedError(f"required field `{{path}}` is missing; add it{example}", name)
         return data
 
 
@@ -270,17 +357,43 @@ class CatalogLake(_Part):
     schema_name: Identifier = Field(validation_alias="schema", examples=["shop"])
 
 
+@dataclass(frozen=True)
+class StartTimestamp:
+    """Reading begins at the first record whose Kafka timestamp is this or later."""
+
+    timestamp_ms: int
+
+    def __str__(self) -> str:
+        """As in YAML, in UTC."""
+        time = (_EPOCH + timedelta(milliseconds=self.timestamp_ms)).replace(tzinfo=None)
+        return f"{{timestamp: {time.isoformat(timespec='milliseconds')}Z}}"
+
+
+@dataclass(frozen=True)
+class StartOffsets:
+    """Reading begins at these offsets, by source and partition; a partition that is not named, at the earliest."""
+
+    offsets: dict[str, dict[int, int]]
+
+    def __str__(self) -> str:
+        """As in YAML, partitions in order."""
+        by_source = (f"{source}: {_flow(offsets)}" for source, offsets in self.offsets.items())
+        return f"{{offsets: {{{', '.join(by_source)}}}}}"
+
+
+def _flow(offsets: Mapping[int, int]) -> str:
+    return f"{{{', '.join(f'{partition}: {offset}' for partition, offset in sorted(offsets.items()))}}}"
+
+
 class KafkaSettings(_Part):
     """Where Kafka is and how it is read; `repr` never shows the values of `options`."""
 
     bootstrap_servers: Servers = Field(examples=["127.0.0.1:9092"])
     options: Annotated[dict[str, str], BeforeValidator(_kafka_options)] = {}
-    start: Annotated[
-        Literal["earliest", "latest"],
-        _choice("earliest", "latest", later=("sink",), later_mappings=("timestamp", "offsets")),
-    ] = "earliest"
+    start: Annotated[Literal["earliest", "latest", "sink"] | StartTimestamp | StartOffsets, BeforeValidator(_start)] = "earliest"
     max_offsets_per_batch: Count = 500_000
-    on_data_loss: Annotated[Literal["stop"], _choice("stop", later=("continue",))] = "stop"
+    on_data_loss: Annotated[Literal["stop", "continue"], _choice("stop", "continue")] = "stop"
+    quarantine_limit: Annotated[float, BeforeValidator(_share)] = 0.5
 
     def __repr_args__(self) -> Any:
         for name, value in super().__repr_args__():
@@ -331,7 +444,7 @@ class MergeSettings(_Part):
     timeout_ms: Annotated[int, BeforeValidator(_positive_duration)] = Field(validation_alias="timeout", examples=["30m"])
     max_future_ms: Annotated[int, BeforeValidator(_duration)] = Field(default=86_400_000, validation_alias="max_future")
     max_records_per_batch: Count = 1_000_000
-    idle_after: Annotated[None, BeforeValidator(_no_idle_policy_yet)] = None
+    idle_after_ms: Annotated[int | None, BeforeValidator(_idle_after)] = Field(default=None, validation_alias="idle_after")
 
 
 class PublishSettings(_Part):
@@ -341,9 +454,9 @@ class PublishSettings(_Part):
     valid: Text = "true"
     value: Text | None = None
     max_bytes: Annotated[int, BeforeValidator(_size)] = 8 * 2**20
-    delivery: Annotated[Literal["exactly_once"], _choice("exactly_once", later=("at_least_once", "at_most_once"))] = (
-        "exactly_once"
-    )
+    delivery: Annotated[
+        Literal["exactly_once", "at_least_once", "at_most_once"], _choice("exactly_once", "at_least_once", "at_most_once")
+    ] = "exactly_once"
 
 
 def _shape_of_lake(value: object) -> str:
@@ -362,6 +475,7 @@ class Settings(_Part):
     sources: Annotated[dict[str, SourceSettings], BeforeValidator(_named_sources)]
     merge: MergeSettings
     publish: PublishSettings
+    retention_ms: Annotated[int, BeforeValidator(_retention)] = Field(default=604_800_000, validation_alias="retention")
 
     @field_validator("checkpoints", mode="before")
     @classmethod
@@ -369,7 +483,7 @@ class Settings(_Part):
         if value is not None or "lake" not in info.data:
             return value
         if isinstance(info.data["lake"], CatalogLake):
-            raise _RefusedError("`{path}` is needed where the lake is a catalog; name a folder or an object-store URI")
+            raise RefusedError("`{path}` is needed where the lake is a catalog; name a folder or an object-store URI")
         return f"{info.data['lake']}/_checkpoints"
 
     @model_validator(mode="after")
@@ -379,146 +493,34 @@ class Settings(_Part):
             if source.topic in read_by:
                 other = read_by[source.topic]
                 sentence = f"{{path}} is the topic of source `{other}` too; give each source a topic of its own"
-                raise _RefusedError(sentence, "sources", name, "topic")
+                raise RefusedError(sentence, "sources", name, "topic")
             read_by[source.topic] = name
         if self.publish.topic in read_by:
             other = read_by[self.publish.topic]
             sentence = f"{{path}} is the topic of source `{other}` too; publish to another topic"
-            raise _RefusedError(sentence, "publish", "topic")
+            raise RefusedError(sentence, "publish", "topic")
         return self
 
-
-# -- from a file
+    @model_validator(mode="after")
+    def _begins_with_its_own_sources(self) -> "Settings":
+        if isinstance(self.kafka.start, StartOffsets):
+            for name in self.kafka.start.offsets:
+                if name not in self.sources:
+                    instead = known_instead(name, list(self.sources))
+                    raise RefusedError(f"{{path}} names no source; {instead}", "kafka", "start", "offsets", name)
+        return self
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """What is loaded is complete and sound, or else nothing: raises ConfigurationError with one sentence."""
     try:
-        values = _substituted(_read_yaml(path), os.environ if environ is None else environ)
+        values = read_values(path, os.environ if environ is None else environ)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        sentence = _first_sentence(error)
-    except _RefusedError as refusal:
-        sentence = _sentence(refusal.sentence, refusal.at, None)
+        sentence = first_sentence(error)
+    except RefusedError as refusal:
+        sentence = sentence_of(refusal.sentence, refusal.at, None)
     except RecursionError:
         sentence = "is no usable YAML: mappings or lists without an end to their levels; write out what contains itself"
     # Raised outside the handlers, so that no cause with the values in it hangs on this error.
     raise ConfigurationError(f"{path}: {sentence}")
-
-
-def _read_yaml(path: Path) -> object:
-    try:
-        loader = yaml.SafeLoader(path.read_bytes())
-        document = loader.get_single_node()
-        _refuse_repeated_keys(document, (), set())
-        values: object = None if document is None else loader.construct_document(document)
-    except OSError as error:
-        raise _RefusedError(f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`") from None
-    except yaml.YAMLError as error:
-        raise _RefusedError(_yaml_problem(error)) from None
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        if isinstance(error, _RefusedError):
-            raise
-        raise _RefusedError("is no valid YAML: a value does not fit its tag or type; put text in quotes") from None
-    if values is None:
-        raise _RefusedError("is empty; write a configuration, or let `init` write an example")
-    if not isinstance(values, dict):
-        raise _RefusedError(f"must be a mapping of fields, not {_kind(values)}")
-    return values
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    # What stands in the file may be a secret: PyYAML quotes an alias or a tag, which is a value without its quotes.
-    what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
-    return f"is no valid YAML{where}: {what}"
-
-
-def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
-    """YAML keeps the last of two equal keys in silence, and with it a mistake."""
-    if node is None or id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeated_keys(item, at, seen)
-    elif isinstance(node, yaml.MappingNode):
-        keys: set[tuple[str, str]] = set()
-        for key, value in node.value:
-            name = str(key.value)
-            if (key.tag, name) in keys:
-                raise _RefusedError(f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name)
-            keys.add((key.tag, name))
-            _refuse_repeated_keys(value, (*at, name), seen)
-
-
-def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
-    """Every `${NAME}` in a value is replaced once; what a variable holds is not looked into again."""
-    if isinstance(value, dict):
-        return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_substituted(item, environ, *at) for item in value]
-    if not isinstance(value, str) or "${" not in value:
-        return value
-    names: list[str] = []
-
-    def lookup(match: re.Match[str]) -> str:
-        name = match[1] or ""
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise _RefusedError("{path}: after `${` must come the name of an environment variable and `}`", *at)
-        if name not in environ:
-            raise _RefusedError(f"{{path}}: the environment variable {name} is not set; set it", *at)
-        names.append(f"${{{name}}}")
-        return environ[name]
-
-    text = _FromEnvironment(re.sub(r"\$\{(?:([^{}]*)\})?", lookup, value))
-    text.names = "".join(names)
-    return text
-
-
-# -- sentences
-
-
-def _first_sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    at = tuple(str(step) for step in first["loc"] if not str(step).startswith("<"))
-    refusal = first.get("ctx", {}).get("error")
-    if isinstance(refusal, _RefusedError):
-        return _sentence(refusal.sentence, at + refusal.at, first["input"])
-    return _sentence("{path}: " + first["msg"], at, None)
-
-
-def _sentence(sentence: str, at: tuple[str, ...], value: object) -> str:
-    # The value last: it may hold braces of its own.
-    return sentence.replace("{path}", ".".join(at)).replace("{value}", _shown(value))
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, _FromEnvironment):
-        return f"the value of {value.names}"
-    if isinstance(value, Mapping):
-        return f"`{{{', '.join(f'{key}: ...' for key in value)}}}`"
-    if value is None or isinstance(value, (bool, list)):
-        return _kind(value)
-    text = " ".join(str(value).split())
-    return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
-
-
-def _kind(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return "text"
-    if isinstance(value, (int, float)):
-        return "a number"
-    if isinstance(value, (Mapping, list)):
-        return "a list" if isinstance(value, list) else "a mapping"
-    return "a date" if isinstance(value, date) else "a tagged value"
-
-
-def _known_instead(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=2)
-    if close:
-        return f"did you mean {' or '.join(f'`{match}`' for match in close)}?"
-    return f"known here: {', '.join(known)}"

@@ -7,15 +7,20 @@ Progress is in tables, never in a Spark checkpoint. A batch is committed in this
 3. *late*: the batch's late records (`_write_late`);
 4. *merge*: the rows that change, by MERGE (`_merge`).
 
-A start replays the last batch of `progress` first. Each write of it carries the batch's number as Delta's transaction version,
-so a table that has seen it skips it. Hence after a crash before 2 nothing is known of the batch and another plan may be made;
-between 2 and 3, and between 3 and 4, the same ranges are read again and what is missing is written; after 4, nothing is.
+A start completes the last batch of `progress` first: each write carries the batch's number, and Delta's own record of it says
+which of them were made. Hence after a crash before 2 nothing is known of the batch and another plan may be made; between 2 and
+3, and between 3 and 4, the same ranges are read again and what is missing is written; after 4, nothing is.
+
+Where a source is silent, the idle policy may speak for it, between two batches: its decision is a row of `idle_heartbeats`,
+and from then on as good as a record of bronze. A deliberate reset is a batch too: it merges nothing, closes what is open, and
+goes on elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import reduce
 
 import numpy as np
@@ -25,13 +30,25 @@ from pyspark.sql import functions as F
 from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.progress import read_last_batch, write_progress
-from pipelines.core.plan import NO_TIME, BatchPlan, Cursor, Rows, TopicPartition, plan_batch
+from pipelines.core.idle import Decision, decide
+from pipelines.core.plan import (
+    NO_ROWS,
+    NO_TIME,
+    BatchPlan,
+    Cursor,
+    Rows,
+    TopicPartition,
+    heads_of,
+    plan_batch,
+)
+from pipelines.faults import reach
 from pipelines.settings import Settings
+from pipelines.silence import Silence
 from pipelines.transforms.decode import parsed_value
 from pipelines.transforms.fold import fold, union_with_open
 from pipelines.transforms.message import with_validity
-from pipelines.transforms.position import split_late, with_position
-from pipelines.transforms.ranges import is_within
+from pipelines.transforms.position import not_published, split_late, with_position
+from pipelines.transforms.ranges import by_partition, is_within
 
 
 @dataclass
@@ -41,54 +58,143 @@ class Silver:
     lake: Lake
     settings: Settings
     partitions: int
-    _done: BatchPlan | None = None
-    _cursors: dict[TopicPartition, Cursor] = field(default_factory=dict)
+    silence: Silence | None = None
+    """Who watches for silent sources; None: the idle policy does not speak."""
+    _done: BatchPlan | None = field(default=None, repr=False)
+    _cursors: dict[TopicPartition, Cursor] = field(default_factory=dict, repr=False)
+    _available: dict[TopicPartition, Rows] = field(default_factory=dict, repr=False)
+    _idle: dict[TopicPartition, list[Decision]] = field(default_factory=dict, repr=False)
+    _recovered: DataFrame | None = None
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
         if not self._cursors:
             self._recover()
-        while not is_stopping() and (plan := self._plan_next()) is not None:
-            try:
-                write_progress(self.lake, self.settings, plan)
-                self._commit(plan)
-            except BaseException:
-                self._cursors = {}  # the batch may be decided by now: it must be completed before another is planned
-                raise
+        while not is_stopping():
+            plan = self._plan_next()
+            if plan is None:
+                if not self._speak_for_the_silent():
+                    return
+                continue
+            reach("silver.progress")
+            self.commit(plan)
+            reach("silver.done")
             yield plan
+
+    def commit(self, plan: BatchPlan) -> None:
+        """Steps 2 to 4 of a batch that was never begun."""
+        try:
+            write_progress(self.lake, self.settings, plan)
+            reach("silver.late")
+            if plan.has_late and plan.reset is None:
+                self._write_late(plan)
+            reach("silver.merge")
+            self._merge(plan)
+        except BaseException:
+            self._cursors = {}  # the batch may be decided by now: it must be completed before another is planned
+            raise
+        self._done = plan
+        self._cursors |= plan.cursors()
+
+    @property
+    def cursors(self) -> Mapping[TopicPartition, Cursor]:
+        """How far the merge has passed each topic-partition."""
+        if not self._cursors:
+            self._recover()
+        return self._cursors
+
+    @property
+    def next_batch(self) -> int:
+        """The number that the next batch has."""
+        return self._done.batch + 1 if self._done else 0
 
     def _recover(self) -> None:
         """Takes up the state after the last batch in `progress`, having completed that batch where a crash cut it short."""
         every = [TopicPartition(source, p) for source in self.settings.sources for p in range(self.partitions)]
-        self._cursors = dict.fromkeys(every, Cursor())
-        last = read_last_batch(self.lake)
+        self._recovered = self._read_recovered()
+        last = self._done = read_last_batch(self.lake, self.settings, self.partitions)
+        cursors = dict.fromkeys(every, Cursor())
         if last is not None:
-            self._commit(last)
+            cursors |= last.cursors()
+            if last.reset is None and not self._has(tables.LATE, last):
+                self._write_late(last)
+            if not self._has(tables.SILVER, last):
+                self._merge(last)
+        self._idle = self._read_idle(cursors)
+        self._cursors = cursors
 
-    def _commit(self, plan: BatchPlan) -> None:
-        """Steps 3 and 4: what the batch's rows of `progress` promise; a no-op where it was done before."""
-        if plan.has_late:
-            self._write_late(plan)
-        self._merge(plan)
-        self._done = plan
-        self._cursors |= plan.cursors()
+    def _has(self, table: str, plan: BatchPlan) -> bool:
+        commit = self.lake.last_commit(table)
+        return commit is not None and commit.number >= plan.batch
 
     def _plan_next(self) -> BatchPlan | None:
         """Step 1. Each topic-partition gets an equal share of `max_records_per_batch` to be considered in."""
         share = max(1, self.settings.merge.max_records_per_batch // len(self._cursors))
         starts = {tp: cursor.next_offset for tp, cursor in self._cursors.items()}
-        available = self._read_rows(starts, share)
-        plan = self._plan(available)
+        self._available = self._read_rows(starts, share)
+        plan = self._plan()
         if plan is None:
             # Offsets may have holes (transaction markers, compaction, a start at the latest) longer than a share.
-            beyond = self._first_offsets_beyond({tp: start + share for tp, start in starts.items() if tp not in available})
+            missing = {tp: start + share for tp, start in starts.items() if tp not in self._available}
+            beyond = self._first_offsets_beyond(missing)
             if beyond:
-                plan = self._plan(available | self._read_rows(beyond, share))
+                self._available |= self._read_rows(beyond, share)
+                plan = self._plan()
         return plan
 
-    def _plan(self, available: Mapping[TopicPartition, Rows]) -> BatchPlan | None:
-        batch, clocks = (self._done.batch + 1, self._done.clocks) if self._done else (0, {})
-        return plan_batch(batch, self._cursors, available, clocks, self.settings.merge.timeout_ms)
+    def _plan(self) -> BatchPlan | None:
+        clocks = self._done.clocks if self._done else {}
+        return plan_batch(self.next_batch, self._cursors, self._available, clocks, self.settings.merge.timeout_ms)
+
+    def _speak_for_the_silent(self) -> bool:
+        """Whether a source was silent for so long that the idle policy moved its head on; its decision is durable then."""
+        if self.silence is None:
+            return False
+        ends = {
+            tp: int(r.offsets[-1]) + 1 if (r := self._available.get(tp)) else c.next_offset for tp, c in self._cursors.items()
+        }
+        silent = self.silence.observe(ends)
+        heads, decided = heads_of(self._cursors, self._available), []
+        for p in range(self.partitions):
+            here = {tp.source: head for tp, head in heads.items() if tp.partition == p}
+            decision = decide(here, {tp.source for tp in silent if tp.partition == p and tp not in self._available})
+            if decision is not None:
+                sources, event_time = decision
+                after = {TopicPartition(s, p): self._cursors[TopicPartition(s, p)].next_offset - 1 for s in sources}
+                if self.silence.has_nothing_beyond(after):
+                    decided += [(tp, Decision(offset, event_time)) for tp, offset in after.items()]
+        if decided:
+            reach("idle.decide")
+            self._write_idle(decided)
+        return bool(decided)
+
+    def _write_idle(self, decided: list[tuple[TopicPartition, Decision]]) -> None:
+        now = datetime.now(timezone.utc)
+        rows = [
+            (tp.source, self.settings.sources[tp.source].topic, tp.partition, h.after_offset, h.event_time, now)
+            for tp, h in decided
+        ]
+        ddl = "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time BIGINT, decided_at TIMESTAMP"
+        frame = self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
+        self.lake.append(frame.coalesce(1), tables.IDLE_HEARTBEATS)
+        for tp, heartbeat in decided:
+            self._idle.setdefault(tp, []).append(heartbeat)
+
+    def _read_idle(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[Decision]]:
+        """The idle policy's heartbeats that the merge has not passed, by topic-partition."""
+        found: dict[TopicPartition, list[Decision]] = {}
+        decisions = self.lake.read(tables.IDLE_HEARTBEATS).select(
+            "source", "partition", "after_offset", F.unix_millis("event_time").alias("event_time")
+        )
+        for row in decisions.orderBy("after_offset", "event_time").collect():
+            tp = TopicPartition(row.source, row.partition)
+            if tp in cursors and row.after_offset + 1 >= cursors[tp].next_offset:
+                found.setdefault(tp, []).append(Decision(row.after_offset, row.event_time))
+        return found
+
+    def _read_recovered(self) -> DataFrame | None:
+        recovered = self.lake.read(tables.RECOVERED).where(F.col("merge_key").isNotNull())
+        return None if recovered.isEmpty() else recovered
 
     def _read_rows(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Rows]:
         """The narrow columns of bronze in `[start, start + share)` of each topic-partition; absent where there are none."""
@@ -108,7 +214,16 @@ class Silver:
             if len(mine):
                 ordered = mine[np.argsort(offsets[mine], kind="stable")]
                 rows[tp] = Rows(offsets[ordered], times[ordered])
+            heartbeats = [h for h in self._idle.get(tp, ()) if self._is_next(h, tp, starts[tp] + share)]
+            if heartbeats:
+                rows[tp] = rows.get(tp, NO_ROWS).with_idle(heartbeats)
         return rows
+
+    def _is_next(self, heartbeat: Decision, tp: TopicPartition, end: int) -> bool:
+        """Whether it stands before `end`, and is neither passed nor without effect."""
+        cursor = self._cursors[tp]
+        is_new = cursor.position is None or heartbeat.event_time > cursor.position
+        return is_new and cursor.next_offset <= heartbeat.after_offset + 1 <= end
 
     def _first_offsets_beyond(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         first: dict[TopicPartition, int] = {}
@@ -127,10 +242,13 @@ class Silver:
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
             .select(*self.lake.schema(tables.LATE).names)
         )
-        self.lake.append(late, tables.LATE, plan.batch)
+        self.lake.append(late, tables.LATE, batch=plan.batch)
 
     def _merge(self, plan: BatchPlan) -> None:
         """Step 4: the river's meeting. One exchange by partition serves position and fold together."""
+        if plan.reset is not None:
+            self._start_afresh(plan)
+            return
         sources, timeout_ms = list(self.settings.sources), self.settings.merge.timeout_ms
         open_rows = self.lake.read(tables.SILVER).where("status = 'open'")
         changed = (
@@ -139,6 +257,7 @@ class Silver:
             .transform(self._by_partition)
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(timeout_ms)(records).on_time)
+            .transform(not_published(self._recovered, timeout_ms))
             .transform(fold(sources, timeout_ms, plan.clocks))
             .transform(with_validity(self.settings.publish, sources))
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
@@ -155,7 +274,79 @@ class Silver:
             .whenMatchedUpdate(set=columns)
             .whenNotMatchedInsert(values=columns)
         )
-        with self.lake.once_per_batch(plan.batch):
+        with self.lake.once(tables.SILVER, plan.batch):
+            merge.execute()
+
+    def _start_afresh(self, plan: BatchPlan) -> None:
+        """A reset's place of step 4: what is open is closed unpublished, and the decision is kept in `resets`.
+
+        Where the jump goes back, what was made of the records that come again goes: those parts leave their merge records and
+        those late records leave `late`. A message that held one of them stays published, and `recovered` remembers it.
+        """
+        back: dict[str, dict[int, int]] = {source: {} for source in self.settings.sources}
+        for tp, jump in plan.ranges.items():
+            if jump.until_offset < jump.from_offset:
+                back[tp.source][tp.partition] = jump.until_offset
+        comes_again = {source: by_partition(offsets) for source, offsets in back.items() if offsets}
+        if comes_again:
+            self._forget_late(plan, comes_again)
+            self._remember_published(plan, comes_again)
+        now, sources = datetime.now(timezone.utc), self.settings.sources
+        jumps = [
+            (tp.source, sources[tp.source].topic, tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)
+            for tp, jump in plan.ranges.items()
+        ]
+        if not self._has(tables.RESETS, plan):
+            rows = self.lake.spark.createDataFrame(jumps, self.lake.schema(tables.RESETS)).coalesce(1)
+            self.lake.append(rows, tables.RESETS, batch=plan.batch)
+        self._close_open(plan, comes_again)
+
+    def _forget_late(self, plan: BatchPlan, comes_again: Mapping[str, Column]) -> None:
+        if self._has(tables.LATE, plan):
+            return
+        gone = [(F.col("source") == source) & (F.col("offset") >= since) for source, since in comes_again.items()]
+        with self.lake.once(tables.LATE, plan.batch):
+            self.lake.delta(tables.LATE).delete(reduce(Column.__or__, gone))
+
+    def _remember_published(self, plan: BatchPlan, comes_again: Mapping[str, Column]) -> None:
+        if self._has(tables.RECOVERED, plan):
+            return
+        last = F.max_by(F.struct("last_event_time", "last_key"), "last_seq").alias("last")
+        tails = self.lake.read(tables.PUBLISHED).groupBy("partition").agg(last)
+        is_out = F.struct("event_time", "merge_key") <= F.struct("last.last_event_time", "last.last_key")
+        messages = (
+            self.lake.read(tables.SILVER)
+            .where(F.col("valid") & _has_part_of(comes_again))
+            .join(tails, "partition")
+            .where(is_out)
+            .select("partition", "merge_key", "event_time", F.lit(datetime.now(timezone.utc)).alias("recovered_at"))
+        )
+        self.lake.append(messages, tables.RECOVERED, batch=plan.batch)
+
+    def _close_open(self, plan: BatchPlan, comes_again: Mapping[str, Column]) -> None:
+        """One statement: rows that lose parts keep the others, or go with the last; all that it leaves behind is closed."""
+        kept = {s: F.filter(s, _stays(since)) for s, since in comes_again.items()}
+        times = F.concat(*[F.transform(kept.get(s, F.col(s)), lambda part: part["event_time"]) for s in self.settings.sources])
+        closed: dict[str, str | Column] = {
+            "status": F.lit("timed_out"),
+            "valid": F.lit(False),
+            "invalid_reason": F.lit("reset"),
+            "batch": F.lit(plan.batch).cast("bigint"),
+            "event_time": F.array_min(times),
+            "last_event_time": F.array_max(times),
+            **kept,
+        }
+        is_touched = F.col("status") == "open"
+        if comes_again:
+            is_touched = is_touched | _has_part_of(comes_again)
+        everything = self.lake.spark.range(1).select(F.lit(True).alias("reset"))
+        merge = (
+            self.lake.delta(tables.SILVER)
+            .merge(everything, is_touched)
+            .whenMatchedDelete(F.size(times) == 0)
+            .whenMatchedUpdate(set=closed)
+        )
+        with self.lake.once(tables.SILVER, plan.batch):
             merge.execute()
 
     def _by_partition(self, rows: DataFrame) -> DataFrame:
@@ -185,14 +376,43 @@ class Silver:
                     "merge_key",
                     "heartbeat",
                     "event_time",
+                    F.lit(False).alias("is_idle"),
                     *value_columns,
                 )
             )
+        idle = self._idle_rows(plan)
+        if idle is not None:
+            frames.append(idle)
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def _idle_rows(self, plan: BatchPlan) -> DataFrame | None:
+        """The idle policy's heartbeats within the batch's ranges. One that stands at the end of a range moves nothing in it."""
+        rows = [
+            (tp.source, tp.partition, h.after_offset, True, h.event_time, True)
+            for tp, heartbeats in self._idle.items()
+            for h in heartbeats
+            if (done := plan.ranges[tp]).from_offset <= h.after_offset + 1 < done.until_offset
+        ]
+        if not rows:
+            return None
+        ddl = "source STRING, partition INT, offset BIGINT, heartbeat BOOLEAN, event_time BIGINT, is_idle BOOLEAN"
+        return self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
 
     def _parsed(self, source: str, value: Column) -> dict[str, Column]:
         """A column for each source, so that their types may differ; a record fills its own."""
         return {f"value_{source}": parsed_value(value, self.settings.sources[source].value_type)}
+
+
+def _has_part_of(comes_again: Mapping[str, Column]) -> Column:
+    return reduce(Column.__or__, [F.exists(source, _comes_again(since)) for source, since in comes_again.items()])
+
+
+def _comes_again(since: Column) -> Callable[[Column], Column]:
+    return lambda part: part["offset"] >= since
+
+
+def _stays(since: Column) -> Callable[[Column], Column]:
+    return lambda part: F.coalesce(part["offset"] < since, F.lit(True))
 
 
 def _positions_before(plan: BatchPlan) -> dict[TopicPartition, int | None]:

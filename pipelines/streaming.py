@@ -8,9 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
+from pipelines.adapters.lake import Lake
+from pipelines.errors import WatersmeetError, is_trouble_with_kafka, root_cause
 from pipelines.settings import Settings
+from pipelines.watch import Patience
 
 POLL = "200 milliseconds"
 """How often a waiting query looks for news: each look lists a folder, and must not eat the cores of a laptop."""
@@ -25,28 +29,32 @@ class Gate:
     """
 
     stopping: threading.Event
+    patience: Patience
     failure: Exception | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def guard(self, work: Callable[[DataFrame], None]) -> Callable[[DataFrame, int], None]:
-        """`work` as a function for foreachBatch. Where it fails, the failure is kept as it is and everything stops: Spark
-        would only wrap it, and fill the log with the traces of every layer it passes through.
-        """
+        """`work` as a function for foreachBatch."""
 
         def batch(rows: DataFrame, _: int) -> None:
-            try:
-                self.run(lambda: work(rows))
-            except Exception as failure:
-                self.failure = failure
-                self.stopping.set()
+            self.run(lambda: work(rows))
 
         return batch
 
     def run(self, work: Callable[[], None]) -> None:
-        """Does the work alone, or not at all."""
+        """Does the work alone, again while there is trouble with Kafka, or not at all.
+
+        Where it fails, the failure is kept as it is and everything stops: Spark would only wrap it, and fill the log with the
+        traces of every layer it passes through.
+        """
         with self._lock:
-            if not self.stopping.is_set():
-                work()
+            if self.stopping.is_set():
+                return
+            try:
+                self.patience.bear(work)
+            except Exception as failure:
+                self.failure = failure
+                self.stopping.set()
 
     def close(self) -> None:
         """Returns when no batch is under way and none can begin (`stopping` must be set)."""
@@ -54,18 +62,77 @@ class Gate:
             pass
 
 
+@dataclass
+class Stream:
+    """A query that is begun anew where Kafka was away, and its gate. `drain` is also done at the start and when it `is_due`."""
+
+    gate: Gate
+    begin: Callable[[Gate], StreamingQuery]
+    drain: Callable[[], None] = lambda: None
+    is_due: Callable[[], bool] = lambda: False
+    _query: StreamingQuery | None = None
+    _aside: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins; while there is trouble with Kafka, again."""
+        self.gate.patience.bear(self._begin)
+
+    def _begin(self) -> None:
+        self._query = self.begin(self.gate)
+        self._drain_aside()
+
+    def _drain_aside(self) -> None:
+        """In a thread of its own: while records keep coming, a drain may take as long as the run."""
+        if self._aside is None or not self._aside.is_alive():
+            self._aside = threading.Thread(target=self.gate.run, args=[self.drain], daemon=True)
+            self._aside.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the query runs."""
+        return self._query is not None and self._query.isActive
+
+    def look_after(self) -> None:
+        """Begins a query anew that has ended for trouble with Kafka; raises WatersmeetError where it ended for another reason."""
+        if self.is_due():
+            self._drain_aside()
+        if self.is_active or self.gate.stopping.is_set():
+            return
+        failure = self._exception()
+        if failure is not None and not is_trouble_with_kafka(failure):
+            raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
+        self.gate.patience.reporter.tell("kafka", f"{root_cause(failure or Exception('a stream ended'))}; trying again")
+        self.start()
+
+    def stop(self) -> None:
+        """Ends the query after the batch under way (`stopping` must be set, or the query at its end)."""
+        if self.gate.stopping.is_set():
+            self.gate.close()
+        if self._query is not None:
+            self._query.stop()
+
+    def raise_failure(self) -> None:
+        """Raises what ended the stream, if anything did."""
+        if self.gate.failure is not None:
+            raise self.gate.failure
+        failure = self._exception()
+        if failure is not None:
+            raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
+
+    def _exception(self) -> Exception | None:
+        return None if self._query is None else self._query.exception()
+
+
 def trigger(*, once: bool) -> dict[str, Any]:
     """Everything available now, then the end; or on and on."""
     return {"availableNow": True} if once else {"processingTime": POLL}
 
 
-def new_checkpoint(spark: SparkSession, settings: Settings, stream: str) -> str:
+def new_checkpoint(lake: Lake, settings: Settings, stream: str) -> str:
     """An empty checkpoint folder for this run of a stream; what earlier runs left is removed.
 
     The tables say where each stream stands. Spark insists on a folder of its own, so it gets one, and it is never read again.
     """
     parent = f"{settings.checkpoints}/{stream}"
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(parent)
-    path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
+    lake.files.delete(parent)
     return f"{parent}/{uuid.uuid4()}"

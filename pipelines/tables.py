@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipelines.settings import Settings
 
 SILVER = "silver"
 LATE = "late"
 QUARANTINE = "quarantine"
+IDLE_HEARTBEATS = "idle_heartbeats"
 RESETS = "resets"
 PUBLISHED = "published"
+RECOVERED = "recovered"
 PROGRESS = "progress"
+CONFIGURATION = "configuration"
+LEASES = "leases"
 
 _KAFKA_HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
@@ -35,8 +39,16 @@ class Table:
 def layout(settings: Settings) -> dict[str, Table]:
     """Every table of a lake by name, as this configuration needs it."""
     tables = [_bronze(source) for source in settings.sources]
-    tables += [_silver(settings), _late(), _quarantine(), _resets(), _published(), _progress()]
-    return {table.name: table for table in tables}
+    tables += [_silver(settings), _late(), _quarantine(), _idle_heartbeats(), _resets(), _published(), _recovered()]
+    tables += [_progress(), _configuration(), _leases()]
+    retention = retention_properties(settings)
+    return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
+
+
+def retention_properties(settings: Settings) -> dict[str, str]:
+    """How long a table keeps removed files and its log: what time travel reaches back to, and no further."""
+    interval = f"interval {settings.retention_ms} milliseconds"
+    return {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
 
 
 def _bronze(source: str) -> Table:
@@ -81,30 +93,62 @@ def _quarantine() -> Table:
     return Table(QUARANTINE, ddl, properties=_statistics("source", "topic", "partition", "offset"))
 
 
+def _idle_heartbeats() -> Table:
+    """What the idle policy decided: a heartbeat of a silent topic-partition, placed after `after_offset` (-1: before any
+    record) and before whatever comes next. Input of the merge like bronze: a rebuild takes the same decisions.
+    """
+    ddl = "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time TIMESTAMP, decided_at TIMESTAMP"
+    return Table(IDLE_HEARTBEATS, ddl)
+
+
 def _resets() -> Table:
-    """Offsets that were passed over on purpose: `[from_offset, to_offset)` of a topic-partition."""
+    """Offsets of a topic-partition that were passed over on purpose, `[from_offset, to_offset)`, and why: a deliberate start
+    or jump, or a gap in Kafka that was accepted. Where `to_offset` is the smaller one, the stretch is merged once more.
+    """
     ddl = "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset BIGINT, decided_at TIMESTAMP, reason STRING"
     return Table(RESETS, ddl)
 
 
 def _published() -> Table:
-    """What each publication transaction wrote; `sink_offset` is that of its last message."""
+    """What each publication transaction wrote; `sink_offset` is that of its last message (null under at_most_once, which
+    notes before it sends). `sink` is the topic with Kafka's identity of it, which a topic made again does not share.
+    """
     ddl = (
         "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, last_key STRING, sink_offset BIGINT, "
-        "committed_at TIMESTAMP"
+        "committed_at TIMESTAMP, sink STRING"
     )
     return Table(PUBLISHED, ddl)
+
+
+def _recovered() -> Table:
+    """What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source
+    the offset at which reading began (`source`, `offset`). A row is one or the other; the rest of it is null.
+    """
+    ddl = "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset BIGINT, recovered_at TIMESTAMP"
+    return Table(RECOVERED, ddl)
 
 
 def _progress() -> Table:
     """A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that silver batch merged, and the
     time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
+    `reason` is null, but for a batch that is a reset: it merges nothing, and what comes next begins at `until_offset`.
     """
     ddl = (
         "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, head TIMESTAMP, "
-        "clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP"
+        "clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING"
     )
     return Table(PROGRESS, ddl)
+
+
+def _configuration() -> Table:
+    """What the lake was begun with, of all that its content depends on; the first row of a field is the one that holds."""
+    return Table(CONFIGURATION, "field STRING, value STRING, decided_at TIMESTAMP")
+
+
+def _leases() -> Table:
+    """Who writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger token."""
+    ddl = "entry BIGINT, layer STRING, token BIGINT, event STRING, holder STRING, host STRING, pid INT, jvm_pid INT, at TIMESTAMP"
+    return Table(LEASES, ddl)
 
 
 def _statistics(*columns: str) -> dict[str, str]:

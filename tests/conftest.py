@@ -11,7 +11,8 @@ from pipelines.adapters import broker
 from pipelines.adapters.spark import JAVA_OPTIONS, layer_session, spark_session
 
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 os.environ.setdefault(JAVA_OPTIONS, QUICK_START)
 os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 

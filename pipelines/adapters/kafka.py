@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
@@ -155,11 +155,46 @@ class Cluster:
         """Per partition the first offset that Kafka still has and the next one it will give."""
         consumer = self.consumer()
         try:
-            return {p: consumer.get_watermark_offsets(KafkaPartition(topic, p), timeout=TIMEOUT_S) for p in range(partitions)}
+            return {p: self.bounds_of(consumer, topic, p) for p in range(partitions)}
+        finally:
+            consumer.close()
+
+    def bounds_of(self, consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+        """The same of one partition, asked by a consumer that is there already."""
+        try:
+            first, end = consumer.get_watermark_offsets(KafkaPartition(topic, partition), timeout=TIMEOUT_S)
+        except KafkaException as error:
+            raise self._unreachable(error) from None
+        return first, end
+
+    def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
+        """Per partition the first offset with this Kafka timestamp or a later one; where there is none, the next one it gives."""
+        consumer = self.consumer()
+        try:
+            asked = [KafkaPartition(topic, p, timestamp_ms) for p in range(partitions)]
+            found = consumer.offsets_for_times(asked, timeout=TIMEOUT_S)
+            # librdkafka answers -1 where every record is older.
+            return {
+                tp.partition: tp.offset if tp.offset >= 0 else self.bounds_of(consumer, topic, tp.partition)[1] for tp in found
+            }
         except KafkaException as error:
             raise self._unreachable(error) from None
         finally:
             consumer.close()
+
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """Kafka's own identity of each topic that exists: another one after it was deleted and made again."""
+        admin = self._admin()
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_S)
+        ids = {}
+        for topic, answer in asked.items():
+            try:
+                found = answer.result().topic_id
+                ids[topic] = f"{found.get_most_significant_bits():x}.{found.get_least_significant_bits():x}"
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._unreachable(error) from None
+        return ids
 
     def consumer(self) -> Consumer:
         """A consumer of committed messages that belongs to no group and tells where a partition ends."""
@@ -186,24 +221,49 @@ class Cluster:
         )
 
 
-def read_to_end(consumer: Consumer, topic: str, partition: int, offset: int = OFFSET_BEGINNING) -> list[Message]:
-    """The committed messages of a partition from an offset to its end (for short stretches: they are held in memory).
+def read_to_end(
+    consumer: Consumer,
+    topic: str,
+    partition: int,
+    offset: int = OFFSET_BEGINNING,
+    *,
+    until: int | None = None,
+    limit: int | None = None,
+) -> list[Message]:
+    """The committed messages of a partition from an offset to its end, or before `until`, or the first `limit` of them.
 
-    Raises KafkaException where the broker reports an error or does not answer in time.
+    For short stretches: they are held in memory. Raises KafkaException where the broker reports an error or does not answer in
+    time.
     """
     consumer.assign([KafkaPartition(topic, partition, offset)])
     messages: list[Message] = []
-    while True:
+    while limit is None or len(messages) < limit:
         message = consumer.poll(TIMEOUT_S)
         if message is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic}[{partition}] does not answer"))
         error = message.error()
         if error is None:
+            if until is not None and (message.offset() or 0) >= until:
+                return messages
             messages.append(message)
         elif error.code() == KafkaError._PARTITION_EOF:
             return messages
         else:
             raise KafkaException(error)
+    return messages
+
+
+def read_backwards(consumer: Consumer, topic: str, partition: int) -> Iterator[Message]:
+    """The committed messages of a partition from its end on backwards, read in stretches as they are asked for.
+
+    The markers of transactions, and aborted messages, occupy offsets too.
+    """
+    first, end = consumer.get_watermark_offsets(KafkaPartition(topic, partition), timeout=TIMEOUT_S)
+    span = 8
+    while first < end:
+        start = max(first, end - span)
+        yield from reversed(read_to_end(consumer, topic, partition, start, until=end))
+        end, span = start, min(8 * span, 20_000)
 
 
 def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from pipelines.adapters.files import Files
+from pipelines.errors import LeaseLostError
 from pipelines.settings import CatalogLake, Settings
 from pipelines.tables import Table, layout
 
-_APPLICATION = "watersmeet"
-"""Delta keeps, per table and application, the last transaction version it has seen: our batch number."""
+APPLICATION = "watersmeet"
+"""Delta keeps, per table and application, the last transaction version it has seen: token and number of our last commit."""
+
+_NUMBERS = 1 << 32
+
+
+class Commit(NamedTuple):
+    """What names a commit of an owner: its fencing token, and a number that rises from commit to commit (silver's: the batch)."""
+
+    token: int
+    number: int
 
 
 class Lake:
-    """Reads and writes the tables of one configuration with one session."""
+    """Reads and writes the tables of one configuration with one session.
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    `token` is the fencing token of the lease that this process holds; 0 where it writes without one.
+    """
+
+    def __init__(self, spark: SparkSession, settings: Settings, token: int = 0) -> None:
         self.spark = spark
+        self.token = token
+        self.files = Files(spark)
         self._location = settings.lake
         self._tables = layout(settings)
+
+    @property
+    def place(self) -> str:
+        """Where the lake is, for a sentence."""
+        if isinstance(self._location, CatalogLake):
+            return f"{self._location.catalog}.{self._location.schema_name}"
+        return self._location
 
     def identifier(self, table: str) -> str:
         """What SQL calls the table."""
@@ -33,7 +57,8 @@ class Lake:
     def create_missing(self) -> None:
         """Afterwards every table of the layout exists; those that did are left as they were."""
         for table in self._tables.values():
-            self._create(table)
+            if not self.exists(table.name):
+                self._create(table)
 
     def exists(self, table: str) -> bool:
         """Whether the table is there, without creating anything."""
@@ -61,24 +86,46 @@ class Lake:
         """The table for MERGE and history."""
         return DeltaTable.forName(self.spark, self.identifier(table))
 
-    def append(self, rows: DataFrame, table: str, batch: int | None = None) -> None:
-        """Appends in one commit; with `batch`, a replay of that batch is a no-op (Delta has seen its number)."""
-        writer = rows.write.format("delta").mode("append")
-        if batch is not None:
-            writer = writer.option("txnAppId", _APPLICATION).option("txnVersion", batch)
+    def append(self, rows: DataFrame, table: str, *, batch: int | None = None, application: str = APPLICATION) -> None:
+        """Appends in one commit; with `batch`, as the commit of that batch: where the table has it, nothing happens.
+
+        Raises LeaseLostError where a later owner has written to the table: nothing was written then.
+        """
+        number = self._next_number(table, application) if batch is None else batch
+        if number is None:
+            self._append(rows, table, {})
+            return
+        self.append_once(rows, table, application, self._version(number))
+        self._check_written(table, number, application)
+
+    def _next_number(self, table: str, application: str) -> int | None:
+        """Of an owner's commits, each has the next number; who has no lease does not count."""
+        if not self.token:
+            return None
+        last = self.last_commit(table, application)
+        if last is not None and last.token > self.token:
+            raise LeaseLostError(self.place)
+        return last.number + 1 if last is not None and last.token == self.token else 1
+
+    def append_once(self, rows: DataFrame, table: str, application: str, version: int) -> None:
+        """Appends in one commit, unless the table has seen this version, or a larger one, of the application."""
+        self._append(rows, table, {"txnAppId": application, "txnVersion": str(version)})
+
+    def _append(self, rows: DataFrame, table: str, options: Mapping[str, str]) -> None:
+        writer = rows.write.format("delta").mode("append").options(**options)
         if isinstance(self._location, CatalogLake):
             writer.saveAsTable(self.identifier(table))
         else:
             writer.save(self._path(table))
 
     @contextmanager
-    def once_per_batch(self, batch: int) -> Iterator[None]:
-        """Inside, a statement of a batch that its table has already seen is skipped. For one statement: MERGE has no options,
-        so this is a session setting, and one that leaked would swallow later writes.
+    def once(self, table: str, batch: int) -> Iterator[None]:
+        """Inside, one statement on `table` is the commit of that batch, as with `append`. MERGE has no options, so this is a
+        session setting, and one that leaked would swallow later writes.
         """
         settings = {
-            "spark.databricks.delta.write.txnAppId": _APPLICATION,
-            "spark.databricks.delta.write.txnVersion": str(batch),
+            "spark.databricks.delta.write.txnAppId": APPLICATION,
+            "spark.databricks.delta.write.txnVersion": str(self._version(batch)),
         }
         for name, value in settings.items():
             self.spark.conf.set(name, value)
@@ -87,6 +134,47 @@ class Lake:
         finally:
             for name in settings:
                 self.spark.conf.unset(name)
+        self._check_written(table, batch, APPLICATION)
+
+    def last_commit(self, table: str, application: str = APPLICATION) -> Commit | None:
+        """The last commit that owners have made to the table; what is asked is Delta's own word, not the rows."""
+        version = self._recorded(table, application)
+        return None if version is None else Commit(*divmod(version, _NUMBERS))
+
+    def fence(self, table: str, application: str = APPLICATION) -> None:
+        """Keeps every earlier owner out, with an empty commit under this owner's token: Delta skips what they write from now
+        on, or finds it in conflict. The number of the last commit stays what it was.
+        """
+        for _ in range(20):
+            last = self.last_commit(table, application)
+            if last is not None and last.token >= self.token:
+                break
+            version = self._version(0 if last is None else last.number)
+            nothing = self.spark.createDataFrame([], self.schema(table))
+            with suppress_conflict():
+                self.append_once(nothing, table, application, version)
+        self._check_written(table, None, application)
+
+    def _version(self, number: int) -> int:
+        return self.token * _NUMBERS + number
+
+    def _check_written(self, table: str, number: int | None, application: str) -> None:
+        last = self.last_commit(table, application)
+        if self.token and last is not None and (last.token > self.token or number not in (None, last.number)):
+            raise LeaseLostError(self.place)
+
+    def _recorded(self, table: str, application: str) -> int | None:
+        """Delta's transaction version for the application, from the checksum of the last commit where there is one."""
+        jvm: Any = self.spark._jvm
+        jvm.org.apache.spark.sql.SparkSession.setActiveSession(self.spark._jsparkSession)
+        nothing = jvm.scala.Option.empty()
+        snapshot = self.delta(table)._jdt.deltaLog().update(False, nothing, nothing)
+        checksum = snapshot.checksumOpt()
+        known: Any = checksum.get().setTransactions() if checksum.isDefined() else nothing
+        if known.isDefined():
+            return next((int(t.version()) for t in _each(known.get()) if t.appId() == application), None)
+        found = snapshot.transactions().get(application)
+        return int(found.get()) if found.isDefined() else None
 
     def _path(self, table: str) -> str:
         return f"{self._location}/{table}"
@@ -97,6 +185,21 @@ class Lake:
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in table.properties.items())
         kept = f" TBLPROPERTIES ({properties})" if properties else ""
         self.spark.sql(f"CREATE TABLE IF NOT EXISTS {self.identifier(table.name)} ({table.ddl}) USING delta{partitioned}{kept}")
+
+
+@contextmanager
+def suppress_conflict() -> Iterator[None]:
+    """Another writer came first; whoever asks for this looks again and tries once more."""
+    try:
+        yield
+    except Exception as error:
+        if "Concurrent" not in str(error):
+            raise
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    for i in range(sequence.length()):
+        yield sequence.apply(i)
 
 
 def _columns(table: Table) -> StructType:

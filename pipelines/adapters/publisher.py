@@ -1,6 +1,6 @@
-"""Publishes a partition's next messages in one Kafka transaction. Runs on the executors, one task per sink partition.
+"""Publishes a partition's next messages. Runs on the executors, one task per sink partition.
 
-A task may be tried again, and a process may die anywhere, so nothing is assumed about what is out:
+A task may be tried again, and a process may die anywhere, so nothing is assumed about what is out. `exactly_once`:
 
 1. *settle*: `init_transactions` fences an earlier owner of the partition and settles what it left;
 2. *read the tail*: the sink's last committed message says which record is out and what its number was;
@@ -9,6 +9,10 @@ A task may be tried again, and a process may die anywhere, so nothing is assumed
 
 After a failure before 4 no `read_committed` reader sees anything of it; after 4, a second attempt finds the tail moved and
 publishes nothing. The transactional id is the same in every run: it is what fencing goes by.
+
+`at_least_once` does the same without a transaction: what is produced is out, so a failure may leave a part of it, and the next
+attempt goes on after that part. A message that a dying producer still had under way may come once more, with the same number.
+`at_most_once` produces what `published` has noted already, numbered on from there, and never tries again.
 """
 
 from __future__ import annotations
@@ -20,16 +24,23 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaException, Message, Producer
-from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from pyspark import TaskContext
 
-from pipelines.adapters.kafka import TIMEOUT_S, Cluster, client_options, read_to_end
-from pipelines.core.sequence import ID, MIN_OFFSETS, SEQ, Outgoing, Tail, message_id, parse_message_id, resume
-from pipelines.errors import ForeignMessageError, PublishingError
+from pipelines.adapters.kafka import TIMEOUT_S, Cluster, client_options, read_backwards
+from pipelines.core.sequence import ID, SEQ, Outgoing, Tail, message_id, parse_message_id, resume
+from pipelines.errors import FencedError, ForeignMessageError, PublishingError, WatersmeetError
+from pipelines.faults import reach
 from pipelines.settings import Settings
 
 TRANSACTION_TIMEOUT_S = 300
 """A transaction is written at once and takes seconds; brokers allow 15 minutes at most by default."""
+
+PRODUCE_TIMEOUT_S = 120
+"""How long a broker may take to acknowledge, well within the transaction's own timeout."""
+
+Headers = dict[tuple[int, str], list[tuple[str, bytes]]]
+"""What some messages of a partition, named by event time (ms) and key, say beside their number and id."""
 
 OUTGOING = "partition INT, event_time BIGINT, key STRING, value BINARY"
 
@@ -42,7 +53,7 @@ class Publication(NamedTuple):
     last_seq: int
     last_event_time: int
     last_key: str
-    sink_offset: int
+    sink_offset: int | None
     committed_at: int
 
     @classmethod
@@ -86,8 +97,11 @@ class Publisher:
         return self.settings.publish.topic
 
     def settle(self, partition: int) -> Tail | None:
-        """Steps 1 and 2: fences whoever published to this partition before and tells the last message that is out."""
-        self._producer(partition)
+        """Steps 1 and 2: fences whoever published to this partition before and tells the last message that is out.
+
+        In every delivery mode: an earlier run may have had another one.
+        """
+        self._transactional_producer(partition)
         return self.read_tail(partition)
 
     def read_tail(self, partition: int) -> Tail | None:
@@ -97,23 +111,28 @@ class Publisher:
         """
         consumer = Cluster(self.settings.kafka).consumer()
         try:
-            message = _last_message(consumer, self.topic, partition)
+            message = next(read_backwards(consumer, self.topic, partition), None)
+        except KafkaException as error:
+            raise self._failure(partition, error) from None
         finally:
             consumer.close()
         return None if message is None else _tail(message)
 
     def publish_batches(
-        self, min_offsets: Mapping[int, bytes], tails: Mapping[int, Tail]
+        self, headers: Mapping[int, Headers], tails: Mapping[int, Tail]
     ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """For mapInArrow: rows of `OUTGOING`, by partition and in order, become messages; out comes a `PUBLICATION` for each
-        partition that had any to publish. `min_offsets`: the header of a partition's last message. `tails`: where a sequence
-        stands whose messages retention has removed; what the sink holds goes before it.
+        partition that had any to publish. `tails`: where a sequence stands whose messages retention has removed; what the sink
+        holds goes before it. (Under `at_most_once` it is the other way round: what was noted counts as out.)
         """
 
         def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for partition, rows in groupby(_rows(batches), key=lambda row: row[0]):
                 outgoing = (row for _, row in rows)
-                publication = self._publish(partition, outgoing, min_offsets[partition], tails.get(partition))
+                try:
+                    publication = self._publish(partition, outgoing, headers[partition], tails.get(partition))
+                except KafkaException as error:
+                    raise self._failure(partition, error) from None
                 if publication is not None:
                     columns = [[value] for value in publication]
                     yield pa.RecordBatch.from_arrays(
@@ -123,40 +142,63 @@ class Publisher:
 
         return publish
 
-    def _publish(self, partition: int, rows: Iterable[Outgoing], min_offsets: bytes, before: Tail | None) -> Publication | None:
-        producer = self._producer(partition)
+    def _publish(self, partition: int, rows: Iterable[Outgoing], headers: Headers, before: Tail | None) -> Publication | None:
+        mode = self.settings.publish.delivery
+        if mode == "at_most_once":
+            task = TaskContext.get()
+            if task is not None and task.attemptNumber() > 0:
+                return None  # nobody knows what the first attempt has sent
+            numbered = resume(rows, before)
+        elif mode == "at_least_once":
+            numbered = resume(rows, self.read_tail(partition) or before)
+        if mode != "exactly_once":
+            return self._send(self._producer({}), partition, numbered, headers)
+        producer = self._transactional_producer(partition)
+        reach("publisher.begin")
         numbered = resume(rows, self.read_tail(partition) or before)
+        return self._send(producer, partition, numbered, headers, in_transaction=True)
+
+    def _send(
+        self,
+        producer: Producer,
+        partition: int,
+        numbered: Iterator[tuple[int, Outgoing]],
+        headers: Headers,
+        *,
+        in_transaction: bool = False,
+    ) -> Publication | None:
+        """Steps 3 and 4."""
         first = next(numbered, None)
         if first is None:
             return None
         delivered = _Delivered()
-        try:
+        if in_transaction:
             producer.begin_transaction()
-            seq, row = first
-            for following in numbered:
-                self._produce(producer, partition, seq, row, delivered)
-                seq, row = following
-            self._produce(producer, partition, seq, row, delivered, [(MIN_OFFSETS, min_offsets)])
-            producer.commit_transaction(TRANSACTION_TIMEOUT_S)
-        except KafkaException as error:
-            raise PublishingError(self.topic, partition, error.args[0].str()) from None
+        seq, row = first
+        self._produce(producer, partition, seq, row, delivered, headers)
+        for seq, row in numbered:
+            self._produce(producer, partition, seq, row, delivered, headers)
+        if producer.flush(PRODUCE_TIMEOUT_S):
+            raise PublishingError(self.topic, partition, f"the broker did not take every message within {PRODUCE_TIMEOUT_S} s")
+        if delivered.error is not None:
+            raise KafkaException(delivered.error)
+        reach("publisher.commit")
+        if in_transaction:
+            producer.commit_transaction(PRODUCE_TIMEOUT_S)
+        reach("publisher.committed")
         tail = Tail(seq, row.event_time, row.key, delivered.last_offset)
         return Publication.up_to(tail, partition, first_seq=first[0])
 
     def _produce(
-        self,
-        producer: Producer,
-        partition: int,
-        seq: int,
-        row: Outgoing,
-        delivered: _Delivered,
-        more_headers: Iterable[tuple[str, bytes]] = (),
+        self, producer: Producer, partition: int, seq: int, row: Outgoing, delivered: _Delivered, headers: Headers
     ) -> None:
-        headers: list[tuple[str, str | bytes | None]] = [
+        reach("publisher.produce")
+        said: list[tuple[str, str | bytes | None]] = [
             (SEQ, str(seq).encode()),
             (ID, message_id(partition, row.event_time, row.key).encode()),
-            *more_headers,
+            *headers.get((row.event_time, row.key), ()),
         ]
+        until = time.monotonic() + PRODUCE_TIMEOUT_S
         while True:
             try:
                 producer.produce(
@@ -167,41 +209,70 @@ class Publisher:
                     on_delivery=delivered,
                     # librdkafka takes 0 for "now"; the id has the exact event time.
                     timestamp=max(row.event_time, 1),
-                    headers=headers,
+                    headers=said,
                 )
             except BufferError:  # the queue is full: let deliveries make room
                 producer.poll(1.0)
+                if time.monotonic() > until:
+                    raise PublishingError(
+                        self.topic, partition, f"the broker took no message for {PRODUCE_TIMEOUT_S} s"
+                    ) from None
             else:
                 producer.poll(0)
                 return
 
-    def _producer(self, partition: int) -> Producer:
+    def _transactional_producer(self, partition: int) -> Producer:
         """Step 1, for a producer of its own."""
-        producer = Producer(
+        producer = self._producer(
             {
-                **client_options(self.settings.kafka),
                 "transactional.id": f"watersmeet-{self.settings.name}-{self.topic}-{partition}",
                 "transaction.timeout.ms": TRANSACTION_TIMEOUT_S * 1000,
-                "message.max.bytes": min(self.settings.publish.max_bytes + 1024 * 1024, 1_000_000_000),
-                "queue.buffering.max.kbytes": 64 * 1024,
-                "linger.ms": 20,
             }
         )
         try:
             producer.init_transactions(TIMEOUT_S * 2)
         except KafkaException as error:
-            raise PublishingError(self.topic, partition, error.args[0].str()) from None
+            raise self._failure(partition, error) from None
         return producer
+
+    def _producer(self, options: Mapping[str, Any]) -> Producer:
+        return Producer(
+            {
+                **client_options(self.settings.kafka),
+                "enable.idempotence": True,
+                "delivery.timeout.ms": PRODUCE_TIMEOUT_S * 1000,
+                "message.max.bytes": min(self.settings.publish.max_bytes + 1024 * 1024, 1_000_000_000),
+                "queue.buffering.max.kbytes": 64 * 1024,
+                "linger.ms": 20,
+                **options,
+            }
+        )
+
+    def _failure(self, partition: int, error: KafkaException) -> WatersmeetError:
+        reason = error.args[0]
+        if isinstance(reason, KafkaError) and reason.code() in _FENCED:
+            return FencedError(self.topic, partition)
+        return PublishingError(self.topic, partition, reason.str() if isinstance(reason, KafkaError) else str(reason))
+
+
+_FENCED = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+)
 
 
 class _Delivered:
-    """Remembers the offset of the last message that the broker has taken. A failed delivery fails the commit."""
+    """Remembers the offset of the last message that the broker has taken, and the first failure."""
 
     last_offset = -1
+    error: KafkaError | None = None
 
-    def __call__(self, error: Any, message: Message) -> None:
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.last_offset = max(self.last_offset, message.offset() or 0)
+        elif self.error is None:
+            self.error = error
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Outgoing]]:
@@ -209,21 +280,6 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Outgoing]]:
         partitions, event_times, keys, values = (batch.column(i).to_pylist() for i in range(4))
         for partition, *row in zip(partitions, event_times, keys, values, strict=True):
             yield partition, Outgoing(*row)
-
-
-def _last_message(consumer: Consumer, topic: str, partition: int) -> Message | None:
-    """Walks back from the end: the markers of transactions, and aborted messages, occupy offsets too."""
-    first, end = consumer.get_watermark_offsets(KafkaPartition(topic, partition), timeout=TIMEOUT_S)
-    span = 8
-    while first < end:
-        start = max(first, end - span)
-        messages = read_to_end(consumer, topic, partition, start)
-        if messages:
-            return messages[-1]
-        if start == first:
-            return None
-        span *= 8
-    return None
 
 
 def _tail(message: Message) -> Tail:

@@ -23,7 +23,30 @@ def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
         sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}")
-    return f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}", f"  {facts}", sources, ""
+    stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in found["waits_for"])
+    return f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}", f"  {facts}", sources, ""
+
+
+def preview_view(rows: list[dict[str, Any]]) -> Table:
+    """What a run would read: a line for each topic-partition."""
+    table = Table("source", "partition", "from", "until", "offsets", "because of", box=None, header_style="dim")
+    for row in rows:
+        offsets = row["until_offset"] - row["from_offset"]
+        numbers = (row["partition"], row["from_offset"], row["until_offset"], f"{offsets:,}")
+        table.add_row(row["source"], *map(str, numbers), row["because"])
+    return table
+
+
+def reset_view(found: dict[str, Any]) -> Group:
+    """What a jump does, or has done."""
+    does = "jumped" if found["done"] else "would jump"
+    table = Table("source", "partition", "from", "to", "skipped", "read again", box=None, header_style="dim")
+    for jump in found["jumps"]:
+        numbers = [jump[name] for name in ("partition", "from_offset", "to_offset", "skipped", "read_again")]
+        table.add_row(jump["source"], *[f"{number:,}" for number in numbers])
+    closes = f"{found['open_records_closed']:,} open records {'were' if found['done'] else 'would be'} closed unpublished"
+    hint = "" if found["done"] else "\nNothing was changed. Do it with --yes."
+    return Group(f"{does} to {found['to']}; {closes}", table, hint)
 
 
 def utc(ms: int | None) -> str:

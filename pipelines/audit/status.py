@@ -14,6 +14,7 @@ from pipelines import tables
 from pipelines.adapters.kafka import Cluster, co_partitioned, read_to_end
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.progress import read_last_batch
+from pipelines.core.idle import Decision
 from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.errors import KafkaUnreachableError
 from pipelines.settings import Settings
@@ -26,11 +27,14 @@ EXACT_LAG = 1000
 
 
 class Standing(NamedTuple):
-    """One topic-partition: its head (ms), the records in bronze that the merge has not passed, the next offset to read."""
+    """One topic-partition: its head (ms), the records in bronze that the merge has not passed, the next offset to read, and
+    whether the idle policy has spoken since its last record.
+    """
 
     head: int | None
     waiting: int
     next_offset: int
+    is_idle: bool
 
 
 def status(lake: Lake, settings: Settings) -> dict[str, Any]:
@@ -39,12 +43,13 @@ def status(lake: Lake, settings: Settings) -> dict[str, Any]:
     `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer, the latter are
     left out and a warning says so.
     """
-    last = read_last_batch(lake) if lake.exists(tables.PROGRESS) else None
+    last = read_last_batch(lake, settings) if lake.exists(tables.PROGRESS) else None
     partitions, reachable = _partitions(lake, settings, last)
+    idle = _last_decisions(lake)
     standings = {
         TopicPartition(source, p): standing
         for source in settings.sources
-        for p, standing in _standings(lake, source, partitions, last).items()
+        for p, standing in _standings(lake, source, partitions, last, idle).items()
     }
     behind = _records_beyond(settings, standings) if reachable else {}
     counts = {name: _counts(lake, name) for name in (tables.LATE, tables.QUARANTINE)}
@@ -55,6 +60,7 @@ def status(lake: Lake, settings: Settings) -> dict[str, Any]:
             {
                 "partition": p,
                 "clock": _clock(settings, standings, p),
+                "waits_for": _waits_for(settings, standings, p),
                 "open": silver.get((p, "open"), 0),
                 "timed_out": silver.get((p, "timed_out"), 0),
                 "late": counts[tables.LATE].get(p, 0),
@@ -82,10 +88,20 @@ def _source(standing: Standing, clock: int | None, behind: int) -> dict[str, Any
 
 
 def _state(standing: Standing, clock: int | None) -> str:
+    if standing.is_idle:
+        return "idle"
     if standing.head is None:
         return "waiting"
     is_ahead = clock is None or standing.head > clock
     return "held" if standing.waiting and is_ahead else "active"
+
+
+def _waits_for(settings: Settings, standings: Mapping[TopicPartition, Standing], partition: int) -> list[str]:
+    """The sources whose next record the partition's clock waits for, where another has records that wait for it."""
+    mine = {source: standings[TopicPartition(source, partition)] for source in settings.sources}
+    clock = _clock(settings, standings, partition)
+    is_held = any(standing.waiting and (clock is None or (standing.head or 0) > clock) for standing in mine.values())
+    return [source for source, standing in mine.items() if standing.head == clock] if is_held else []
 
 
 def _clock(settings: Settings, standings: Mapping[TopicPartition, Standing], partition: int) -> int | None:
@@ -105,12 +121,23 @@ def _partitions(lake: Lake, settings: Settings, last: BatchPlan | None) -> tuple
     return max([-1, *known, *(p for p in found if p is not None)]) + 1, False
 
 
-def _standings(lake: Lake, source: str, partitions: int, last: BatchPlan | None) -> dict[int, Standing]:
+def _last_decisions(lake: Lake) -> dict[TopicPartition, Decision]:
+    """What the idle policy has said last of each topic-partition."""
+    rows = _read(lake, tables.IDLE_HEARTBEATS).groupBy("source", "partition")
+    last = rows.agg(F.max("after_offset").alias("after_offset"), F.max(F.unix_millis("event_time")).alias("event_time"))
+    return {TopicPartition(r.source, r.partition): Decision(r.after_offset, r.event_time) for r in last.collect()}
+
+
+def _standings(
+    lake: Lake, source: str, partitions: int, last: BatchPlan | None, idle: Mapping[TopicPartition, Decision]
+) -> dict[int, Standing]:
     """From the progress on: what silver has passed need not be read again."""
     passed = {tp.partition: done for tp, done in (last.ranges.items() if last else ()) if tp.source == source}
-    resets = _read(lake, tables.RESETS).where(F.col("source") == source)
-    begun: dict[int, int] = dict(resets.groupBy("partition").agg(F.max("to_offset")).collect())
-    since = {p: max(passed[p].until_offset if p in passed else 0, begun.get(p, 0)) for p in range(partitions)}
+    is_its = F.col("source") == source
+    resets = _read(lake, tables.RESETS).where(is_its).select("partition", F.col("to_offset").alias("offset"))
+    recovered = _read(lake, tables.RECOVERED).where(is_its).select("partition", "offset")
+    begun: dict[int, int] = dict(resets.union(recovered).groupBy("partition").agg(F.max("offset")).collect())
+    since = {p: passed[p].until_offset if p in passed else begun.get(p, 0) for p in range(partitions)}
     beyond = (
         _read(lake, tables.bronze(source))
         .where(is_within({p: (offset, None) for p, offset in since.items()}))
@@ -125,10 +152,12 @@ def _standings(lake: Lake, source: str, partitions: int, last: BatchPlan | None)
     standings = {}
     for p, offset in since.items():
         position = passed[p].position if p in passed else None
-        heads = [head for head in (position, new[p].head if p in new else None) if head is not None]
-        standings[p] = Standing(
-            max(heads, default=None), new[p].records if p in new else 0, new[p].offset + 1 if p in new else offset
-        )
+        next_offset = max(offset, begun.get(p, 0), new[p].offset + 1 if p in new else 0)
+        decision = idle.get(TopicPartition(source, p))
+        is_idle = decision is not None and decision.after_offset + 1 >= next_offset
+        said = decision.event_time if decision is not None and is_idle else None
+        heads = [head for head in (position, said, new[p].head if p in new else None) if head is not None]
+        standings[p] = Standing(max(heads, default=None), new[p].records if p in new else 0, next_offset, is_idle)
     return standings
 
 

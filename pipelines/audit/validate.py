@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -14,7 +14,9 @@ from pyspark.sql.types import BinaryType, BooleanType, StringType
 from pipelines import tables
 from pipelines.adapters.kafka import Cluster, co_partitioned, sink_settings, spark_options
 from pipelines.adapters.lake import Lake
-from pipelines.errors import ConfigurationError, KafkaUnreachableError
+from pipelines.beginning import Beginning
+from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
+from pipelines.identity import differences, identity
 from pipelines.settings import Settings
 from pipelines.transforms.message import message_value
 
@@ -106,6 +108,25 @@ def _check_expression(
         what = f"`{text}` gives something else in every run, so a replay would not give the same messages"
         return [Problem(what, where, fix)]
     return []
+
+
+def check_with_spark(lake: Lake, settings: Settings, *, with_kafka: bool) -> tuple[list[Problem], list[dict[str, Any]]]:
+    """Expressions, tables, and, where Kafka can be asked, whether the lake was begun with this configuration and where reading
+    would go on; the second answer is that: source, partition, from_offset, until_offset, because.
+    """
+    problems = check_expressions(lake.spark, lake, settings) + check_tables(lake, settings)
+    if problems or not with_kafka:
+        return problems, []
+    partitions = co_partitioned(settings, Cluster(settings.kafka).partition_counts())
+    problems = [
+        _as_problem(ConfigurationError(text), "configuration") for text in differences(lake, identity(settings, partitions))
+    ]
+    if problems:
+        return problems, []
+    try:
+        return [], Beginning(lake, settings, partitions).preview()
+    except WatersmeetError as error:
+        return [_as_problem(error, "kafka.start")], []
 
 
 def check_tables(lake: Lake, settings: Settings) -> list[Problem]:

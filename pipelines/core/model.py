@@ -7,6 +7,7 @@ when to look at them (`advance`); how arrivals are cut into calls of `advance` d
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -80,6 +81,9 @@ class PartitionMerge:
     open: dict[str, MergeRecord] = field(default_factory=dict)
     timed_out: list[MergeRecord] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
+    recovered: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """After a lost lake: by key, the event times of messages read back from the sink (`core.recovery`)."""
+    already_published: list[Record] = field(default_factory=list)
 
     def arrive(self, *records: Record) -> None:
         """A record's position is the largest event time of its topic-partition so far; it waits there for the clock."""
@@ -109,6 +113,9 @@ class PartitionMerge:
         oldest = position - self.rules.timeout_ms
         if record.event_time < oldest:
             self.late.append(LateRecord(record, position))
+            return
+        if any(position <= event_time + self.rules.timeout_ms for event_time in self.recovered.get(record.key, ())):
+            self.already_published.append(record)  # a part of that message, or of an earlier one of its key
             return
         row = self.open.get(record.key)
         if row is not None and row.event_time >= oldest:

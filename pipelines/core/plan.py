@@ -6,12 +6,14 @@ reached, so the slow source is taken whole and the fast one up to it, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from pipelines.core.idle import Decision
 
 Int64s = npt.NDArray[np.int64]
 
@@ -27,10 +29,36 @@ class TopicPartition(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Bronze rows of one topic-partition in offset order: offsets, and event times in ms (`NO_TIME` where refused)."""
+    """What stands in one topic-partition, in order: offsets, and event times in ms (`NO_TIME` where refused).
+
+    Where `is_idle`, it is a heartbeat of the idle policy, which has no offset: the offset is the one that it stands before.
+    """
 
     offsets: Int64s
     event_times: Int64s
+    is_idle: npt.NDArray[np.bool_] | None = None
+
+    def end(self, passed: int) -> int:
+        """The offset at which reading goes on after the first `passed` of them."""
+        if passed < len(self.offsets):
+            # Up to the first record that waits, over any hole before it: the next part must begin with that record, or
+            # it might hold none and the clock would go back.
+            return int(self.offsets[passed])
+        is_idle = self.is_idle is not None and bool(self.is_idle[-1])
+        return int(self.offsets[-1]) + (not is_idle)
+
+    def with_idle(self, heartbeats: Sequence[Decision]) -> Rows:
+        """The heartbeats of the idle policy in their places among the records."""
+        if not heartbeats:
+            return self
+        offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)
+        times = np.array([h.event_time for h in heartbeats], dtype=np.int64)
+        of_all, is_idle = np.concatenate([offsets, self.offsets]), np.arange(len(offsets) + len(self.offsets)) < len(offsets)
+        order = np.argsort(of_all, kind="stable")  # so a heartbeat comes before the record whose offset it has
+        return Rows(of_all[order], np.concatenate([times, self.event_times])[order], is_idle[order])
+
+
+NO_ROWS = Rows(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -63,12 +91,16 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one."""
+    """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one.
+
+    With `reset` (the reason) it merges nothing: what is open is closed, and reading goes on at `until_offset` with fresh state.
+    """
 
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     clocks: Mapping[int, int]
     has_late: bool
+    reset: str | None = None
 
     def cursors(self) -> dict[TopicPartition, Cursor]:
         """Where the merge stands once this batch is done."""
@@ -89,7 +121,7 @@ def plan_batch(
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
     """
     positions = {tp: _positions(cursors[tp], rows) for tp, rows in available.items()}
-    heads = {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
+    heads = heads_of(cursors, available)
     clocks = _clocks(heads)
     ranges, has_late, passed_in_all = {}, False, 0
     for tp, cursor in cursors.items():
@@ -97,9 +129,7 @@ def plan_batch(
         rows = available.get(tp)
         if rows is not None and len(rows.offsets):
             passed = int(np.searchsorted(positions[tp], clocks.get(tp.partition, NO_TIME), side="right"))
-            # Up to the first record that waits, over any hole before it: the next part must begin with that record, or
-            # it might hold none and the clock would go back.
-            until = int(rows.offsets[passed] if passed < len(rows.offsets) else rows.offsets[-1] + 1)
+            until = rows.end(passed)
             position = _last(positions[tp][:passed], cursor.position)
             lags = positions[tp][:passed] - rows.event_times[:passed]
             has_late |= bool(np.any((lags > timeout_ms) & (rows.event_times[:passed] != NO_TIME)))
@@ -111,6 +141,17 @@ def plan_batch(
         if clocks.get(partition, NO_TIME) < before:
             raise AssertionError(f"the clock of partition {partition} would go back from {before}")
     return BatchPlan(batch, ranges, clocks, has_late)
+
+
+def heads_of(
+    cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Rows]
+) -> dict[TopicPartition, int | None]:
+    """A head (ms) is the position of the last of what is available, None while nothing has a time."""
+    heads = {}
+    for tp, cursor in cursors.items():
+        rows = available.get(tp)
+        heads[tp] = _last(None if rows is None else _positions(cursor, rows), cursor.position)
+    return heads
 
 
 def _positions(cursor: Cursor, rows: Rows) -> Int64s:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 SEQ = "watersmeet.seq"
 ID = "watersmeet.id"
 MIN_OFFSETS = "watersmeet.min_offsets"
+IDLE = "watersmeet.idle"
 
 
 class Outgoing(NamedTuple):
@@ -29,7 +30,7 @@ class Tail(NamedTuple):
     seq: int
     event_time: int
     key: str
-    offset: int
+    offset: int | None
 
     @property
     def place(self) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Positions: the running maximum of event time along a topic-partition, and the two things that follow from it."""
+"""Positions: the running maximum of event time along a topic-partition, and what follows from it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class Positioned(NamedTuple):
 def with_position(positions_before: Mapping[TopicPartition, int | None]) -> Callable[[DataFrame], DataFrame]:
     """A position never decreases along a topic-partition, nor from one batch to the next.
 
-    In: source, partition, offset, event_time of *every* record of the batch's ranges that has a time, heartbeats too.
+    In: source, partition, offset, event_time, is_idle of *every* record of the batch's ranges that has a time, heartbeats too,
+    and of the idle policy's heartbeats (`is_idle`), whose offset is that of the record they stand after.
     Out: the same and `position` (timestamp). `positions_before`: the running maximum (ms) at the start of each range.
     """
     running = F.max("event_time").over(
-        Window.partitionBy("partition", "source").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
+        Window.partitionBy("partition", "source").orderBy("offset", "is_idle").rowsBetween(Window.unboundedPreceding, 0)
     )
     before: dict[str, dict[int, int | None]] = {}
     for tp, ms in positions_before.items():
@@ -52,3 +53,28 @@ def split_late(timeout_ms: int) -> Callable[[DataFrame], Positioned]:
         return Positioned(on_time=keyed.where(~is_late), late=keyed.where(is_late))
 
     return split
+
+
+def not_published(recovered: DataFrame | None, timeout_ms: int) -> Callable[[DataFrame], DataFrame]:
+    """After the loss of a lake: an on-time record at position w has been published where the sink holds a message of its key
+    with `w <= event_time + timeout`; the others pass, and so do open rows.
+
+    In: partition, merge_key, position; `recovered`: partition, merge_key, event_time of the messages read back.
+    """
+
+    def unpublished(records: DataFrame) -> DataFrame:
+        if recovered is None:
+            return records
+        held = recovered.select(
+            F.col("partition").alias("held_partition"),
+            F.col("merge_key").alias("held_key"),
+            F.unix_millis("event_time").alias("held"),
+        )
+        is_published = (
+            (F.col("partition") == F.col("held_partition"))
+            & (F.col("merge_key") == F.col("held_key"))
+            & (F.unix_millis("position") <= F.col("held") + timeout_ms)
+        )
+        return records.join(F.broadcast(held), is_published, "left_anti")
+
+    return unpublished

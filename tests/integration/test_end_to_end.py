@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
-from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
+from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case
 from tests.support.lakes import settings_for
-from tests.support.topics import Published, consume, create_topics, produce, produce_transaction, published
+from tests.support.topics import consume, create_topics, produce, produce_transaction, published
 
 PARTITIONS = 7
 TIMEOUT_MS = 100
@@ -67,27 +66,6 @@ def settle(kafka: str, folder: Path, sink: str, **overrides: Any) -> Settings:
 
 def run_once(settings: Settings, *layers: str) -> None:
     Run(settings, layers or LAYERS, Reporter(), threading.Event()).once()
-
-
-def expected_messages(cases: Mapping[int, Case]) -> list[Published]:
-    """The published sequence, from the merge model alone."""
-    messages = []
-    for partition, case in cases.items():
-        for seq, row in enumerate(case.merged().published_order()):
-            values = {
-                source: b",".join(case.values[source][p.offset] or b"" for p in sorted(parts))
-                for source, parts in row.parts.items()
-            }
-            value = b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}' % (
-                orjson.dumps(row.key),
-                row.event_time,
-                row.last_event_time,
-                values["tracking"],
-                values["orders"],
-            )
-            message_id = f"{partition}/{row.event_time}/{row.key}"
-            messages.append(Published(partition, row.key.encode(), max(1, row.event_time), value, seq, message_id))
-    return messages
 
 
 @dataclass

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.spark import layer_session
+from pipelines.errors import LeaseLostError
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, expected_silver, random_case
 from tests.support.lakes import CaseLake, settings_for
@@ -111,7 +112,7 @@ def test_looking_for_a_table_makes_none(spark: SparkSession, settings: Settings)
 
 def test_a_batch_is_appended_once(lake: Lake) -> None:
     for batch in (0, 0, 1, 0, 1):
-        lake.append(published(lake, batch), tables.PUBLISHED, batch)
+        lake.append(published(lake, batch), tables.PUBLISHED, batch=batch)
     assert seqs(lake) == [0, 1]
     for _ in range(2):
         lake.append(published(lake, 9), tables.PUBLISHED)
@@ -128,15 +129,46 @@ def test_a_merge_is_done_once_per_batch_and_no_setting_stays_behind(lake: Lake) 
         return [lake.spark.conf.get(name, None) for name in TRANSACTION_SETTINGS]
 
     for batch, seq in ((5, 50), (5, 51), (6, 60), (5, 52)):
-        with lake.once_per_batch(batch):
+        with lake.once(tables.PUBLISHED, batch):
             merge(lake, seq)
         assert left_behind() == [None, None]
     assert seqs(lake) == [50, 60]
-    with pytest.raises(AnalysisException), lake.once_per_batch(6):
+    with pytest.raises(AnalysisException), lake.once(tables.PUBLISHED, 6):
         lake.read("no_such_table")
     assert left_behind() == [None, None]
     merge(lake, 61)
     assert seqs(lake) == [50, 60, 61]
+
+
+def test_an_owner_before_writes_nothing_once_it_is_fenced(lake: Lake, settings: Settings) -> None:
+    before, after = Lake(lake.spark, settings, token=1), Lake(lake.spark, settings, token=2)
+    before.append(published(lake, 0), tables.PUBLISHED)
+    with before.once(tables.PUBLISHED, 7):
+        merge(before, 1)
+    after.fence(tables.PUBLISHED)
+    assert after.last_commit(tables.PUBLISHED) == (2, 7), "the number of what was done stays known"
+    with pytest.raises(LeaseLostError, match="another process has taken"):
+        before.append(published(lake, 2), tables.PUBLISHED)
+    with pytest.raises(LeaseLostError):
+        before.append(published(lake, 3), tables.PUBLISHED, batch=8)
+    with pytest.raises(LeaseLostError):
+        merge_once(before, 8, 4)
+    assert seqs(lake) == [0, 1]
+    after.append(published(lake, 5), tables.PUBLISHED, batch=8)
+    after.append(published(lake, 6), tables.PUBLISHED)
+    assert seqs(lake) == [0, 1, 5, 6]
+
+
+def merge_once(lake: Lake, batch: int, seq: int) -> None:
+    with lake.once(tables.PUBLISHED, batch):
+        merge(lake, seq)
+
+
+def test_the_last_commit_is_known_by_table_and_application(lake: Lake) -> None:
+    lake.append(published(lake, 0), tables.PUBLISHED, batch=3)
+    assert lake.last_commit(tables.PUBLISHED) == (0, 3)
+    assert lake.last_commit(tables.PUBLISHED, "another") is None
+    assert lake.last_commit(tables.LATE) is None
 
 
 def test_a_follower_hears_of_every_later_commit(lake: Lake, tmp_path: Path) -> None:
@@ -159,7 +191,7 @@ def test_a_follower_hears_of_every_later_commit(lake: Lake, tmp_path: Path) -> N
     listen()
     appended = sum(heard)
     assert appended > before
-    with lake.once_per_batch(0):
+    with lake.once(tables.PUBLISHED, 0):
         merge(lake, 2)
     listen()
     assert sum(heard) > appended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,34 +12,14 @@ from pipelines import tables
 from pipelines.adapters.spark import layer_session
 from pipelines.core.plan import BatchPlan
 from pipelines.silver import Silver
-from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, random_case
-from tests.support.lakes import CaseLake, settings_for
+from tests.support.cases import SOURCES, Case, expected_late, expected_quarantine, expected_silver, random_case
+from tests.support.lakes import CaseLake, late_of, quarantined_of, settings_for
 
 CASES = 250
 
 
 def cases(first_seed: int, count: int, sources: tuple[str, ...] = SOURCES) -> dict[int, Case]:
     return {partition: random_case(first_seed + partition, sources=sources) for partition in range(count)}
-
-
-def late_of(lake: CaseLake) -> list[tuple[object, ...]]:
-    times = [F.unix_millis(name) for name in ("event_time", "position")]
-    late = lake.lake.read(tables.LATE).select("partition", "source", "offset", "merge_key", *times, "value")
-    return sorted(tuple(row) for row in late.collect())
-
-
-def expected_late(inputs: Mapping[int, Case]) -> list[tuple[object, ...]]:
-    return sorted(
-        (p, late.record.source, late.record.offset, late.record.key, late.record.event_time, late.position, value)
-        for p, case in inputs.items()
-        for late in case.merged().late
-        for value in [case.values[late.record.source][late.record.offset]]
-    )
-
-
-def quarantined_of(lake: CaseLake) -> list[tuple[object, ...]]:
-    rows = lake.lake.read(tables.QUARANTINE).select("partition", "source", "offset", "value").collect()
-    return sorted(((*row[:3], None if row.value is None else bytes(row.value)) for row in rows), key=repr)
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +47,11 @@ def test_silver_equals_the_merge_model(merged_at_once: CaseLake) -> None:
 
 
 def test_late_equals_the_merge_model(merged_at_once: CaseLake) -> None:
-    assert late_of(merged_at_once) == expected_late(merged_at_once.cases)
+    assert late_of(merged_at_once.lake) == expected_late(merged_at_once.cases)
 
 
 def test_quarantine_holds_every_refused_record_once(merged_at_once: CaseLake) -> None:
-    refused = [
-        (p, source, offset, value)
-        for p, case in merged_at_once.cases.items()
-        for source, values in case.values.items()
-        for offset, value in enumerate(values)
-        if value in BAD_VALUES
-    ]
-    assert quarantined_of(merged_at_once) == sorted(refused, key=repr)
+    assert quarantined_of(merged_at_once.lake) == expected_quarantine(merged_at_once.cases)
 
 
 def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(merged_at_once: CaseLake) -> None:
@@ -117,7 +89,7 @@ def test_silver_does_not_depend_on_how_the_input_is_cut(
         batches += lake.merge()
     assert batches >= 3
     assert lake.silver() == expected_silver(lake.cases)
-    assert late_of(lake) == expected_late(lake.cases)
+    assert late_of(lake.lake) == expected_late(lake.cases)
 
 
 def test_three_sources_merge_as_two_do(spark: SparkSession, tmp_path: Path) -> None:
@@ -151,11 +123,10 @@ def test_a_start_completes_the_batch_that_a_crash_cut_short(
     def crash(plan: BatchPlan) -> None:
         raise RuntimeError(f"crash in batch {plan.batch}")
 
-    cut_short._recover()
-    monkeypatch.setattr(cut_short, "_commit", crash)
+    monkeypatch.setattr(cut_short, "_merge", crash)
     with pytest.raises(RuntimeError, match="crash"):
         next(cut_short.drain())
     assert lake.silver() != expected_silver(lake.cases)
     lake.merge()
     assert lake.silver() == expected_silver(lake.cases)
-    assert late_of(lake) == expected_late(lake.cases)
+    assert late_of(lake.lake) == expected_late(lake.cases)

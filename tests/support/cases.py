@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from pipelines.core.idle import Decision
 from pipelines.core.model import MergeRules, PartitionMerge, Record
+from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
 KEYS = ("a", "b", "é", "\U0001f600", "z")  # UTF-8 order differs from UTF-16 order for the last but one
@@ -23,15 +25,26 @@ class Case:
     timeout_ms: int
     arrivals: list[str] = field(default_factory=list)
     """The sources in the order in which their records arrived; only bronze's cut into batches depends on it."""
+    decisions: dict[str, list[Decision]] = field(default_factory=dict)
+    """What the idle policy has decided, by source."""
 
     def records(self) -> Iterator[Record]:
         """What the merge model is told, in the order of arrival."""
         offsets = dict.fromkeys(self.values, 0)
+        told = {source: sorted(self.decisions.get(source, ())) for source in self.values}
+
+        def idle(source: str, before: float) -> Iterator[Record]:
+            while told[source] and told[source][0].after_offset < before:
+                yield Record(source, *told[source].pop(0))
+
         for source in self.arrivals:
             offset, offsets[source] = offsets[source], offsets[source] + 1
+            yield from idle(source, before=offset)
             record = as_record(source, offset, self.values[source][offset])
             if record is not None:
                 yield record
+        for source in self.values:
+            yield from idle(source, before=float("inf"))
 
     def merged(self, sources: Sequence[str] = SOURCES) -> PartitionMerge:
         """The model's answer."""
@@ -98,6 +111,48 @@ def expected_silver(cases: Mapping[int, Case], sources: Sequence[str] = SOURCES)
                 )
                 rows.append((partition, key, status, first, last, *of_sources))
     return sorted(rows, key=repr)
+
+
+def expected_messages(cases: Mapping[int, Case]) -> list[Published]:
+    """The published sequence, from the merge model alone."""
+    messages = []
+    for partition, case in cases.items():
+        for seq, row in enumerate(case.merged().published_order()):
+            values = {
+                source: b",".join(case.values[source][p.offset] or b"" for p in sorted(parts))
+                for source, parts in row.parts.items()
+            }
+            value = b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}' % (
+                orjson.dumps(row.key),
+                row.event_time,
+                row.last_event_time,
+                values["tracking"],
+                values["orders"],
+            )
+            message_id = f"{partition}/{row.event_time}/{row.key}"
+            messages.append(Published(partition, row.key.encode(), max(1, row.event_time), value, seq, message_id))
+    return messages
+
+
+def expected_late(inputs: Mapping[int, Case]) -> list[tuple[object, ...]]:
+    return sorted(
+        (p, late.record.source, late.record.offset, late.record.key, late.record.event_time, late.position, value)
+        for p, case in inputs.items()
+        for late in case.merged().late
+        for value in [case.values[late.record.source][late.record.offset]]
+    )
+
+
+def expected_quarantine(cases: Mapping[int, Case]) -> list[tuple[object, ...]]:
+    """Every refused record: (partition, source, offset, value)."""
+    refused = [
+        (p, source, offset, value)
+        for p, case in cases.items()
+        for source, values in case.values.items()
+        for offset, value in enumerate(values)
+        if value in BAD_VALUES
+    ]
+    return sorted(refused, key=repr)
 
 
 def _text(value: bytes | None) -> str:

@@ -93,11 +93,28 @@ class CaseLake:
 
     def silver(self) -> list[tuple[object, ...]]:
         """Silver's content, in the form of `expected_silver`."""
-        sources = list(self.settings.sources)
-        parts = [
-            F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])).alias(s) for s in sources
-        ]
-        times = [F.unix_millis(t) for t in ("event_time", "last_event_time")]
-        rows = self.lake.read(tables.SILVER).select("partition", "merge_key", "status", *times, *parts).collect()
-        plain = [(*row[:5], *[tuple(tuple(part) for part in parts) for parts in row[5:]]) for row in rows]
-        return sorted(plain, key=repr)
+        return silver_of(self.lake, list(self.settings.sources))
+
+
+def silver_of(lake: Lake, sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+    """Silver's content, in the form of `expected_silver`."""
+    parts = [
+        F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])).alias(s) for s in sources
+    ]
+    times = [F.unix_millis(t) for t in ("event_time", "last_event_time")]
+    rows = lake.read(tables.SILVER).select("partition", "merge_key", "status", *times, *parts).collect()
+    plain = [(*row[:5], *[tuple(tuple(part) for part in parts) for parts in row[5:]]) for row in rows]
+    return sorted(plain, key=repr)
+
+
+def late_of(lake: Lake) -> list[tuple[object, ...]]:
+    """Late records, in the form of `expected_late`."""
+    times = [F.unix_millis(name) for name in ("event_time", "position")]
+    late = lake.read(tables.LATE).select("partition", "source", "offset", "merge_key", *times, "value")
+    return sorted(tuple(row) for row in late.collect())
+
+
+def quarantined_of(lake: Lake) -> list[tuple[object, ...]]:
+    """Refused records, in the form of `expected_quarantine`."""
+    rows = lake.read(tables.QUARANTINE).select("partition", "source", "offset", "value").collect()
+    return sorted(((*row[:3], None if row.value is None else bytes(row.value)) for row in rows), key=repr)

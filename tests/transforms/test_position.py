@@ -42,7 +42,7 @@ def frame(spark: SparkSession, log: Log) -> DataFrame:
     rows = [(*tp, offset, t, offset % 3 == 0) for tp, records in log.items() for offset, t in records]
     random.Random(1).shuffle(rows)
     records = spark.createDataFrame(rows, "source STRING, partition INT, offset BIGINT, t BIGINT, heartbeat BOOLEAN")
-    return records.withColumn("event_time", F.timestamp_millis("t")).drop("t").repartition(3)
+    return records.withColumn("event_time", F.timestamp_millis("t")).drop("t").withColumn("is_idle", F.lit(False)).repartition(3)
 
 
 def found_positions(positioned: DataFrame) -> dict[tuple[str, int, int], int]:

@@ -5,11 +5,13 @@ import copy
 import pickle
 import traceback
 from collections.abc import Mapping
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from pipelines.errors import ConfigurationError
 from pipelines.settings import (
@@ -17,7 +19,10 @@ from pipelines.settings import (
     Heartbeat,
     KafkaSettings,
     MergeSettings,
+    PublishSettings,
     Settings,
+    StartOffsets,
+    StartTimestamp,
     load_settings,
     parse_duration,
 )
@@ -70,9 +75,10 @@ def test_smallest_configuration_gets_the_contracts_defaults(tmp_path: Path) -> N
     assert settings.checkpoints == str(tmp_path / "lake" / "_checkpoints")
     assert settings.kafka.options == {}
     assert (settings.kafka.start, settings.kafka.on_data_loss) == ("earliest", "stop")
-    assert settings.kafka.max_offsets_per_batch == 500_000
+    assert (settings.kafka.max_offsets_per_batch, settings.kafka.quarantine_limit) == (500_000, 0.5)
     assert settings.merge == MergeSettings(timeout_ms=1_800_000, max_future_ms=86_400_000, max_records_per_batch=1_000_000)
-    assert settings.merge.idle_after is None
+    assert settings.merge.idle_after_ms is None
+    assert settings.retention_ms == 7 * 86_400_000
     publish = settings.publish
     assert (publish.valid, publish.value, publish.max_bytes) == ("true", None, 8 * 1024 * 1024)
     assert publish.delivery == "exactly_once"
@@ -95,6 +101,14 @@ def test_settings_are_frozen_and_travel(tmp_path: Path) -> None:
 def test_parts_can_be_built_in_python_by_their_attributes() -> None:
     assert MergeSettings(timeout_ms=5).timeout_ms == 5
     assert CatalogLake(catalog="main", schema_name="shop").schema_name == "shop"
+    assert MergeSettings(timeout_ms=5, idle_after_ms=7).idle_after_ms == 7
+    assert PublishSettings(topic="a", delivery="at_most_once").delivery == "at_most_once"
+
+
+@pytest.mark.parametrize("start", ["sink", StartTimestamp(17), StartOffsets({"a": {0: 17}})])
+def test_a_start_can_be_built_in_python(start: Any) -> None:
+    kafka = KafkaSettings(bootstrap_servers="h:1", start=start, quarantine_limit=0.1)
+    assert (kafka.start, kafka.quarantine_limit) == (start, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +195,117 @@ def test_kafka_options_become_text(tmp_path: Path) -> None:
     }
 
 
+# -- where reading begins
+
+
+@pytest.mark.parametrize("word", ["earliest", "latest", "sink"])
+def test_a_start_may_be_a_word(tmp_path: Path, word: str) -> None:
+    assert load(tmp_path, changed(("kafka/start", word))).kafka.start == word
+
+
+def start(folder: Path, text: str, environ: Mapping[str, str] | None = None) -> Any:
+    """`kafka.start` as YAML itself reads it: a time in quotes is text, without them it is a time."""
+    return load(folder, yaml.safe_dump(changed(("kafka/start", "HERE"))).replace("HERE", text), environ).kafka.start
+
+
+@pytest.mark.parametrize(
+    ("text", "timestamp_ms"),
+    [
+        ("2026-01-01T00:00:00Z", 1_767_225_600_000),
+        ("2026-01-01T01:30:00+01:30", 1_767_225_600_000),
+        ("2026-01-01 00:00:00", 1_767_225_600_000),
+        ("2026-01-01T00:00:00.1239Z", 1_767_225_600_123),
+        ("2026-01-01", 1_767_225_600_000),
+        ('"2026-01-01"', 1_767_225_600_000),
+        ('"2026-01-01T00:00"', 1_767_225_600_000),
+        ('"20260101T010000+01"', 1_767_225_600_000),
+        ('"2026-01-01T00:00:00,5-00:30"', 1_767_227_400_500),
+        ("1767225600000", 1_767_225_600_000),
+        ("0", 0),
+        ("1970-01-01", 0),
+        ("9999-12-31T23:59:59.999Z", 253_402_300_799_999),
+        ("253402300799999", 253_402_300_799_999),
+    ],
+)
+def test_a_start_may_be_a_time(tmp_path: Path, text: str, timestamp_ms: int) -> None:
+    assert start(tmp_path, f"{{timestamp: {text}}}") == StartTimestamp(timestamp_ms)
+
+
+@pytest.mark.parametrize("time", ["2026-01-01T00:00:00Z", "2026-01-01", "1767225600000"])
+def test_a_time_to_start_at_may_come_from_the_environment(tmp_path: Path, time: str) -> None:
+    assert start(tmp_path, '{timestamp: "${SINCE}"}', {"SINCE": time}) == StartTimestamp(1_767_225_600_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("{tracking: {0: 17}}", {"tracking": {0: 17}}),
+        ('{tracking: {"0": 17, 1: 0}, orders: {12: 9223372036854775807}}', {"tracking": {0: 17, 1: 0}, "orders": {12: 2**63 - 1}}),
+        ('{orders: {2147483647: "${OFFSET}"}}', {"orders": {2**31 - 1: 5}}),
+    ],
+)  # fmt: skip
+def test_a_start_may_be_offsets_of_sources(tmp_path: Path, text: str, offsets: dict[str, dict[int, int]]) -> None:
+    assert start(tmp_path, f"{{offsets: {text}}}", {"OFFSET": "5"}) == StartOffsets(offsets)
+
+
+@pytest.mark.parametrize(
+    ("begin", "text"),
+    [
+        (StartTimestamp(0), "{timestamp: 1970-01-01T00:00:00.000Z}"),
+        (StartTimestamp(1_767_225_600_000), "{timestamp: 2026-01-01T00:00:00.000Z}"),
+        (StartTimestamp(253_402_300_799_999), "{timestamp: 9999-12-31T23:59:59.999Z}"),
+        (StartOffsets({"tracking": {0: 17}}), "{offsets: {tracking: {0: 17}}}"),
+        (StartOffsets({"tracking": {10: 1, 2: 17}, "orders": {0: 0}}), "{offsets: {tracking: {2: 17, 10: 1}, orders: {0: 0}}}"),
+    ],
+)  # fmt: skip
+def test_a_start_reads_as_in_yaml_and_is_read_again(tmp_path: Path, begin: Any, text: str) -> None:
+    assert str(begin) == text
+    assert start(tmp_path, text) == begin
+
+
+def test_settings_that_begin_elsewhere_travel(tmp_path: Path) -> None:
+    for begin in ({"timestamp": 5}, {"offsets": {"orders": {0: 5}}}):
+        settings = load(tmp_path, changed(("kafka/start", begin)))
+        assert pickle.loads(pickle.dumps(settings)) == settings
+        with pytest.raises(ValidationError):
+            settings.kafka.start = begin  # type: ignore[assignment]
+
+
+# -- choices, shares and times
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("kafka/on_data_loss", ["stop", "continue"]),
+        ("publish/delivery", ["exactly_once", "at_least_once", "at_most_once"]),
+    ],
+)
+def test_each_choice_is_taken(tmp_path: Path, path: str, words: list[str]) -> None:
+    part, field = path.split("/")
+    for word in words:
+        assert getattr(getattr(load(tmp_path, changed((path, word))), part), field) == word
+        assert getattr(getattr(load(tmp_path, changed((path, "${WORD}")), {"WORD": word}), part), field) == word
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("50%", 0.5), ("100%", 1.0), ("100.0%", 1.0), ("0.5%", 0.005), ("1%", 0.01), ("33.25%", 0.3325)]
+)
+def test_a_percentage_is_a_share_of_one(tmp_path: Path, text: str, share: float) -> None:
+    settings = load(tmp_path, changed(("kafka/quarantine_limit", text)))
+    assert settings.kafka.quarantine_limit == pytest.approx(share, rel=1e-12)
+
+
+@pytest.mark.parametrize(("given", "idle_after_ms"), [(None, None), ("1ms", 1), ("10m", 600_000)])
+def test_the_idle_policy_is_off_or_begins_after_a_while(tmp_path: Path, given: str | None, idle_after_ms: int | None) -> None:
+    assert load(tmp_path, changed(("merge/idle_after", given))).merge.idle_after_ms == idle_after_ms
+
+
+@pytest.mark.parametrize(("given", "retention_ms"), [("1h", 3_600_000), ("60m", 3_600_000), ("30d", 2_592_000_000)])
+def test_old_versions_are_kept_for_an_hour_or_longer(tmp_path: Path, given: str, retention_ms: int) -> None:
+    assert load(tmp_path, changed(("retention", given))).retention_ms == retention_ms
+
+
 # -- the environment, and what is secret
 
 
@@ -221,6 +346,8 @@ def test_a_malformed_variable_is_refused_unshown(tmp_path: Path, value: str) -> 
     "path",
     [
         "name", "lake", "kafka", "kafka/bootstrap_servers", "kafka/options", "kafka/start", "kafka/on_data_loss",
+        "kafka/start/timestamp", "kafka/start/offsets", "kafka/start/offsets/orders", "kafka/start/offsets/orders/0",
+        "kafka/quarantine_limit", "retention",
         "kafka/max_offsets_per_batch", "sources", "sources/orders", "sources/orders/topic", "sources/orders/format",
         "sources/orders/schema", "sources/orders/key", "sources/orders/event_time", "sources/orders/heartbeat",
         "sources/orders/heartbeat/field", "merge", "merge/timeout", "merge/max_future", "merge/max_records_per_batch",
@@ -342,11 +469,71 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/schema", "gone.json"), "sources.orders.schema: `gone.json` is no file that can be read"),
         (("sources/orders/schema", "."), "sources.orders.schema: `.` is no file that can be read"),
         (("sources/orders/format", "csv"), "sources.orders.format: `csv` is none of the values it may have; use json"),
-        (("kafka/start", "foo"), "kafka.start: `foo` is none of the values it may have; use earliest or latest"),
+        (("kafka/start", "foo"), "kafka.start: `foo` is none of the values it may have; use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`"),
         (("kafka/start", {"time": 1}), "kafka.start: `{time: ...}` is none of the values it may have"),
-        (("kafka/on_data_loss", "ignore"), "kafka.on_data_loss: `ignore` is none of the values it may have; use stop"),
+        (("kafka/start", {}), "kafka.start: `{}` is none of the values it may have"),
+        (("kafka/start", {"timestamp": 1, "offsets": {"orders": {0: 1}}}), "kafka.start: `{timestamp: ..., offsets: ...}` is none of the"),
+        (("kafka/start", None), "kafka.start: null is none of the values it may have"),
+        (("kafka/start", ["sink"]), "kafka.start: a list is none of the values it may have"),
+        (("kafka/start", 1_767_225_600_000), "kafka.start: `1767225600000` is none of the values it may have"),
+        (("kafka/start", datetime(2026, 1, 1)), "kafka.start: `2026-01-01 00:00:00` is none of the values it may have"),
+        (("kafka/start", {"timestamp": "yesterday"}), "kafka.start.timestamp: `yesterday` is no time; write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds"),
+        (("kafka/start", {"timestamp": "1767225600000"}), "kafka.start.timestamp: `1767225600000` is no time"),
+        (("kafka/start", {"timestamp": "2026-02-30"}), "kafka.start.timestamp: `2026-02-30` is no time"),
+        (("kafka/start", {"timestamp": "2026-01-01T25:00"}), "kafka.start.timestamp: `2026-01-01T25:00` is no time"),
+        (("kafka/start", {"timestamp": 1.5}), "kafka.start.timestamp: `1.5` is no time"),
+        (("kafka/start", {"timestamp": True}), "kafka.start.timestamp: true is no time"),
+        (("kafka/start", {"timestamp": None}), "kafka.start.timestamp: null is no time"),
+        (("kafka/start", {"timestamp": ["2026-01-01"]}), "kafka.start.timestamp: a list is no time"),
+        (("kafka/start", {"timestamp": -1}), "kafka.start.timestamp: `-1` is out of range; it must lie from 1970 to the year 9999"),
+        (("kafka/start", {"timestamp": 253_402_300_800_000}), "kafka.start.timestamp: `253402300800000` is out of range"),
+        (("kafka/start", {"timestamp": date(1969, 12, 31)}), "kafka.start.timestamp: `1969-12-31` is out of range"),
+        (("kafka/start", {"timestamp": datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))}), "kafka.start.timestamp: `9999-12-31"),
+        (("kafka/start", {"timestamp": "1970-01-01T00:00:00+01:00"}), "kafka.start.timestamp: `1970-01-01T00:00:00+01:00` is out of range"),
+        (("kafka/start", {"offsets": {}}), "kafka.start.offsets must be a mapping that gives sources their offsets by partition, such as `{0: 17}`"),
+        (("kafka/start", {"offsets": 17}), "kafka.start.offsets must be a mapping that gives sources"),
+        (("kafka/start", {"offsets": None}), "kafka.start.offsets must be a mapping that gives sources"),
+        (("kafka/start", {"offsets": {"orders": 17}}), "kafka.start.offsets.orders must be a mapping from partitions to offsets, such as `{0: 17}`"),
+        (("kafka/start", {"offsets": {"orders": {}}}), "kafka.start.offsets.orders must be a mapping from partitions to offsets"),
+        (("kafka/start", {"offsets": {"orders": [17]}}), "kafka.start.offsets.orders must be a mapping from partitions to offsets"),
+        (("kafka/start", {"offsets": {"order": {0: 17}}}), "kafka.start.offsets.order names no source; did you mean `orders`?"),
+        (("kafka/start", {"offsets": {5: {0: 17}}}), "kafka.start.offsets.5 names no source; known here: tracking, orders"),
+        (("kafka/start", {"offsets": {"orders": {-1: 17}}}), "kafka.start.offsets.orders.-1 is no partition; name one by a whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {2**31: 17}}}), "kafka.start.offsets.orders.2147483648 is no partition"),
+        (("kafka/start", {"offsets": {"orders": {"all": 17}}}), "kafka.start.offsets.orders.all is no partition"),
+        (("kafka/start", {"offsets": {"orders": {"a\nb": 17}}}), "kafka.start.offsets.orders.a b is no partition"),
+        (("kafka/start", {"offsets": {"orders": {True: 17}}}), "kafka.start.offsets.orders.True is no partition"),
+        (("kafka/start", {"offsets": {"orders": {0: 17, "0": 17}}}), "kafka.start.offsets.orders.0 names partition 0 again; keep one"),
+        (("kafka/start", {"offsets": {"orders": {0: -1}}}), "kafka.start.offsets.orders.0: `-1` is no offset; write a whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {0: 2**63}}}), "kafka.start.offsets.orders.0: `9223372036854775808` is no offset"),
+        (("kafka/start", {"offsets": {"orders": {0: "17"}}}), "kafka.start.offsets.orders.0: `17` is no offset"),
+        (("kafka/start", {"offsets": {"orders": {0: 1.5}}}), "kafka.start.offsets.orders.0: `1.5` is no offset"),
+        (("kafka/start", {"offsets": {"orders": {0: True}}}), "kafka.start.offsets.orders.0: true is no offset"),
+        (("kafka/start", {"offsets": {"orders": {0: "latest"}}}), "kafka.start.offsets.orders.0: `latest` is no offset"),
+        (("kafka/on_data_loss", "ignore"), "kafka.on_data_loss: `ignore` is none of the values it may have; use stop or continue"),
+        (("kafka/quarantine_limit", "0%"), "kafka.quarantine_limit: `0%` is no percentage above 0% and up to 100%; write one such as `50%`"),
+        (("kafka/quarantine_limit", "100.1%"), "kafka.quarantine_limit: `100.1%` is no percentage above 0%"),
+        (("kafka/quarantine_limit", "-1%"), "kafka.quarantine_limit: `-1%` is no percentage"),
+        (("kafka/quarantine_limit", "50 %"), "kafka.quarantine_limit: `50 %` is no percentage"),
+        (("kafka/quarantine_limit", ".5%"), "kafka.quarantine_limit: `.5%` is no percentage"),
+        (("kafka/quarantine_limit", "half"), "kafka.quarantine_limit: `half` is no percentage"),
+        (("kafka/quarantine_limit", 0.5), "kafka.quarantine_limit: `0.5` is no percentage"),
+        (("kafka/quarantine_limit", 50), "kafka.quarantine_limit: `50` is no percentage"),
+        (("kafka/quarantine_limit", True), "kafka.quarantine_limit: true is no percentage"),
+        (("kafka/quarantine_limit", None), "kafka.quarantine_limit: null is no percentage"),
         (("merge/idle_after", "soon"), "merge.idle_after: `soon` is no duration"),
-        (("publish/delivery", "twice"), "publish.delivery: `twice` is none of the values it may have; use exactly_once"),
+        (("merge/idle_after", 600_000), "merge.idle_after: `600000` is no duration"),
+        (("merge/idle_after", False), "merge.idle_after: false is no duration"),
+        (("merge/idle_after", "0s"), "merge.idle_after: `0s` is too short; it must be longer than nothing"),
+        (("merge/idle_after_ms", 5), "unknown field `merge.idle_after_ms`; did you mean `idle_after`"),
+        (("publish/delivery", "twice"), "publish.delivery: `twice` is none of the values it may have; use exactly_once, at_least_once or at_most_once"),
+        (("publish/delivery", None), "publish.delivery: null is none of the values it may have"),
+        (("retention", "59m"), "retention: `59m` is too short; it must be `1h` or longer, such as `7d`"),
+        (("retention", "0s"), "retention: `0s` is too short"),
+        (("retention", "week"), "retention: `week` is no duration"),
+        (("retention", 7), "retention: `7` is no duration"),
+        (("retention", None), "retention: null is no duration"),
+        (("retention_ms", 7), "unknown field `retention_ms`; did you mean `retention`?"),
         # sources and topics
         (("sources/orders", ABSENT), "sources must name two or more sources, not 1"),
         (("sources", {}), "sources must name two or more sources, not 0"),
@@ -358,13 +545,6 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
         (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
         # not yet
-        (("kafka/start", "sink"), "kafka.start: `sink` is not available in this version of Watersmeet; use earliest or latest"),
-        (("kafka/start", {"timestamp": "2026-01-01"}), "kafka.start: `{timestamp: ...}` is not available in this version"),
-        (("kafka/start", {"offsets": {}}), "kafka.start: `{offsets: ...}` is not available in this version"),
-        (("kafka/on_data_loss", "continue"), "kafka.on_data_loss: `continue` is not available in this version of Watersmeet; use stop"),
-        (("merge/idle_after", "5m"), "merge.idle_after: `5m` is not available in this version of Watersmeet; use null"),
-        (("publish/delivery", "at_least_once"), "publish.delivery: `at_least_once` is not available in this version"),
-        (("publish/delivery", "at_most_once"), "publish.delivery: `at_most_once` is not available in this version"),
         (("sources/orders/format", "avro"), "sources.orders.format: `avro` is not available in this version of Watersmeet; use json"),
     ],
 )  # fmt: skip

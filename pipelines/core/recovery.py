@@ -1,0 +1,158 @@
+"""A lost lake is taken up from the sink alone: what a message must say for that, and what is read out of the messages then.
+
+Let M be the last message that says from which offsets to begin, and E its event time. Whatever sorts after M has all of its
+parts at positions >= E, so nothing before the first offset at such a position is needed, and that offset's record (or the
+decision before it) sets its position itself. A part at a position w >= E of a record that is already out, with event time e,
+has w <= e + T; so e >= E - T, and messages so far back are enough to know it by. Conversely an on-time record of that key with
+w <= e + T was merged into that record, or into an earlier one of its key, which sorts before it and is out as well. Beginning
+earlier would do harm: some parts of a record that is out, but not read back, would be merged anew and take later ones in. So
+E must be the event time of the very message that carries the header, not that of another one of its batch.
+
+A message that says nothing must have been made with no other idle decisions than the last one before it that does. So the last
+message of a transaction is enough to say it, but where a batch may come out in part (`at_least_once`), the first must as well:
+a record that timed out on a decision which the sink does not know would be out without the parts that it waits for now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from pipelines.core.idle import Decision
+from pipelines.core.sequence import IDLE, MIN_OFFSETS
+
+
+class ReadBack(NamedTuple):
+    """A message of the sink, as far as the merge must know it again; event time in ms."""
+
+    event_time: int
+    key: str
+
+
+@dataclass(frozen=True)
+class SinkState:
+    """What a lost lake takes from one sink partition.
+
+    `begin`: by source the offset to begin at (a source that is missing: the earliest); `decisions`: by source those of the idle
+    policy to take again; `read_back`: the messages already out that parts may still come for, in the sink's order.
+    """
+
+    begin: Mapping[str, int]
+    decisions: Mapping[str, Sequence[Decision]]
+    read_back: Sequence[ReadBack]
+
+    def recovered(self) -> dict[str, list[int]]:
+        """By key, the event times already published: what `PartitionMerge.recovered` is."""
+        by_key: dict[str, list[int]] = {}
+        for event_time, key in self.read_back:
+            by_key.setdefault(key, []).append(event_time)
+        return by_key
+
+
+# -- from the lake to a message
+
+
+def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[Decision], event_time: int, next_offset: int) -> int:
+    """A source's first offset at a position >= `event_time`; where there is none yet, its `next_offset`.
+
+    `records` are (offset, event time in ms) of what was not refused, heartbeats included, in any order; those before the event
+    time may be left out, since a position first reaches a time at a record, or after a decision, that has it.
+    """
+    reached = [offset for offset, time in records if time >= event_time]
+    reached += [decision.after_offset + 1 for decision in decisions if decision.event_time >= event_time]
+    return min(reached, default=next_offset)
+
+
+def idle_header(decisions: Mapping[str, Iterable[Decision]], min_offsets: Mapping[str, int]) -> dict[str, tuple[Decision, ...]]:
+    """By source its decisions from the offset before its min_offset on, in order; only sources that have some.
+
+    Of several decisions after one offset only the last counts, since nothing stands between them: so the header does not grow
+    while a source is silent.
+    """
+    header = {}
+    for source, offset in min_offsets.items():
+        last: dict[int, int] = {}
+        for after_offset, event_time in decisions.get(source, ()):
+            if after_offset >= offset - 1:
+                last[after_offset] = max(event_time, last.get(after_offset, event_time))
+        if last:
+            header[source] = tuple(Decision(*each) for each in sorted(last.items()))
+    return header
+
+
+def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
+    """The header `watersmeet.min_offsets`."""
+    return orjson.dumps(dict(min_offsets))
+
+
+def encode_idle(decisions: Mapping[str, Iterable[Decision]]) -> bytes:
+    """The header `watersmeet.idle`; a message needs none where there are no decisions."""
+    return orjson.dumps({source: [list(decision) for decision in mine] for source, mine in decisions.items()})
+
+
+# -- from the sink to a lake
+
+
+def parse_min_offsets(header: bytes | None) -> dict[str, int]:
+    """The inverse of `encode_min_offsets`. Raises ValueError where the header is no such thing."""
+    by_source = _by_source(header, MIN_OFFSETS)
+    if not by_source or not all(_is_integer(offset, 0) for offset in by_source.values()):
+        raise ValueError(f"{MIN_OFFSETS} is not an offset by source: {header!r}")
+    return by_source
+
+
+def parse_idle(header: bytes | None) -> dict[str, tuple[Decision, ...]]:
+    """The inverse of `encode_idle`. Raises ValueError where the header is no such thing."""
+    by_source = _by_source(header, IDLE)
+    if not all(isinstance(mine, list) and all(map(_is_decision, mine)) for mine in by_source.values()):
+        raise ValueError(f"{IDLE} is not a list of [after_offset, event_time] by source: {header!r}")
+    return {source: tuple(Decision(*each) for each in mine) for source, mine in by_source.items()}
+
+
+def sink_state(messages: Iterable[tuple[int, str, Mapping[str, bytes | None]]], timeout_ms: int) -> SinkState:
+    """What the last message with `min_offsets` says, and every message with event time >= its own - T.
+
+    `messages` are (event time in ms, key, headers) of a sink partition from its end backwards; no more are asked for than
+    are needed. A sink without such a message is read whole. What sorts after the sink's last message is passed over: it was
+    out before a repeat (`at_least_once`), and since the sequence goes on behind the last message, it comes again as well.
+    Raises ValueError where a header is not what it should be.
+    """
+    begin: dict[str, int] = {}
+    decisions: dict[str, tuple[Decision, ...]] = {}
+    tail: tuple[int, bytes] | None = None
+    oldest: int | None = None
+    read_back = []
+    for event_time, key, headers in messages:
+        place = event_time, key.encode()
+        tail = place if tail is None else tail
+        if place > tail:
+            continue
+        if oldest is None and MIN_OFFSETS in headers:
+            begin = parse_min_offsets(headers[MIN_OFFSETS])
+            decisions = parse_idle(headers[IDLE]) if IDLE in headers else {}
+            oldest = event_time - timeout_ms
+        if oldest is not None and event_time < oldest:
+            break
+        read_back.append(ReadBack(event_time, key))
+    return SinkState(begin, decisions, tuple(reversed(read_back)))
+
+
+def _by_source(header: bytes | None, name: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(header or b"")
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object: {header!r}")
+    return value
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < 2**63
+
+
+def _is_decision(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _is_integer(value[0], -1) and _is_integer(value[1], 0)

@@ -1,0 +1,67 @@
+"""Named points between the steps of the commits, where a test holds a process in order to kill it just there.
+
+Unarmed, a point is a call of a function that does nothing, and no configuration, table or message can change that. It is armed
+for a whole process by the environment variable `WATERSMEET_FAULT`, `POINT:COUNT:FOLDER`: whoever reaches the point for the
+COUNT-th time, in whichever process of the run, leaves the file `FOLDER/held` and stays there while that file exists.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+ARMED_BY: Final = "WATERSMEET_FAULT"
+
+POINTS: Final = (
+    "bronze.append",  # a micro-batch was read, nothing of it is written
+    "bronze.quarantine",  # its rows are in bronze, the refused ones not yet in quarantine
+    "bronze.done",  # all of it is written, and Spark does not know yet
+    "idle.decide",  # a source counts as idle, and nothing says so yet
+    "silver.progress",  # a batch is planned, nothing is written
+    "silver.late",  # it is decided, its late records are not written
+    "silver.merge",  # its late records are written, silver does not have it
+    "silver.done",  # silver has it, and gold does not know
+    "gold.publish",  # what is to be published is known, no transaction has begun
+    "publisher.begin",  # a producer has taken the partition over
+    "publisher.produce",  # a transaction has begun, the first message is not produced
+    "publisher.commit",  # every message has reached the broker, the transaction is open
+    "publisher.committed",  # the transaction is committed, and nothing in the lake says so
+    "gold.note",  # every partition's transaction is committed, none is noted
+    "gold.done",  # all is noted
+)
+"""Every point, in the order of the river."""
+
+
+def _nothing(point: str) -> None:
+    """What an unarmed point does."""
+
+
+class _Hold:
+    """Stops at the n-th arrival at a point, counted over all processes of a run by files that only one of them can make."""
+
+    def __init__(self, armed: str) -> None:
+        self.point, count, folder = armed.split(":", 2)
+        self.count, self.folder = int(count), Path(folder)
+
+    def __call__(self, point: str) -> None:
+        if point != self.point:
+            return
+        for arrival in range(1, self.count + 1):
+            try:
+                (self.folder / f"arrival-{arrival}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            if arrival == self.count:
+                self._wait()
+            return
+
+    def _wait(self) -> None:
+        held = self.folder / "held"
+        held.write_text(str(os.getpid()))
+        while held.exists():
+            time.sleep(0.02)
+
+
+reach = _Hold(os.environ[ARMED_BY]) if ARMED_BY in os.environ else _nothing

@@ -1,0 +1,88 @@
+"""Keeps the tables small: compaction, and the removal of what lies further back than `retention`.
+
+The owner of a layer does it between two batches, so nothing is ever rewritten under a writer's hands. What the merge still
+needs is never removed: compaction moves rows to other files and changes none, and only files that no version within the
+retention uses are deleted. The Delta log and the history reach back as far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pipelines import tables
+from pipelines.adapters.lake import Lake, suppress_conflict
+from pipelines.settings import Settings
+
+COMPACT_EVERY: Final = 50
+"""Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
+
+VACUUM_EVERY_S: Final = 6 * 3600.0
+"""Listing all files of a table costs most where there is nothing to remove."""
+
+
+@dataclass
+class Maintenance:
+    """Looks after some tables of a lake for their owner."""
+
+    lake: Lake
+    settings: Settings
+    names: Sequence[str]
+    every: int = COMPACT_EVERY
+    now: Callable[[], float] = time.monotonic
+    _commits: int = 0
+    _vacuumed_at: float | None = None
+
+    def after_commit(self) -> None:
+        """Compacts after every so many commits, and vacuums after some hours."""
+        self._commits += 1
+        if self._vacuumed_at is None:
+            self._vacuumed_at = self.now()
+        if self._commits % self.every == 0:
+            for name in self.names:
+                compact(self.lake, name)
+            if self.now() - self._vacuumed_at > VACUUM_EVERY_S:
+                for name in self.names:
+                    vacuum(self.lake, self.settings, name)
+                self._vacuumed_at = self.now()
+
+
+def maintain(lake: Lake, settings: Settings, names: Sequence[str]) -> list[dict[str, object]]:
+    """Compacts and vacuums the tables; tells of each how many files it had, has now, and how many old ones were removed."""
+    done: list[dict[str, object]] = []
+    for name in names:
+        before = files(lake, name)
+        compact(lake, name)
+        removed = vacuum(lake, settings, name)
+        done.append({"table": name, "files_before": before, "files": files(lake, name), "old_files_removed": removed})
+    return done
+
+
+def files(lake: Lake, table: str) -> int:
+    """How many files the table's present version has."""
+    return int(lake.delta(table).detail().select("numFiles").collect()[0][0])
+
+
+def compact(lake: Lake, table: str) -> None:
+    """Rewrites small files into few; no row changes. Where another writer is at the same files, it is left for the next time."""
+    with suppress_conflict():
+        lake.spark.sql(f"OPTIMIZE {lake.identifier(table)}").collect()
+
+
+def vacuum(lake: Lake, settings: Settings, table: str) -> int:
+    """Removes the files that no version within the retention uses, and says how many there were."""
+    keep_retention(lake, settings, table)
+    found = lake.spark.sql(f"VACUUM {lake.identifier(table)} DRY RUN").collect()
+    lake.spark.sql(f"VACUUM {lake.identifier(table)}").collect()
+    return len(found)
+
+
+def keep_retention(lake: Lake, settings: Settings, table: str) -> None:
+    """The table keeps its removed files and its log for as long as the configuration says."""
+    wanted = tables.retention_properties(settings)
+    kept = lake.spark.sql(f"SHOW TBLPROPERTIES {lake.identifier(table)}").collect()
+    if wanted.items() - {row.key: row.value for row in kept}.items():
+        properties = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+        lake.spark.sql(f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES ({properties})")

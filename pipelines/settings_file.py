@@ -1,0 +1,161 @@
+"""Reading the configuration's file, and wording what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+
+class RefusedError(ValueError):
+    """One sentence with {path} and {value} open; `at` leads from the part that refuses to the place that is wrong.
+
+    The value is the part's, or the one that is `given`.
+    """
+
+    def __init__(self, sentence: str, *at: str, given: tuple[object, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.sentence, self.at, self.given = sentence, at, given
+
+
+class FromEnvironment(str):
+    """Text that holds the value of an environment variable, and so is never shown."""
+
+    names: str
+
+
+# -- the file
+
+
+def read_values(path: Path, environ: Mapping[str, str]) -> object:
+    """The file's mapping, with every variable filled in."""
+    return _substituted(_read_yaml(path), environ)
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        loader = yaml.SafeLoader(path.read_bytes())
+        document = loader.get_single_node()
+        _refuse_repeated_keys(document, (), set())
+        values: object = None if document is None else loader.construct_document(document)
+    except OSError as error:
+        raise RefusedError(f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`") from None
+    except yaml.YAMLError as error:
+        raise RefusedError(_yaml_problem(error)) from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        if isinstance(error, RefusedError):
+            raise
+        raise RefusedError("is no valid YAML: a value does not fit its tag or type; put text in quotes") from None
+    if values is None:
+        raise RefusedError("is empty; write a configuration, or let `init` write an example")
+    if not isinstance(values, dict):
+        raise RefusedError(f"must be a mapping of fields, not {kind_of(values)}")
+    return values
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    # What stands in the file may be a secret: PyYAML quotes an alias or a tag, which is a value without its quotes.
+    what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
+    return f"is no valid YAML{where}: {what}"
+
+
+def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
+    """YAML keeps the last of two equal keys in silence, and with it a mistake."""
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(item, at, seen)
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[tuple[str, str]] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if (key.tag, name) in keys:
+                raise RefusedError(f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name)
+            keys.add((key.tag, name))
+            _refuse_repeated_keys(value, (*at, name), seen)
+
+
+def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
+    """Every `${NAME}` in a value is replaced once; what a variable holds is not looked into again."""
+    if isinstance(value, dict):
+        return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_substituted(item, environ, *at) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    names: list[str] = []
+
+    def lookup(match: re.Match[str]) -> str:
+        name = match[1] or ""
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise RefusedError("{path}: after `${` must come the name of an environment variable and `}`", *at)
+        if name not in environ:
+            raise RefusedError(f"{{path}}: the environment variable {name} is not set; set it", *at)
+        names.append(f"${{{name}}}")
+        return environ[name]
+
+    text = FromEnvironment(re.sub(r"\$\{(?:([^{}]*)\})?", lookup, value))
+    text.names = "".join(names)
+    return text
+
+
+# -- sentences
+
+
+def first_sentence(error: ValidationError) -> str:
+    """What is wrong first, with its place."""
+    first = error.errors(include_url=False)[0]
+    at = tuple(str(step) for step in first["loc"] if not str(step).startswith("<"))
+    refusal = first.get("ctx", {}).get("error")
+    if isinstance(refusal, RefusedError):
+        [value] = refusal.given or (first["input"],)
+        return sentence_of(refusal.sentence, at + refusal.at, value)
+    return sentence_of("{path}: " + first["msg"], at, None)
+
+
+def sentence_of(sentence: str, at: tuple[str, ...], value: object) -> str:
+    """The sentence with its place and its value filled in, on one line."""
+    path = " ".join(".".join(at).split())
+    # The value last: it may hold braces of its own.
+    return sentence.replace("{path}", path).replace("{value}", _shown(value))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, FromEnvironment):
+        return f"the value of {value.names}"
+    if isinstance(value, Mapping):
+        return f"`{{{', '.join(f'{key}: ...' for key in value)}}}`"
+    if value is None or isinstance(value, (bool, list)):
+        return kind_of(value)
+    text = " ".join(str(value).split())
+    return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
+
+
+def kind_of(value: object) -> str:
+    """What YAML made of it, in words that show nothing of it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, (Mapping, list)):
+        return "a list" if isinstance(value, list) else "a mapping"
+    return "a date" if isinstance(value, date) else "a tagged value"
+
+
+def known_instead(name: str, known: list[str]) -> str:
+    """The known names that an unknown one may have meant, or else all of them."""
+    close = difflib.get_close_matches(name, known, n=2)
+    if close:
+        return f"did you mean {' or '.join(f'`{match}`' for match in close)}?"
+    return f"known here: {', '.join(known)}"

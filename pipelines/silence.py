@@ -1,0 +1,59 @@
+"""Watches for sources that have fallen silent: the idle policy may speak for those, and for no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaException
+
+from pipelines.adapters.kafka import Cluster, read_to_end
+from pipelines.core.plan import TopicPartition
+from pipelines.errors import KafkaUnreachableError
+from pipelines.settings import Settings
+
+
+@dataclass
+class Silence:
+    """A topic-partition is silent once bronze has got nothing of it for `idle_after_ms` of wall time, as far as this run saw."""
+
+    settings: Settings
+    idle_after_ms: int
+    now: Callable[[], float] = time.monotonic
+    _since: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
+
+    def observe(self, ends: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        """Takes note of where bronze ends (the next offset), and names those that have been silent for long enough."""
+        now = self.now()
+        for tp, end in ends.items():
+            if self._since.get(tp, (None, 0.0))[0] != end:
+                self._since[tp] = end, now
+        return {tp for tp in ends if (now - self._since[tp][1]) * 1000 >= self.idle_after_ms}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a look is worth its cost: something may have become silent since the last."""
+        now = self.now()
+        return any((now - since) * 1000 >= self.idle_after_ms for _, since in self._since.values())
+
+    def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
+        """Whether Kafka has no record after these offsets either: else bronze is behind, and the source not silent.
+
+        Where Kafka does not answer, nobody knows, and so nothing is decided.
+        """
+        cluster = Cluster(self.settings.kafka)
+        try:
+            consumer = cluster.consumer()
+            try:
+                for tp, offset in after.items():
+                    topic = self.settings.sources[tp.source].topic
+                    first, end = cluster.bounds_of(consumer, topic, tp.partition)
+                    start = max(first, offset + 1)
+                    if start < end and read_to_end(consumer, topic, tp.partition, start, limit=1):
+                        return False
+            finally:
+                consumer.close()
+        except (KafkaUnreachableError, KafkaException):
+            return False
+        return True

@@ -1,0 +1,204 @@
+"""A broker that is down, slow or killed: the run waits with a visible reason, or stops with one sentence; nothing is halved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from pipelines.adapters import broker
+from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
+from pipelines.settings import Settings
+from pipelines.watch import Patience, Watch
+from tests.support.cases import expected_messages
+from tests.support.lakes import settings_for
+from tests.support.rivers import Losses, River, until
+from tests.support.topics import create_topics, published
+
+
+class Told(Reporter):
+    """Keeps everything that was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.news: list[str] = []
+
+    def tell(self, layer: str, news: str) -> None:
+        self.news.append(f"{layer}: {news}")
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a broker that a test may break."""
+    folder = tmp_path / "broker"
+    broker.start(folder)
+    yield folder
+    broker.stop(folder)
+
+
+def bootstrap(folder: Path) -> str:
+    servers = broker.status(folder).bootstrap_servers
+    assert servers is not None
+    return servers
+
+
+def process_of(folder: Path) -> psutil.Process:
+    pid = broker.status(folder).pid
+    assert pid is not None
+    return psutil.Process(pid)
+
+
+def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
+    told, tries = Told(), iter([True, True, False])
+
+    def work() -> None:
+        if next(tries):
+            raise KafkaUnreachableError("there", "gone")
+
+    Patience(told, threading.Event(), limit_s=60).bear(work)
+    assert [news.partition(";")[0] for news in told.news] == [
+        *["kafka: no Kafka broker answers at there (gone)"] * 2,
+        "kafka: answers again",
+    ]
+
+    def never() -> None:
+        raise KafkaUnreachableError("there", "gone")
+
+    with pytest.raises(WatersmeetError, match=r"no Kafka broker answers .* \(tried again for 0 s\)"):
+        Patience(told, threading.Event(), limit_s=0).bear(never)
+
+
+def test_what_is_no_trouble_with_kafka_is_not_tried_again() -> None:
+    tries = []
+
+    def work() -> None:
+        tries.append(1)
+        raise ValueError("our own defect")
+
+    with pytest.raises(ValueError, match="our own defect"):
+        Patience(Told(), threading.Event(), limit_s=60).bear(work)
+    assert tries == [1]
+
+
+def test_a_stop_ends_the_waiting() -> None:
+    stopping = threading.Event()
+    stopping.set()
+
+    def never() -> None:
+        raise KafkaUnreachableError("there", "gone")
+
+    Patience(Told(), stopping, limit_s=3600).bear(never)
+
+
+def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 "):
+        Run(settings_for(tmp_path), LAYERS, Told())
+
+
+def test_a_run_outlives_a_broker_that_is_killed_and_started_again(
+    root_session: SparkSession, spark: SparkSession, own_broker: Path, tmp_path: Path
+) -> None:
+    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
+    river.flow()
+    river.flow()
+    told, stopping = Told(), threading.Event()
+    run = Run(river.settings, LAYERS, told, stopping, patience_s=300)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run.until_stopped()
+        except BaseException as error:
+            failed.append(error)
+
+    running = threading.Thread(target=work)
+    running.start()
+    try:
+        until(lambda: any("messages published" in news for news in told.news) or bool(failed), "the first messages")
+        port = broker.status(own_broker).port
+        process_of(own_broker).kill()
+        until(lambda: any(news.startswith("kafka: ") for news in told.news) or bool(failed), "a visible reason")
+        broker.start(own_broker, port)
+        river.flow()
+        river.flow()
+        expected = expected_messages(river.cases)
+        until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or bool(failed), "the rest")
+    finally:
+        stopping.set()
+        running.join(120)
+    assert not failed
+    assert river.losses(spark) == Losses()
+
+
+def test_a_broker_that_stands_still_for_a_while_changes_nothing(
+    root_session: SparkSession, spark: SparkSession, own_broker: Path, tmp_path: Path
+) -> None:
+    river = River.make(bootstrap(own_broker), tmp_path / "river", "slow", partitions=1)
+    river.flow()
+    river.flow()
+    paused = process_of(own_broker)
+    timer = threading.Timer(4, paused.resume)
+    run = Run(river.settings, LAYERS, Told())
+    paused.suspend()
+    timer.start()
+    try:
+        run.once()
+    finally:
+        timer.join()
+    assert river.losses(spark) == Losses()
+
+
+def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(
+    root_session: SparkSession, spark: SparkSession, kafka: str, tmp_path: Path
+) -> None:
+    river = River.make(kafka, tmp_path, "abandoned", partitions=1)
+    river.flow()
+    river.finish()
+    left = Producer({"bootstrap.servers": kafka, "transactional.id": f"watersmeet-abandoned-{river.sink}-0"})
+    left.init_transactions(30)
+    left.begin_transaction()
+    left.produce(river.sink, b"half a batch", partition=0)
+    left.flush(30)
+    river.flow()
+    river.finish()
+    assert river.losses(spark) == Losses()
+
+
+def watched(kafka: str, folder: Path, *topics: str) -> tuple[Settings, Watch]:
+    create_topics(kafka, *topics, partitions=1)
+    first, second = topics
+    settings = settings_for(folder, bootstrap=kafka, sources__tracking__topic=first, sources__orders__topic=second)
+    watch = Watch(settings, 1, Patience(Told(), threading.Event()))
+    watch._looked = float("-inf")
+    return settings, watch
+
+
+def test_partitions_added_under_way_stop_the_run(kafka: str, tmp_path: Path) -> None:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewPartitions
+
+    _, watch = watched(kafka, tmp_path, "growing", "steady")
+    watch.look()
+    [done] = AdminClient({"bootstrap.servers": kafka}).create_partitions([NewPartitions("growing", 2)]).values()
+    done.result(30)
+    watch._looked = float("-inf")
+    with pytest.raises(TopicChangedError, match="growing has 2 partitions now, and 1 are read"):
+        watch.look()
+
+
+def test_a_topic_made_again_under_way_stops_the_run(kafka: str, tmp_path: Path) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    _, watch = watched(kafka, tmp_path, "replaced", "kept")
+    [done] = AdminClient({"bootstrap.servers": kafka}).delete_topics(["replaced"], operation_timeout=30).values()
+    done.result(30)
+    create_topics(kafka, "replaced", partitions=1)
+    with pytest.raises(TopicChangedError, match="replaced was deleted and made again while it was being read"):
+        watch.look()

@@ -1,0 +1,221 @@
+"""Each rule of taking up a lost lake from the sink, by example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from pipelines.core.idle import Decision
+from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.recovery import (
+    ReadBack,
+    SinkState,
+    encode_idle,
+    encode_min_offsets,
+    idle_header,
+    min_offset,
+    parse_idle,
+    parse_min_offsets,
+    sink_state,
+)
+from pipelines.core.sequence import IDLE, MIN_OFFSETS, SEQ
+
+T = 100
+
+
+# -- what is already published
+
+
+def recovering(*records: Record, recovered: Mapping[str, list[int]]) -> PartitionMerge:
+    """One partition with a head of 1000 in both sources, after these records."""
+    model = PartitionMerge(MergeRules(("tracking", "orders"), T), recovered=recovered)
+    model.arrive(*records, Record("tracking", 98, 1000), Record("orders", 99, 1000))
+    model.advance()
+    return model
+
+
+@pytest.mark.parametrize(("position", "is_published"), [(399, True), (400, True), (401, False)])
+def test_a_record_is_already_published_up_to_the_timeout_after_a_message_of_its_key(position: int, is_published: bool) -> None:
+    record = Record("tracking", 1, position, "a")
+    model = recovering(record, recovered={"a": [300]})
+    assert model.already_published == [record] * is_published
+    assert [row.event_time for row in model.timed_out] == [position] * (not is_published)
+
+
+def test_its_position_says_whether_a_record_is_already_published_not_its_event_time() -> None:
+    model = recovering(Record("orders", 1, 401), Record("orders", 2, 380, "a"), recovered={"a": [300]})
+    assert model.already_published == []
+    assert [row.event_time for row in model.timed_out] == [380]
+
+
+def test_any_message_of_the_key_counts_and_no_other_key() -> None:
+    one, other = Record("tracking", 1, 400, "a"), Record("tracking", 2, 400, "b")
+    model = recovering(one, other, recovered={"a": [100, 350, 120], "c": [400]})
+    assert model.already_published == [one]
+    assert [row.key for row in model.timed_out] == ["b"]
+
+
+def test_a_late_record_stays_late_after_a_recovery() -> None:
+    late = Record("tracking", 2, 299, "a")
+    model = recovering(Record("tracking", 1, 400), late, recovered={"a": [350]})
+    assert model.late == [LateRecord(late, 400)]
+    assert model.already_published == []
+
+
+def test_heartbeats_are_never_already_published() -> None:
+    assert recovering(Record("tracking", 1, 300), recovered={"": [300], "a": [300]}).already_published == []
+
+
+# -- min_offsets
+
+
+def test_min_offset_is_the_first_at_a_position_that_reaches_the_event_time() -> None:
+    records = [(4, 10), (5, 300), (6, 120), (9, 400)]
+    assert [min_offset(records, [], time, 10) for time in (10, 11, 300, 301, 400)] == [4, 5, 5, 9, 9]
+
+
+def test_min_offset_is_the_next_offset_where_no_position_reaches_the_event_time() -> None:
+    assert min_offset([(4, 10), (5, 300)], [Decision(5, 350)], 351, 7) == 7
+    assert min_offset([], [], 0, 0) == 0
+
+
+def test_an_idle_decision_gives_its_position_to_the_offset_after_it() -> None:
+    records = [(4, 10), (7, 300)]
+    assert min_offset(records, [Decision(4, 200)], 200, 8) == 5
+    assert min_offset(records, [Decision(4, 200)], 201, 8) == 7
+    assert min_offset(records, [Decision(-1, 200)], 200, 8) == 0
+    assert min_offset([], [Decision(-1, 200), Decision(-1, 300)], 250, 0) == 0
+
+
+# -- idle decisions
+
+
+def test_a_message_tells_the_decisions_from_the_offset_before_its_min_offset_on() -> None:
+    decisions = {"tracking": [Decision(9, 7), Decision(4, 5), Decision(3, 4)], "orders": [Decision(3, 4)]}
+    assert idle_header(decisions, {"tracking": 5, "orders": 5}) == {"tracking": ((4, 5), (9, 7))}
+    assert idle_header(decisions, {"tracking": 4}) == {"tracking": ((3, 4), (4, 5), (9, 7))}
+    assert idle_header({"orders": [Decision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {"orders": ((-1, 7),)}
+    assert idle_header({}, {"tracking": 0, "orders": 0}) == {}
+
+
+def test_of_several_decisions_after_one_offset_the_last_is_told() -> None:
+    decisions = {"orders": [Decision(4, 10), Decision(4, 30), Decision(4, 20), Decision(6, 40)]}
+    assert idle_header(decisions, {"orders": 5}) == {"orders": ((4, 30), (6, 40))}
+
+
+# -- headers
+
+
+def test_headers_are_json_by_source() -> None:
+    assert encode_min_offsets({"tracking": 17, "orders": 0}) == b'{"tracking":17,"orders":0}'
+    assert encode_idle({"orders": [Decision(16, 1_700_000_000_000)]}) == b'{"orders":[[16,1700000000000]]}'
+
+
+def test_headers_are_read_as_they_were_written() -> None:
+    offsets = {"tracking": 17, "orders": 2**63 - 1}
+    decisions = {"orders": (Decision(-1, 0), Decision(16, 1_700_000_000_000)), "tracking": ()}
+    assert parse_min_offsets(encode_min_offsets(offsets)) == offsets
+    assert parse_idle(encode_idle(decisions)) == decisions
+
+
+NO_OBJECTS = [None, b"", b"17", b"[]", b"null", b"{", b"\xff", b'{"a":NaN}']
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *NO_OBJECTS,
+        *[b"{}", b'{"a":-1}', b'{"a":1.0}', b'{"a":true}', b'{"a":"1"}', b'{"a":null}', b'{"a":1,"b":[]}'],
+        b'{"a":9223372036854775808}',
+    ],
+)
+def test_what_is_no_min_offsets_is_refused(header: bytes | None) -> None:
+    with pytest.raises(ValueError, match=MIN_OFFSETS):
+        parse_min_offsets(header)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *NO_OBJECTS,
+        *[b'{"a":1}', b'{"a":[1,2]}', b'{"a":[[1]]}', b'{"a":[[1,2,3]]}', b'{"a":[{}]}', b'{"a":[[-2,1]]}', b'{"a":[[1,-1]]}'],
+        *[b'{"a":[[1,2.5]]}', b'{"a":[[true,2]]}', b'{"a":[[1,null]]}', b'{"a":{}}'],
+    ],
+)
+def test_what_is_no_idle_is_refused(header: bytes | None) -> None:
+    with pytest.raises(ValueError, match=IDLE):
+        parse_idle(header)
+
+
+# -- the sink, read backwards
+
+Message = tuple[int, str, dict[str, bytes | None]]
+BEGIN = {"tracking": 17, "orders": 3}
+
+
+def plain(event_time: int, key: str) -> Message:
+    return event_time, key, {SEQ: b"0"}
+
+
+def telling(event_time: int, key: str, begin: Mapping[str, int], **idle: list[Decision]) -> Message:
+    headers: dict[str, bytes | None] = {MIN_OFFSETS: encode_min_offsets(begin)}
+    return event_time, key, {**headers, IDLE: encode_idle(idle)} if idle else headers
+
+
+def backwards(*messages: Message) -> Iterator[Message]:
+    """The sink's messages, from its end."""
+    return reversed(messages)
+
+
+def test_an_empty_sink_says_nothing() -> None:
+    assert sink_state([], T) == SinkState({}, {}, ())
+
+
+def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
+    first, last = telling(300, "a", {"tracking": 1}, tracking=[Decision(0, 9)]), telling(310, "a", BEGIN, orders=[Decision(2, 5)])
+    state = sink_state(backwards(first, last), T)
+    assert state == SinkState(BEGIN, {"orders": (Decision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")))
+
+
+def test_decisions_are_those_of_the_message_that_says_where_to_begin() -> None:
+    state = sink_state(backwards(telling(300, "a", BEGIN, tracking=[Decision(0, 9)]), telling(310, "a", BEGIN)), T)
+    assert state.decisions == {}
+
+
+def test_messages_are_read_back_to_the_timeout_before_it() -> None:
+    messages = [plain(199, "a"), plain(200, "b"), plain(200, "c"), plain(250, "b"), telling(300, "é", BEGIN)]
+    state = sink_state(backwards(*messages), T)
+    assert state.read_back == ((200, "b"), (200, "c"), (250, "b"), (300, "é"))
+    assert state.recovered() == {"b": [200, 250], "c": [200], "é": [300]}
+
+
+def test_messages_after_the_one_that_says_where_to_begin_are_read_back_too() -> None:
+    messages = [plain(199, "a"), plain(200, "b"), telling(300, "c", BEGIN), plain(900, "d"), plain(950, "d")]
+    state = sink_state(backwards(*messages), T)
+    assert state.begin == BEGIN
+    assert state.recovered() == {"b": [200], "c": [300], "d": [900, 950]}
+
+
+def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() -> None:
+    early, late = telling(300, "a", {"tracking": 1}), telling(310, "b", BEGIN)
+    state = sink_state(backwards(plain(190, "a"), plain(290, "a"), early, plain(300, "é"), late, early, plain(300, "b")), T)
+    assert state.begin == {"tracking": 1}
+    assert state.read_back == ((290, "a"), (300, "a"), (300, "a"), (300, "b"))
+
+
+def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
+    assert sink_state(backwards(plain(0, "a"), plain(900, "b")), T) == SinkState({}, {}, (ReadBack(0, "a"), ReadBack(900, "b")))
+
+
+def test_no_more_is_read_than_is_needed() -> None:
+    sink = backwards(plain(0, "never"), plain(50, "never"), plain(199, "a"), plain(200, "b"), telling(300, "c", BEGIN))
+    sink_state(sink, T)
+    assert next(sink) == plain(50, "never")
+
+
+def test_a_header_that_is_no_such_thing_is_refused() -> None:
+    with pytest.raises(ValueError, match=MIN_OFFSETS):
+        sink_state([(300, "a", {MIN_OFFSETS: None})], T)
+    with pytest.raises(ValueError, match=IDLE):
+        sink_state([(300, "a", {MIN_OFFSETS: b'{"a":1}', IDLE: b"[]"})], T)
