@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 
@@ -109,6 +110,8 @@ class PublishingError(WatersmeetError):
 
 def root_cause(error: BaseException) -> str:
     """The sentence at the bottom of an error: of a Python function on an executor, its own last line."""
+    if isinstance(error, WatersmeetError):
+        return str(error)
     _, sentence = _bottom(error)
     if sentence is not None:
         return sentence
@@ -139,8 +142,5 @@ _SIGNS_OF_KAFKA = (
 
 def _bottom(error: BaseException) -> tuple[str | None, str | None]:
     """The name and sentence of an error of ours that an executor has raised, out of the traces of everything above it."""
-    for line in reversed(str(error).splitlines()):
-        name, _, sentence = line.strip().partition(": ")
-        if name.startswith("pipelines.errors."):
-            return name.removeprefix("pipelines.errors."), sentence
-    return None, None
+    found = re.findall(r"pipelines\.errors\.(\w+): (.+)", str(error))
+    return found[-1] if found else (None, None)

@@ -46,6 +46,8 @@ class Gold:
     lake: Lake
     settings: Settings
     partitions: int
+    check_owner: Callable[[], None] = lambda: None
+    """Asked before an earlier publisher is fenced: a paused process that wakes up must not fence its successor."""
     _tails: dict[int, Tail] | None = None
     _has_more: bool = False
 
@@ -69,6 +71,7 @@ class Gold:
 
     def _recover(self) -> dict[int, Tail]:
         """Where every partition's sequence stands, by the sink's own word; `published` then knows it too."""
+        self.check_owner()
         self._ensure_topic()
         noted = self._noted_tails()
         counts_as_out = self.settings.publish.delivery == "at_most_once"

@@ -141,7 +141,7 @@ class Owned:
         idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
         self._silence = Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
         self._silver = Silver(self.lake(), self._settings, run.partitions, self._silence)
-        self._gold = Gold(self.lake(), self._settings, run.partitions)
+        self._gold = Gold(self.lake(), self._settings, run.partitions, lease.check)
         self._maintenance = {
             name: Maintenance(layer.lake, self._settings, kept_by(name, self._settings))
             for name, layer in (("silver", self._silver), ("gold", self._gold))

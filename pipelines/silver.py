@@ -124,8 +124,7 @@ class Silver:
         self._cursors = cursors
 
     def _has(self, table: str, plan: BatchPlan) -> bool:
-        commit = self.lake.last_commit(table)
-        return commit is not None and commit.number >= plan.batch
+        return self.lake.has_batch(table, plan.batch)
 
     def _plan_next(self) -> BatchPlan | None:
         """Step 1. Each topic-partition gets an equal share of `max_records_per_batch` to be considered in."""

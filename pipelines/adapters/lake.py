@@ -22,7 +22,9 @@ _NUMBERS = 1 << 32
 
 
 class Commit(NamedTuple):
-    """What names a commit of an owner: its fencing token, and a number that rises from commit to commit (silver's: the batch)."""
+    """What names a commit of an owner: its fencing token, and a number from 1 on that rises with each (a batch's: one more than
+    the batch; 0: none yet).
+    """
 
     token: int
     number: int
@@ -91,7 +93,7 @@ class Lake:
 
         Raises LeaseLostError where a later owner has written to the table: nothing was written then.
         """
-        number = self._next_number(table, application) if batch is None else batch
+        number = self._next_number(table, application) if batch is None else batch + 1
         if number is None:
             self._append(rows, table, {})
             return
@@ -125,7 +127,7 @@ class Lake:
         """
         settings = {
             "spark.databricks.delta.write.txnAppId": APPLICATION,
-            "spark.databricks.delta.write.txnVersion": str(self._version(batch)),
+            "spark.databricks.delta.write.txnVersion": str(self._version(batch + 1)),
         }
         for name, value in settings.items():
             self.spark.conf.set(name, value)
@@ -134,7 +136,12 @@ class Lake:
         finally:
             for name in settings:
                 self.spark.conf.unset(name)
-        self._check_written(table, batch, APPLICATION)
+        self._check_written(table, batch + 1, APPLICATION)
+
+    def has_batch(self, table: str, batch: int) -> bool:
+        """Whether the table has the commit of that batch."""
+        last = self.last_commit(table)
+        return last is not None and last.number > batch
 
     def last_commit(self, table: str, application: str = APPLICATION) -> Commit | None:
         """The last commit that owners have made to the table; what is asked is Delta's own word, not the rows."""

@@ -88,6 +88,12 @@ class Lease:
             self._append(next_entry, RELEASED, self.token)
         self.lake.files.delete(self._path(self.token))
 
+    def check(self) -> None:
+        """Before a step that would itself shut another owner out. Raises LeaseLostError where another process has taken over."""
+        if self._is_taken_over():
+            self.lost = LeaseLostError(self.lake.place)
+            raise self.lost
+
     def abandon(self) -> None:
         """Stops renewing without a word, as after a failure: the next owner sees to what is not complete."""
         self._ended.set()

@@ -250,11 +250,16 @@ class Publisher:
 
     def _failure(self, partition: int, error: KafkaException) -> WatersmeetError:
         reason = error.args[0]
-        if isinstance(reason, KafkaError) and reason.code() in _FENCED:
+        in_transaction = self.settings.publish.delivery == "exactly_once"
+        if isinstance(reason, KafkaError) and (
+            reason.code() in _FENCED or (in_transaction and reason.code() == KafkaError._FATAL)
+        ):
             return FencedError(self.topic, partition)
         return PublishingError(self.topic, partition, reason.str() if isinstance(reason, KafkaError) else str(reason))
 
 
+# What a producer says that was fenced, from then on as `_FATAL`. (A transaction that outlived its timeout is fenced too, by the
+# broker; the next start settles it.)
 _FENCED = (
     KafkaError._FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,

@@ -192,7 +192,7 @@ def _silver(lake: Lake) -> tuple[DataFrame, int]:
         if _version(lake) == version:  # else another batch came between the two questions
             break
     frame = lake.spark.sql(f"SELECT * FROM {lake.identifier(tables.SILVER)} VERSION AS OF {version}")
-    return frame, -1 if commit is None else commit.number
+    return frame, -1 if commit is None else commit.number - 1
 
 
 def _version(lake: Lake) -> int:

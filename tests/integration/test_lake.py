@@ -146,7 +146,10 @@ def test_an_owner_before_writes_nothing_once_it_is_fenced(lake: Lake, settings: 
     with before.once(tables.PUBLISHED, 7):
         merge(before, 1)
     after.fence(tables.PUBLISHED)
-    assert after.last_commit(tables.PUBLISHED) == (2, 7), "the number of what was done stays known"
+    assert after.has_batch(tables.PUBLISHED, 7), "what was done stays known"
+    assert not after.has_batch(tables.PUBLISHED, 8)
+    after.fence(tables.LATE)
+    assert not after.has_batch(tables.LATE, 0), "a fence is no batch"
     with pytest.raises(LeaseLostError, match="another process has taken"):
         before.append(published(lake, 2), tables.PUBLISHED)
     with pytest.raises(LeaseLostError):
@@ -166,7 +169,7 @@ def merge_once(lake: Lake, batch: int, seq: int) -> None:
 
 def test_the_last_commit_is_known_by_table_and_application(lake: Lake) -> None:
     lake.append(published(lake, 0), tables.PUBLISHED, batch=3)
-    assert lake.last_commit(tables.PUBLISHED) == (0, 3)
+    assert lake.last_commit(tables.PUBLISHED) == (0, 4)
     assert lake.last_commit(tables.PUBLISHED, "another") is None
     assert lake.last_commit(tables.LATE) is None
 

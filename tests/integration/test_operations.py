@@ -104,10 +104,10 @@ def test_a_place_that_is_none_is_refused(river: River) -> None:
 
 # -- maintenance
 
-BATCHES = int(os.environ.get("WATERSMEET_TEST_BATCHES", "20"))
+BATCHES = int(os.environ.get("WATERSMEET_TEST_BATCHES", "10"))
 """A short run in the suite; `make faults` makes hundreds."""
 
-EVERY = 8
+EVERY = 4
 
 
 def test_files_stay_few_however_many_batches_there_are(root_session: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from pipelines.adapters import broker
@@ -181,12 +183,10 @@ def watched(kafka: str, folder: Path, *topics: str) -> tuple[Settings, Watch]:
 
 
 def test_partitions_added_under_way_stop_the_run(kafka: str, tmp_path: Path) -> None:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewPartitions
-
     _, watch = watched(kafka, tmp_path, "growing", "steady")
     watch.look()
-    [done] = AdminClient({"bootstrap.servers": kafka}).create_partitions([NewPartitions("growing", 2)]).values()
+    admin = AdminClient({"bootstrap.servers": kafka})  # held: a client that is collected cancels what it was asked
+    [done] = admin.create_partitions([NewPartitions("growing", 2)]).values()
     done.result(30)
     watch._looked = float("-inf")
     with pytest.raises(TopicChangedError, match="growing has 2 partitions now, and 1 are read"):
@@ -194,10 +194,9 @@ def test_partitions_added_under_way_stop_the_run(kafka: str, tmp_path: Path) -> 
 
 
 def test_a_topic_made_again_under_way_stops_the_run(kafka: str, tmp_path: Path) -> None:
-    from confluent_kafka.admin import AdminClient
-
     _, watch = watched(kafka, tmp_path, "replaced", "kept")
-    [done] = AdminClient({"bootstrap.servers": kafka}).delete_topics(["replaced"], operation_timeout=30).values()
+    admin = AdminClient({"bootstrap.servers": kafka})
+    [done] = admin.delete_topics(["replaced"], operation_timeout=30).values()
     done.result(30)
     create_topics(kafka, "replaced", partitions=1)
     with pytest.raises(TopicChangedError, match="replaced was deleted and made again while it was being read"):
