@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class Run:
                         stream.start()
                     while any(stream.is_active for stream in streams) and not owned.is_lost:
                         watch.look()
-                        threading.Event().wait(0.05)
+                        time.sleep(0.05)
                 finally:
                     for stream in streams:
                         stream.stop()

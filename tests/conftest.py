@@ -14,6 +14,8 @@ from pipelines.adapters.spark import JAVA_OPTIONS, layer_session, spark_session
 # (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 os.environ.setdefault(JAVA_OPTIONS, QUICK_START)
+SPARK_DEFAULTS = Path(__file__).parent / "support" / "spark"
+os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_DEFAULTS))
 os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 
 

@@ -8,7 +8,6 @@ everything is compared with the merge model and looked through by `verify --full
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import tempfile
@@ -20,12 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tests.conftest  # noqa: F401  # quick starts
 from pipelines.adapters import broker
 from pipelines.adapters.lake import Lake
-from pipelines.adapters.spark import JAVA_OPTIONS, layer_session, spark_session
+from pipelines.adapters.spark import layer_session, spark_session
 from pipelines.audit.verify import verify
 from pipelines.faults import POINTS
-from tests.conftest import QUICK_START
 from tests.support.rivers import Losses, River, until
 
 MODES = ("exactly_once", "at_least_once", "at_most_once")
@@ -110,7 +109,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=52)
     options = parser.parse_args()
-    os.environ.setdefault(JAVA_OPTIONS, QUICK_START)
     with tempfile.TemporaryDirectory() as folder:
         started = broker.start(Path(folder) / "broker")
         assert started.bootstrap_servers is not None

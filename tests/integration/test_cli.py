@@ -35,6 +35,8 @@ from tests.support.topics import Published, create_topics, produce, published
 TRACKING, ORDERS, SINK = "cli_tracking", "cli_orders", "cli_merged"
 PARTITIONS = 2
 DEADLINE_S = 180
+AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
+"""Without the settings of Spark that make the other tests quick."""
 
 
 def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -53,7 +55,9 @@ class Project:
 
     def watersmeet(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pipelines", *arguments]
-        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=240, check=False, env=AS_INSTALLED
+        )
 
     def messages(self) -> list[Published]:
         if SINK not in AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=30).topics:
@@ -75,6 +79,7 @@ class Following:
                 cwd=project.folder,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env=AS_INSTALLED,
                 start_new_session=True,  # as a terminal has it: Ctrl-C reaches all of them
             )
         self.family = psutil.Process(self.process.pid)
@@ -263,9 +268,9 @@ def test_a_layer_that_cannot_begin_leaves_no_stream_behind(
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])
     settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__topic="cli_foreign")
     run = Run(settings, ["gold"], Reporter(), threading.Event())
-    lakes = [run._lake()]
-    monkeypatch.setattr(run, "_lake", lakes.pop)
-    manager = lakes[0].spark.streams
+    session = run._lake().spark
+    monkeypatch.setattr(run, "_lake", lambda token=0: Lake(session, settings, token))
+    manager = session.streams
     with pytest.raises(ForeignMessageError, match=r"cli_foreign\[1\] ends with a message at offset 0"):
         run.until_stopped()
     active = manager.active

@@ -54,7 +54,7 @@ def types(rows: DataFrame) -> list[tuple[str, str]]:
 
 def published(lake: Lake, *seqs: int) -> DataFrame:
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    rows = [(0, seq, seq, now, "k", seq, now) for seq in seqs]
+    rows = [(0, seq, seq, now, "k", seq, now, "merged") for seq in seqs]
     return lake.spark.createDataFrame(rows, lake.schema(tables.PUBLISHED)).coalesce(1)
 
 

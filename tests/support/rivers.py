@@ -46,9 +46,6 @@ from tests.support.topics import create_topics, produce, published
 DEADLINE_S = 200.0
 TIMEOUT_MS = 300
 
-# A killed process runs everything once, so what compiling queries costs never comes back (a third of its time).
-SPARK_DEFAULTS = "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"
-
 
 def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
     """Waits for a condition, and says which it was where it never comes."""
@@ -65,8 +62,7 @@ class RunProcess:
         self.log = config.parent / "run.log"
         self.folder = config.parent / f"fault-{time.monotonic_ns()}"
         self.folder.mkdir()
-        (self.folder / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
-        environment = {**os.environ, "SPARK_CONF_DIR": str(self.folder)}
+        environment = dict(os.environ)
         if point is not None:
             environment[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
