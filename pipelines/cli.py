@@ -83,7 +83,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, preview = _find_problems(config)
     if as_json:
-        _print_json({"ok": not problems, "problems": problems} | ({} if problems else {"would_read": preview}))
+        _print_json({"ok": not problems, "problems": problems})
     elif problems:
         table = Table("what", "where", "fix", title=f"{len(problems)} to mend", title_justify="left")
         for problem in problems:

@@ -23,8 +23,16 @@ def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
         sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}")
-    stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in found["waits_for"])
+    stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found))
     return f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}", f"  {facts}", sources, ""
+
+
+def waited_for(found: dict[str, Any]) -> list[str]:
+    """The sources whose next record a partition's clock waits for, where another has records that wait for it."""
+    sources = found["sources"]
+    if not any(at["state"] == "held" for at in sources.values()):
+        return []
+    return [name for name, at in sources.items() if at["head"] == found["clock"]]
 
 
 def preview_view(rows: list[dict[str, Any]]) -> Table:

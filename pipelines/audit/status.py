@@ -60,7 +60,6 @@ def status(lake: Lake, settings: Settings) -> dict[str, Any]:
             {
                 "partition": p,
                 "clock": _clock(settings, standings, p),
-                "waits_for": _waits_for(settings, standings, p),
                 "open": silver.get((p, "open"), 0),
                 "timed_out": silver.get((p, "timed_out"), 0),
                 "late": counts[tables.LATE].get(p, 0),
@@ -94,14 +93,6 @@ def _state(standing: Standing, clock: int | None) -> str:
         return "waiting"
     is_ahead = clock is None or standing.head > clock
     return "held" if standing.waiting and is_ahead else "active"
-
-
-def _waits_for(settings: Settings, standings: Mapping[TopicPartition, Standing], partition: int) -> list[str]:
-    """The sources whose next record the partition's clock waits for, where another has records that wait for it."""
-    mine = {source: standings[TopicPartition(source, partition)] for source in settings.sources}
-    clock = _clock(settings, standings, partition)
-    is_held = any(standing.waiting and (clock is None or (standing.head or 0) > clock) for standing in mine.values())
-    return [source for source, standing in mine.items() if standing.head == clock] if is_held else []
 
 
 def _clock(settings: Settings, standings: Mapping[TopicPartition, Standing], partition: int) -> int | None:

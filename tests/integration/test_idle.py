@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from rich.console import Console
 
 from pipelines import tables
+from pipelines.audit.show import status_view, waited_for
 from pipelines.audit.status import status
 from pipelines.core.idle import Decision
 from pipelines.core.plan import TopicPartition
@@ -91,8 +94,11 @@ def test_a_silent_source_is_spoken_for_shown_as_idle_and_wakes_up(spark: SparkSe
     lake.arrive()
     list(silver.drain())
     [before] = status(lake.lake, lake.settings)["partitions"]
-    assert (before["clock"], before["waits_for"]) == (10, ["orders"]), "a stuck clock names who is to blame"
+    assert (before["clock"], waited_for(before)) == (10, ["orders"]), "a stuck clock names who is to blame"
     assert before["sources"]["tracking"]["state"] == "held"
+    console = Console(width=120, file=StringIO(), record=True)
+    console.print(status_view({"partitions": [before]}))
+    assert "waits for orders[0]" in console.export_text()
     clock.now = 9.9
     list(silver.drain())
     assert decisions_of(lake) == {}, "not silent for long enough"
@@ -103,7 +109,7 @@ def test_a_silent_source_is_spoken_for_shown_as_idle_and_wakes_up(spark: SparkSe
     list(silver.drain())
     assert decisions_of(lake) == {("orders", 0): [Decision(0, 500)]}, "never the one that is ahead"
     [after] = status(lake.lake, lake.settings)["partitions"]
-    assert (after["clock"], after["waits_for"], after["timed_out"]) == (500, [], 1)
+    assert (after["clock"], waited_for(after), after["timed_out"]) == (500, [], 1)
     assert after["sources"]["orders"]["state"] == "idle"
 
     lake.cases[0].values["orders"] += [keyed("b", 420), keyed("c", 390)]
