@@ -114,13 +114,14 @@ class Silver:
         self._recovered = self._read_recovered()
         last = self._done = read_last_batch(self.lake, self.settings, self.partitions)
         cursors = dict.fromkeys(every, Cursor())
+        begun = {tp: done.from_offset for tp, done in last.ranges.items()} if last else {}
+        self._idle = self._read_idle({tp: begun.get(tp, 0) for tp in every})
         if last is not None:
             cursors |= last.cursors()
             if last.reset is None and not self._has(tables.LATE, last):
                 self._write_late(last)
             if not self._has(tables.SILVER, last):
                 self._merge(last)
-        self._idle = self._read_idle(cursors)
         self._cursors = cursors
 
     def _has(self, table: str, plan: BatchPlan) -> bool:
@@ -179,15 +180,15 @@ class Silver:
         for tp, heartbeat in decided:
             self._idle.setdefault(tp, []).append(heartbeat)
 
-    def _read_idle(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[Decision]]:
-        """The idle policy's heartbeats that the merge has not passed, by topic-partition."""
+    def _read_idle(self, begun: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Decision]]:
+        """The idle policy's heartbeats from these offsets on, by topic-partition."""
         found: dict[TopicPartition, list[Decision]] = {}
         decisions = self.lake.read(tables.IDLE_HEARTBEATS).select(
             "source", "partition", "after_offset", F.unix_millis("event_time").alias("event_time")
         )
         for row in decisions.orderBy("after_offset", "event_time").collect():
             tp = TopicPartition(row.source, row.partition)
-            if tp in cursors and row.after_offset + 1 >= cursors[tp].next_offset:
+            if row.after_offset + 1 >= begun.get(tp, 0):
                 found.setdefault(tp, []).append(Decision(row.after_offset, row.event_time))
         return found
 

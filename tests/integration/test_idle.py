@@ -15,7 +15,7 @@ from pipelines import tables
 from pipelines.audit.show import status_view, waited_for
 from pipelines.audit.status import status
 from pipelines.core.idle import Decision
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.silence import Silence
 from pipelines.silver import Silver
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed, random_case
@@ -121,6 +121,33 @@ def test_a_silent_source_is_spoken_for_shown_as_idle_and_wakes_up(spark: SparkSe
     [awake] = status(lake.lake, lake.settings)["partitions"]
     assert awake["sources"]["orders"]["state"] == "active"
     assert lake.silver() == expected_silver(with_decisions(lake))
+
+
+def test_a_batch_cut_short_is_completed_with_the_decisions_it_was_planned_with(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, silver, _, clock = one_partition(spark, tmp_path, orders=[keyed("a", 10)], tracking=[keyed("a", 20), heartbeat(500)])
+    lake.arrive()
+    list(silver.drain())
+    clock.now = 10
+    assert silver._speak_for_the_silent()
+    lake.cases[0].values["orders"] += [keyed("b", 420), keyed("c", 390)]
+    lake.cases[0].arrivals += ["orders"] * 2
+    lake.arrive()
+
+    def crash(plan: BatchPlan) -> None:
+        raise RuntimeError(f"crash in batch {plan.batch}")
+
+    for step in ("_write_late", "_merge"):
+        cut_short = Silver(lake.lake, lake.settings, 1)
+        monkeypatch.setattr(cut_short, step, crash)
+        with pytest.raises(RuntimeError, match="crash"):
+            list(cut_short.drain())
+    lake.merge()
+    cases = with_decisions(lake)
+    assert [row[3] for row in late_of(lake.lake)] == ["c"]
+    assert late_of(lake.lake) == expected_late(cases)
+    assert lake.silver() == expected_silver(cases)
 
 
 @pytest.mark.parametrize("silent", ["both", "neither"])
