@@ -177,7 +177,7 @@ Driver stacktrace:
     ("error", "sentence"),
     [
         (RuntimeError(ON_AN_EXECUTOR), "publishing to merged[3] failed: Broker: it is: what it is"),
-        (WatersmeetError("a plain one"), "WatersmeetError: a plain one"),
+        (WatersmeetError("a plain one"), "a plain one"),
         (ValueError("first line\nsecond line"), "ValueError: first line"),
         (KeyError(), "KeyError"),
         (RuntimeError("\n \n"), "RuntimeError"),
