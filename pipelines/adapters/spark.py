@@ -26,6 +26,8 @@ SESSION_SETTINGS = {
     # MERGE reads its source twice; without this the whole fold would run twice.
     "spark.databricks.delta.merge.materializeSource": "all",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 
 _LOCAL_SETTINGS = {
