@@ -104,7 +104,7 @@ def test_a_place_that_is_none_is_refused(river: River) -> None:
 
 # -- maintenance
 
-BATCHES = int(os.environ.get("WATERSMEET_TEST_BATCHES", "10"))
+BATCHES = int(os.environ.get("WATERSMEET_TEST_BATCHES", "6"))
 """A short run in the suite; `make faults` makes hundreds."""
 
 EVERY = 4
