@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from pipelines.adapters.spark import JAVA_OPTIONS, layer_session, spark_session
 # (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 os.environ.setdefault(JAVA_OPTIONS, QUICK_START)
+# A worker of the test run has no main file, which pyspark takes for its own doctests: importing parts of it would exit.
+sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
 SPARK_DEFAULTS = Path(__file__).parent / "support" / "spark"
 os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_DEFAULTS))
 os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
