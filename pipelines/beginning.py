@@ -10,27 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Message
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipelines import tables
+from pipelines.adapters.decisions import write_decisions
 from pipelines.adapters.kafka import Cluster, read_backwards
-from pipelines.adapters.lake import Lake
+from pipelines.adapters.lake import Lake, bronze_application
 from pipelines.adapters.progress import read_last_batch
+from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState, sink_state
 from pipelines.core.sequence import ID, parse_message_id
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.settings import Settings, StartOffsets, StartTimestamp
-from pipelines.transforms.ranges import is_within
+from pipelines.transforms.ranges import within
 
 EARLIEST = -2
 """Spark's name for the first offset that Kafka still has."""
-
-_APPLICATION = "watersmeet-bronze"
-"""`resets` and `idle_heartbeats` have another writer too: silver."""
 
 
 @dataclass
@@ -58,13 +57,16 @@ class Beginning:
         """Per partition the offset at which reading goes on: after the last row of bronze, or where a beginning was decided;
         `EARLIEST` where nothing is said.
         """
-        last = read_last_batch(self.lake, self.settings, self.partitions)
+        last = read_last_batch(self.lake)
         passed = {tp.partition: done.until_offset for tp, done in (last.ranges.items() if last else ()) if tp.source == source}
         # What silver has long passed is not read.
-        is_new = is_within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        rows = self.lake.read(tables.bronze(source)).where(is_new).select("partition", (F.col("offset") + 1).alias("offset"))
-        found = rows.union(self._begun(source)).groupBy("partition").agg(F.max("offset"))
-        said: dict[int, int] = dict(found.collect())
+        is_new = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
+        rows = self.lake.rows(
+            f"SELECT `partition`, MAX(`offset`) + 1 FROM {{{tables.bronze(source)}}} WHERE {is_new} GROUP BY `partition`"
+        )
+        said: dict[int, int] = {}
+        for p, offset in [*rows, *begun(self.lake, source)]:
+            said[p] = max(offset, said.get(p, 0))
         known = {p: max(said.get(p, EARLIEST), passed.get(p, EARLIEST)) for p in range(self.partitions)}
         return {p: EARLIEST if p not in said and offset == 0 else offset for p, offset in known.items()}
 
@@ -128,7 +130,7 @@ class Beginning:
         """Whether the lake has read of the source, or has decided where to."""
         if not self.lake.exists(tables.RESETS):
             return False
-        return not self._begun(source).isEmpty() or not self.lake.read(tables.bronze(source)).isEmpty()
+        return bool(begun(self.lake, source) or self.lake.rows(f"SELECT 1 FROM {{{tables.bronze(source)}}} LIMIT 1"))
 
     def _begin(self, sources: list[str]) -> None:
         begun = {}
@@ -159,7 +161,7 @@ class Beginning:
                     )
             return {p: named.get(p, EARLIEST) for p in bounds}
         if start == "sink":
-            states = self._sink_states()
+            states = self._sink_states
             return {p: max(first, states[p].begin.get(source, first)) for p, (first, _) in bounds.items()}
         return dict.fromkeys(bounds, EARLIEST)
 
@@ -170,7 +172,7 @@ class Beginning:
         now, topics = datetime.now(timezone.utc), {s: kept.topic for s, kept in self.settings.sources.items()}
         rows = [(source, topics[source], p, *gap, now, reason) for (source, p), gap in gaps.items()]
         frame = self.lake.spark.createDataFrame(rows, self.lake.schema(tables.RESETS)).coalesce(1)
-        self.lake.append(frame, tables.RESETS, application=_APPLICATION)
+        self.lake.append(frame, tables.RESETS, application=bronze_application())
 
     # -- a lake that was lost
 
@@ -179,10 +181,10 @@ class Beginning:
 
         Offsets that Kafka has deleted since are passed over: what they held is out, or lost for good.
         """
-        states, now = self._sink_states(), datetime.now(timezone.utc)
+        states, now = self._sink_states, datetime.now(timezone.utc)
         sources = self.settings.sources
         idle = [
-            (source, sources[source].topic, p, decision.after_offset, decision.event_time, now)
+            (TopicPartition(source, p), decision)
             for p, state in states.items()
             for source, decisions in state.decisions.items()
             for decision in decisions
@@ -193,10 +195,13 @@ class Beginning:
         for source, kept in sources.items():
             bounds = Cluster(self.settings.kafka).bounds(kept.topic, self.partitions)
             begun += [(p, None, None, source, offset, now) for p, offset in self._chosen(source, bounds).items()]
-        if idle and self.lake.read(tables.IDLE_HEARTBEATS).isEmpty():
-            self._append_times(idle, tables.IDLE_HEARTBEATS)
-        self._append_times(messages + begun, tables.RECOVERED)
+        if idle and not self.lake.rows("SELECT 1 FROM {idle_heartbeats} LIMIT 1"):
+            write_decisions(self.lake, self.settings, idle, bronze_application())
+        ddl = "partition INT, merge_key STRING, event_time BIGINT, source STRING, offset BIGINT, recovered_at TIMESTAMP"
+        rows = self.lake.spark.createDataFrame(messages + begun, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
+        self.lake.append(rows.coalesce(1), tables.RECOVERED, application=bronze_application())
 
+    @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
         """Per partition what the sink says; where there is no sink, or nothing in it, nothing."""
         topic, cluster = self.settings.publish.topic, Cluster(self.settings.kafka)
@@ -212,18 +217,13 @@ class Beginning:
         finally:
             consumer.close()
 
-    def _append_times(self, rows: list[tuple[Any, ...]], table: str) -> None:
-        """Rows whose event time is in ms."""
-        schema = self.lake.schema(table)
-        ddl = ", ".join(f"{f.name} {'BIGINT' if f.name == 'event_time' else f.dataType.simpleString()}" for f in schema)
-        frame = self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
-        self.lake.append(frame.select(*schema.names).coalesce(1), table, application=_APPLICATION)
 
-    def _begun(self, source: str) -> DataFrame:
-        """The beginnings that the tables keep: partition, offset."""
-        is_its = F.col("source") == source
-        resets = self.lake.read(tables.RESETS).where(is_its).select("partition", F.col("to_offset").alias("offset"))
-        return resets.union(self.lake.read(tables.RECOVERED).where(is_its).select("partition", "offset"))
+def begun(lake: Lake, source: str) -> list[tuple[int, int]]:
+    """The beginnings that the tables keep for a source: (partition, offset)."""
+    return lake.rows(
+        f"SELECT `partition`, to_offset FROM {{resets}} WHERE source = '{source}' "
+        f"UNION ALL SELECT `partition`, `offset` FROM {{recovered}} WHERE source = '{source}'"
+    )
 
 
 def _as_read_back(message: Message) -> tuple[int, str, Mapping[str, bytes | None]]:

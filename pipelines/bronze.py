@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines import tables
 from pipelines.adapters.kafka import spark_options
-from pipelines.adapters.lake import Lake
+from pipelines.adapters.lake import Lake, bronze_application
 from pipelines.errors import QuarantineLimitError
 from pipelines.faults import reach
 from pipelines.maintenance import Maintenance
@@ -135,4 +135,4 @@ class Bronze:
     def _append_quarantine(self, refused: DataFrame) -> None:
         rows = refused.withColumn("source", F.lit(self.source)).select(*self.lake.schema(tables.QUARANTINE).names)
         if not rows.isEmpty():
-            self.lake.append(rows, tables.QUARANTINE, application=f"watersmeet-{self.source}")
+            self.lake.append(rows, tables.QUARANTINE, application=bronze_application(self.source))

@@ -3,7 +3,7 @@
 The sink itself says where the sequence stands. A publication is made in this order:
 
 1. *extent*: which finished, valid records silver has beyond the last published one (`_pending`);
-2. *min_offsets*: from which Kafka offsets a lost lake would be taken up again after them (`_min_offsets`);
+2. *min_offsets*: from which Kafka offsets a lost lake would be taken up again after them (`_headers`);
 3. *publish*: one transaction per partition, on the executors (`pipelines.adapters.publisher`);
 4. *note*: a row per transaction in `published`.
 
@@ -24,6 +24,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from pipelines import tables
+from pipelines.adapters.decisions import read_decisions
 from pipelines.adapters.kafka import Cluster, sink_settings
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.publisher import PUBLICATION, Headers, Publication, Publisher
@@ -33,7 +34,7 @@ from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
 from pipelines.faults import reach
 from pipelines.settings import Settings
 from pipelines.transforms.message import message_value
-from pipelines.transforms.ranges import by_partition
+from pipelines.transforms.ranges import by_partition, case
 
 MAX_PER_TRANSACTION = 250_000
 """About so many messages of a partition go into one transaction: few large ones are cheap, and none outlives its timeout."""
@@ -177,16 +178,15 @@ class Gold:
         one, since the clock has passed that time in all of them.
         """
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
-        decisions, reached = self._decisions(), by_partition(times)
+        decisions = self._decisions()
+        earliest = self.lake.time_literal(min(times.values()))  # true of every row wanted: files are skipped by it
+        reached = case({partition: self.lake.time_literal(time) for partition, time in times.items()})
         for source in self.settings.sources:
-            first = (
-                self.lake.read(tables.bronze(source))
-                .where(F.col("event_time") >= F.timestamp_millis(F.lit(min(times.values()))))
-                .where(F.unix_millis("event_time") >= reached)
-                .groupBy("partition")
-                .agg(F.min("offset"))
+            first = self.lake.rows(
+                f"SELECT `partition`, MIN(`offset`) FROM {{{tables.bronze(source)}}} "
+                f"WHERE event_time >= {earliest} AND event_time >= {reached} GROUP BY `partition`"
             )
-            found: dict[int, int] = dict(first.collect())
+            found: dict[int, int] = dict(first)
             for partition, time in times.items():
                 records = [(found[partition], time)] if partition in found else []
                 offsets[partition][source] = min_offset(records, decisions[partition].get(source, ()), time, next_offset=0)
@@ -199,11 +199,8 @@ class Gold:
     def _decisions(self) -> dict[int, dict[str, list[Decision]]]:
         """The idle policy's decisions, by partition and source."""
         decisions: dict[int, dict[str, list[Decision]]] = {partition: {} for partition in range(self.partitions)}
-        rows = self.lake.read(tables.IDLE_HEARTBEATS).select(
-            "partition", "source", "after_offset", F.unix_millis("event_time").alias("event_time")
-        )
-        for row in rows.collect():
-            decisions[row.partition].setdefault(row.source, []).append(Decision(row.after_offset, row.event_time))
+        for tp, decision in read_decisions(self.lake):
+            decisions[tp.partition].setdefault(tp.source, []).append(decision)
         return decisions
 
     def _note(self, publications: Sequence[Publication]) -> None:
@@ -216,11 +213,12 @@ class Gold:
 
     def _noted_tails(self) -> dict[int, Tail]:
         """What `published` knows of each partition's last message in this very topic."""
-        last = F.max_by(
-            F.struct("last_seq", F.unix_millis("last_event_time").alias("time"), "last_key", "sink_offset"), "last_seq"
+        rows = self.lake.rows(
+            "SELECT p.`partition`, last_seq, last_event_time, last_key, sink_offset FROM {published} AS p JOIN "
+            f"(SELECT `partition`, MAX(last_seq) AS latest FROM {{published}} WHERE sink = '{self._sink}' GROUP BY `partition`) "
+            f"AS of_all ON p.`partition` = of_all.`partition` AND last_seq = latest WHERE sink = '{self._sink}'"
         )
-        published = self.lake.read(tables.PUBLISHED).where(F.col("sink") == self._sink)
-        return {row.partition: Tail(*row.last) for row in published.groupBy("partition").agg(last.alias("last")).collect()}
+        return {partition: Tail(*tail) for partition, *tail in rows}
 
     @cached_property
     def _sink(self) -> str:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 import orjson
-from pyspark.sql import functions as F
 
 from pipelines import tables
 from pipelines.adapters.kafka import Cluster
@@ -73,8 +72,7 @@ def keep_identity(lake: Lake, facts: Mapping[str, str]) -> None:
 
 
 def _kept(lake: Lake) -> dict[str, str]:
-    first = F.min_by("value", "decided_at").alias("value")
-    return dict(lake.read(tables.CONFIGURATION).groupBy("field").agg(first).collect())
+    return dict(lake.rows("SELECT field, value FROM {configuration} ORDER BY decided_at DESC"))  # the first stays
 
 
 def _difference(field: str, before: str, now: str) -> str:

@@ -55,7 +55,9 @@ def maintain(lake: Lake, settings: Settings, names: Sequence[str]) -> list[dict[
     for name in names:
         before = files(lake, name)
         compact(lake, name)
-        removed = vacuum(lake, settings, name)
+        keep_retention(lake, settings, name)
+        removed = len(lake.spark.sql(f"VACUUM {lake.identifier(name)} DRY RUN").collect())
+        vacuum(lake, settings, name)
         done.append({"table": name, "files_before": before, "files": files(lake, name), "old_files_removed": removed})
     return done
 
@@ -71,12 +73,10 @@ def compact(lake: Lake, table: str) -> None:
         lake.spark.sql(f"OPTIMIZE {lake.identifier(table)}").collect()
 
 
-def vacuum(lake: Lake, settings: Settings, table: str) -> int:
-    """Removes the files that no version within the retention uses, and says how many there were."""
+def vacuum(lake: Lake, settings: Settings, table: str) -> None:
+    """Removes the files that no version within the retention uses."""
     keep_retention(lake, settings, table)
-    found = lake.spark.sql(f"VACUUM {lake.identifier(table)} DRY RUN").collect()
     lake.spark.sql(f"VACUUM {lake.identifier(table)}").collect()
-    return len(found)
 
 
 def keep_retention(lake: Lake, settings: Settings, table: str) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines import tables
 from pipelines.adapters.kafka import Cluster, co_partitioned
-from pipelines.adapters.lake import APPLICATION, Lake
+from pipelines.adapters.lake import APPLICATION, Lake, bronze_application
 from pipelines.adapters.lease import Lease
 from pipelines.adapters.spark import layer_session, spark_session
 from pipelines.audit.validate import check_expressions, check_tables
@@ -123,7 +123,7 @@ class Run:
                 Beginning(self._lake(lease.token), self.settings, self.partitions).decide()
             yield Owned(self, lease, can_be_idle=can_be_idle)
         except BaseException:
-            lease.release()
+            lease.release(complete=False)
             if lease.lost is not None:
                 raise lease.lost from None
             raise
@@ -239,8 +239,8 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     """The tables that a layer writes to, each with the name under which Delta counts its commits there."""
     if layer == "bronze":
         own = [(tables.bronze(source), APPLICATION) for source in settings.sources]
-        shared = [(tables.QUARANTINE, f"watersmeet-{source}") for source in settings.sources]
-        return own + shared + [(t, "watersmeet-bronze") for t in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)]
+        shared = [(tables.QUARANTINE, bronze_application(source)) for source in settings.sources]
+        return own + shared + [(t, bronze_application()) for t in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)]
     if layer == "silver":
         own_tables = (tables.PROGRESS, tables.LATE, tables.SILVER, tables.IDLE_HEARTBEATS, tables.RESETS, tables.RECOVERED)
         return [(table, APPLICATION) for table in own_tables]

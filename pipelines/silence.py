@@ -22,10 +22,11 @@ class Silence:
     idle_after_ms: int
     now: Callable[[], float] = time.monotonic
     _since: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
+    _observed: float = 0.0
 
     def observe(self, ends: Mapping[TopicPartition, int]) -> set[TopicPartition]:
         """Takes note of where bronze ends (the next offset), and names those that have been silent for long enough."""
-        now = self.now()
+        now = self._observed = self.now()
         for tp, end in ends.items():
             if self._since.get(tp, (None, 0.0))[0] != end:
                 self._since[tp] = end, now
@@ -33,9 +34,10 @@ class Silence:
 
     @property
     def is_due(self) -> bool:
-        """Whether a look is worth its cost: something may have become silent since the last."""
-        now = self.now()
-        return any((now - since) * 1000 >= self.idle_after_ms for _, since in self._since.values())
+        """Whether a look is worth its cost: something has become silent since the last, or was for as long again."""
+        now, silent_for = self.now(), self.idle_after_ms / 1000
+        became_silent = [since + silent_for for _, since in self._since.values() if since + silent_for <= now]
+        return bool(became_silent) and (max(became_silent) > self._observed or now - self._observed >= silent_for)
 
     def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
         """Whether Kafka has no record after these offsets either: else bronze is behind, and the source not silent.

@@ -28,6 +28,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipelines import tables
+from pipelines.adapters.decisions import read_decisions, write_decisions
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.progress import read_last_batch, write_progress
 from pipelines.core.idle import Decision, decide
@@ -48,7 +49,7 @@ from pipelines.transforms.decode import parsed_value
 from pipelines.transforms.fold import fold, union_with_open
 from pipelines.transforms.message import with_validity
 from pipelines.transforms.position import not_published, split_late, with_position
-from pipelines.transforms.ranges import by_partition, is_within
+from pipelines.transforms.ranges import by_partition, is_within, within
 
 
 @dataclass
@@ -112,15 +113,15 @@ class Silver:
         """Takes up the state after the last batch in `progress`, having completed that batch where a crash cut it short."""
         every = [TopicPartition(source, p) for source in self.settings.sources for p in range(self.partitions)]
         self._recovered = self._read_recovered()
-        last = self._done = read_last_batch(self.lake, self.settings, self.partitions)
+        last = self._done = read_last_batch(self.lake)
         cursors = dict.fromkeys(every, Cursor())
         begun = {tp: done.from_offset for tp, done in last.ranges.items()} if last else {}
         self._idle = self._read_idle({tp: begun.get(tp, 0) for tp in every})
         if last is not None:
             cursors |= last.cursors()
-            if last.reset is None and not self._has(tables.LATE, last):
-                self._write_late(last)
-            if not self._has(tables.SILVER, last):
+            if not self._has(tables.SILVER, last):  # the last of its writes
+                if last.reset is None and not self._has(tables.LATE, last):
+                    self._write_late(last)
                 self._merge(last)
         self._cursors = cursors
 
@@ -165,55 +166,39 @@ class Silver:
                     decided += [(tp, Decision(offset, event_time)) for tp, offset in after.items()]
         if decided:
             reach("idle.decide")
-            self._write_idle(decided)
+            write_decisions(self.lake, self.settings, decided)
+            for tp, heartbeat in decided:
+                self._idle.setdefault(tp, []).append(heartbeat)
         return bool(decided)
-
-    def _write_idle(self, decided: list[tuple[TopicPartition, Decision]]) -> None:
-        now = datetime.now(timezone.utc)
-        rows = [
-            (tp.source, self.settings.sources[tp.source].topic, tp.partition, h.after_offset, h.event_time, now)
-            for tp, h in decided
-        ]
-        ddl = "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time BIGINT, decided_at TIMESTAMP"
-        frame = self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
-        self.lake.append(frame.coalesce(1), tables.IDLE_HEARTBEATS)
-        for tp, heartbeat in decided:
-            self._idle.setdefault(tp, []).append(heartbeat)
 
     def _read_idle(self, begun: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Decision]]:
         """The idle policy's heartbeats from these offsets on, by topic-partition."""
         found: dict[TopicPartition, list[Decision]] = {}
-        decisions = self.lake.read(tables.IDLE_HEARTBEATS).select(
-            "source", "partition", "after_offset", F.unix_millis("event_time").alias("event_time")
-        )
-        for row in decisions.orderBy("after_offset", "event_time").collect():
-            tp = TopicPartition(row.source, row.partition)
-            if row.after_offset + 1 >= begun.get(tp, 0):
-                found.setdefault(tp, []).append(Decision(row.after_offset, row.event_time))
+        for tp, decision in read_decisions(self.lake):
+            if decision.after_offset + 1 >= begun.get(tp, 0):
+                found.setdefault(tp, []).append(decision)
         return found
 
     def _read_recovered(self) -> DataFrame | None:
-        recovered = self.lake.read(tables.RECOVERED).where(F.col("merge_key").isNotNull())
-        return None if recovered.isEmpty() else recovered
+        if not self.lake.rows("SELECT 1 FROM {recovered} WHERE merge_key IS NOT NULL LIMIT 1"):
+            return None
+        return self.lake.read(tables.RECOVERED).where(F.col("merge_key").isNotNull())
 
     def _read_rows(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Rows]:
         """The narrow columns of bronze in `[start, start + share)` of each topic-partition; absent where there are none."""
-        time = F.coalesce(F.unix_millis("event_time"), F.lit(NO_TIME))
-        frames = [
-            self.lake.read(tables.bronze(source))
-            .where(is_within({tp.partition: (o, o + share) for tp, o in starts.items() if tp.source == source}))
-            .select(F.lit(source).alias("source"), "partition", "offset", time.alias("time"))
-            for source in {tp.source for tp in starts}
-        ]
-        found = reduce(DataFrame.union, frames).toArrow()
         rows: dict[TopicPartition, Rows] = {}
-        sources, partitions = found["source"].to_numpy(), found["partition"].to_numpy()
-        offsets, times = found["offset"].to_numpy(), found["time"].to_numpy()
-        for tp in starts:
-            mine = np.flatnonzero((partitions == tp.partition) & (sources == tp.source))
-            if len(mine):
+        for source in {tp.source for tp in starts}:
+            stretches = within({tp.partition: (o, o + share) for tp, o in starts.items() if tp.source == source})
+            found = self.lake.query(
+                f"SELECT `partition`, `offset`, event_time FROM {{{tables.bronze(source)}}} WHERE {stretches}"
+            )
+            partitions, offsets = found["partition"].to_numpy(), found["offset"].to_numpy()
+            times = found["event_time"].fill_null(NO_TIME).to_numpy()
+            for p in np.unique(partitions):
+                mine = np.flatnonzero(partitions == p)
                 ordered = mine[np.argsort(offsets[mine], kind="stable")]
-                rows[tp] = Rows(offsets[ordered], times[ordered])
+                rows[TopicPartition(source, int(p))] = Rows(offsets[ordered], times[ordered])
+        for tp in starts:
             heartbeats = [h for h in self._idle.get(tp, ()) if self._is_next(h, tp, starts[tp] + share)]
             if heartbeats:
                 rows[tp] = rows.get(tp, NO_ROWS).with_idle(heartbeats)
@@ -228,9 +213,11 @@ class Silver:
     def _first_offsets_beyond(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         first: dict[TopicPartition, int] = {}
         for source in {tp.source for tp in offsets}:
-            mine = {tp.partition: (o, None) for tp, o in offsets.items() if tp.source == source}
-            found = self.lake.read(tables.bronze(source)).where(is_within(mine)).groupBy("partition").agg(F.min("offset"))
-            first |= {TopicPartition(source, partition): offset for partition, offset in found.collect()}
+            beyond = within({tp.partition: (o, None) for tp, o in offsets.items() if tp.source == source})
+            found = self.lake.rows(
+                f"SELECT `partition`, MIN(`offset`) FROM {{{tables.bronze(source)}}} WHERE {beyond} GROUP BY `partition`"
+            )
+            first |= {TopicPartition(source, partition): offset for partition, offset in found}
         return first
 
     def _write_late(self, plan: BatchPlan) -> None:

@@ -146,7 +146,9 @@ def _configuration() -> Table:
 
 
 def _leases() -> Table:
-    """Who writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger token."""
+    """Who writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released` or `given up`, or
+    to a larger token.
+    """
     ddl = "entry BIGINT, layer STRING, token BIGINT, event STRING, holder STRING, host STRING, pid INT, jvm_pid INT, at TIMESTAMP"
     return Table(LEASES, ddl)
 

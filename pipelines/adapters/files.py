@@ -14,6 +14,11 @@ class Files:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
+    def local_path(self, path: str) -> str | None:
+        """Where this machine has it; None where another file system does (a bare path is one of Spark's default system)."""
+        where = self._system(self._path(path)).makeQualified(self._path(path)).toUri()
+        return str(where.getPath()) if where.getScheme() == "file" else None
+
     def read_text(self, path: str) -> str | None:
         """What a file holds (nothing while it is being written), None where there is none."""
         where = self._path(path)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from string import Formatter
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pipelines.adapters.files import Files
+from pipelines.adapters.local import LocalTables
 from pipelines.errors import LeaseLostError
 from pipelines.settings import CatalogLake, Settings
 from pipelines.tables import Table, layout
@@ -19,6 +23,11 @@ APPLICATION = "watersmeet"
 """Delta keeps, per table and application, the last transaction version it has seen: token and number of our last commit."""
 
 _NUMBERS = 1 << 32
+
+
+def bronze_application(source: str | None = None) -> str:
+    """The application of bronze, or of one source's bronze, in tables that have more writers than it."""
+    return f"{APPLICATION}-{source or 'bronze'}"
 
 
 class Commit(NamedTuple):
@@ -42,6 +51,8 @@ class Lake:
         self.files = Files(spark)
         self._location = settings.lake
         self._tables = layout(settings)
+        folder = self.files.local_path(settings.lake) if isinstance(settings.lake, str) else None
+        self._local = None if folder is None else LocalTables(folder)
 
     @property
     def place(self) -> str:
@@ -64,9 +75,15 @@ class Lake:
 
     def exists(self, table: str) -> bool:
         """Whether the table is there, without creating anything."""
+        if self._local is not None:
+            return self._local.exists(table)
         if isinstance(self._location, CatalogLake):
             return self.spark.catalog.tableExists(self.identifier(table))
         return DeltaTable.isDeltaTable(self.spark, self._path(table))
+
+    def stored_schema(self, table: str) -> StructType:
+        """The columns that the stored table has."""
+        return self.read(table).schema if self._local is None else self._local.schema(table)
 
     def schema(self, table: str) -> StructType:
         """The columns as this configuration lays them out (the stored table may have more)."""
@@ -76,13 +93,43 @@ class Lake:
         """The table as it is now."""
         return self.spark.read.table(self.identifier(table))
 
+    def query(self, sql: str) -> pa.Table:
+        """The answer to a small question about the tables as they are now, without Spark where the lake is a folder here.
+
+        Tables stand in braces and odd names in backticks, as in ``SELECT MAX(`offset`) FROM {late}``; a time is what
+        `time_literal` says. Nothing but the SQL that Spark and DataFusion share may be used. Times are answered in epoch ms.
+        """
+        names = {name for _, name, _, _ in Formatter().parse(sql) if name}
+        if self._local is not None:
+            found = self._local.query(sql, names)
+        else:
+            frames: dict[str, Any] = {name: self.read(name) for name in names}
+            found = self.spark.sql(sql, **frames).toArrow()
+        for i, column in enumerate(found.columns):
+            if pa.types.is_timestamp(column.type):
+                found = found.set_column(i, found.field(i).name, pc.divide(column.cast(pa.int64()), 1000))
+        return found
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The same as Python's values, row by row."""
+        return list(zip(*(column.to_pylist() for column in self.query(sql).columns), strict=True))
+
+    def time_literal(self, ms: int) -> str:
+        """A point in time (epoch ms) in the SQL of `query`."""
+        return f"timestamp_millis({ms})" if self._local is None else self._local.time_literal(ms)
+
     def follow(self, table: str) -> DataFrame:
         """A stream with something in it for every later commit to the table; its rows mean nothing (updates repeat them)."""
-        version = self.delta(table).history(1).select("version").collect()[0][0]
+        version = self._version_of(table)
         stream = self.spark.readStream.format("delta").option("startingVersion", version).option("ignoreChanges", "true")
         if isinstance(self._location, CatalogLake):
             return stream.table(self.identifier(table))
         return stream.load(self._path(table))
+
+    def _version_of(self, table: str) -> int:
+        if self._local is not None:
+            return self._local.version(table)
+        return int(self.delta(table).history(1).select("version").collect()[0][0])
 
     def delta(self, table: str) -> DeltaTable:
         """The table for MERGE and history."""
@@ -172,6 +219,8 @@ class Lake:
 
     def _recorded(self, table: str, application: str) -> int | None:
         """Delta's transaction version for the application, from the checksum of the last commit where there is one."""
+        if self._local is not None:
+            return self._local.transaction_version(table, application)
         jvm: Any = self.spark._jvm
         jvm.org.apache.spark.sql.SparkSession.setActiveSession(self.spark._jsparkSession)
         nothing = jvm.scala.Option.empty()

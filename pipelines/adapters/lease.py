@@ -1,10 +1,11 @@
 """Who writes the layers of a lake: each has one owner at a time, by a lease with a fencing token.
 
 The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of the same number through. An
-entry says that layers were taken, with its number as the fencing token, or that they were released. The owner renews a file
-of its token every few seconds. Whoever finds a layer taken watches that file: if it changes, the owner lives and the newcomer
-is refused; if not for `SILENCE_S`, it takes over. (An owner that ran on this machine and is no process any more is dead, and
-needs no watching.) The newcomer removes the file when it takes over, so that an owner that was only paused learns of it.
+entry says that layers were taken, with its number as the fencing token, or released, or given up in the midst of something.
+The owner renews a file of its token every few seconds. Whoever finds a layer taken watches that file: if it changes, the owner
+lives and the newcomer is refused; if not for `SILENCE_S`, it takes over. (An owner that ran on this machine and is no process
+any more is dead, and needs no watching.) The newcomer removes the file when it takes over, so that an owner that was only
+paused learns of it.
 
 What a woken owner tries to write until then is kept out by its token: see `Lake.fence`.
 """
@@ -19,10 +20,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
-from pyspark.sql import functions as F
 
 from pipelines import tables
 from pipelines.adapters.lake import Lake, suppress_conflict
@@ -33,7 +33,7 @@ RENEWAL_S: Final = 2.0
 SILENCE_S: Final = 20.0
 """Ten renewals: an owner that is silent for so long is dead, or paused for longer than anyone should wait for it."""
 
-TAKEN, RELEASED = "taken", "released"
+TAKEN, RELEASED, GIVEN_UP = "taken", "released", "given up"
 _APPLICATION = "watersmeet-leases"
 _ATTEMPTS = 20
 
@@ -68,7 +68,8 @@ class Lease:
             owners = {entry.token: entry for entry in taken.values()}
             paused = [token for token, owner in owners.items() if not self._is_dead(owner)]
             if self._claim(max(next_entry, largest_known() + 1) if next_entry == 1 else next_entry):
-                self.must_mend, self.must_fence = len(last) < len(self.layers) or bool(taken), bool(paused)
+                self.must_mend = [entry.event for entry in last.values()] != [RELEASED] * len(self.layers)
+                self.must_fence = bool(paused)
                 self._renew()
                 for entry in taken.values():
                     self.lake.files.delete(self._path(entry.token))
@@ -77,15 +78,15 @@ class Lease:
                 return
         raise WatersmeetError(f"the table leases of {self.lake.place} could not be written to: others write to it all the time")
 
-    def release(self) -> None:
-        """The next owner need neither wait, nor mend, nor fence: everything of this one is complete.
+    def release(self, *, complete: bool = True) -> None:
+        """The next owner need neither wait nor fence, nor, where everything of this one is `complete`, mend.
 
         Where another writer of `leases` comes in between, nothing is said, and the next owner finds out by itself.
         """
         self.abandon()
         last, next_entry = self._last()
         if all(entry.token == self.token for entry in last.values()):
-            self._append(next_entry, RELEASED, self.token)
+            self._append(next_entry, RELEASED if complete else GIVEN_UP, self.token)
         self.lake.files.delete(self._path(self.token))
 
     def check(self) -> None:
@@ -100,16 +101,16 @@ class Lease:
         if self._renewing is not None:
             self._renewing.join()
 
-    def _last(self) -> tuple[Mapping[str, Any], int]:
+    def _last(self) -> tuple[Mapping[str, _Entry], int]:
         """The last entry of each of the layers, and the number of the next one."""
-        entries = self.lake.read(tables.LEASES).orderBy("entry").collect()
+        columns = ", ".join(f"`{name}`" for name in _Entry._fields)
+        entries = [_Entry(*row) for row in self.lake.rows(f"SELECT {columns} FROM {{leases}} ORDER BY entry")]
         return {e.layer: e for e in entries if e.layer in self.layers}, max((e.entry for e in entries), default=0) + 1
 
     def _claim(self, entry: int) -> bool:
         """Whether it was this process that wrote the entry of that number, and so took the layers."""
         self._append(entry, TAKEN, token=entry)
-        written = self.lake.read(tables.LEASES).where(F.col("entry") == entry).select("holder").distinct().collect()
-        if [row.holder for row in written] != [self._holder]:
+        if self.lake.rows(f"SELECT DISTINCT holder FROM {{leases}} WHERE entry = {entry}") != [(self._holder,)]:
             return False
         self.token = entry
         return True
@@ -121,7 +122,7 @@ class Lease:
         with suppress_conflict():
             self.lake.append_once(frame, tables.LEASES, _APPLICATION, entry)
 
-    def _is_dead(self, owner: Any) -> bool:
+    def _is_dead(self, owner: _Entry) -> bool:
         """Whether it is certain that the owner writes nothing any more; else it has been silent for long enough.
 
         Raises LeaseTakenError where it is alive.
@@ -164,9 +165,22 @@ class Lease:
         return f"{self.settings.checkpoints}/_leases/{token}"
 
 
-def _is_alive(pid: int, since: datetime) -> bool:
-    """Whether the process that took the lease `since` then is still there, and not another one with its number."""
+class _Entry(NamedTuple):
+    """A row of `leases`."""
+
+    entry: int
+    layer: str
+    token: int
+    event: str
+    host: str
+    pid: int
+    jvm_pid: int
+    at: int
+
+
+def _is_alive(pid: int, since_ms: int) -> bool:
+    """Whether the process that took the lease then is still there, and not another one with its number."""
     try:
-        return psutil.Process(pid).create_time() <= since.timestamp()
+        return psutil.Process(pid).create_time() * 1000 <= since_ms
     except psutil.NoSuchProcess:
         return False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from pyspark.sql import functions as F
-
 from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
@@ -37,34 +35,25 @@ def write_progress(lake: Lake, settings: Settings, plan: BatchPlan) -> None:
     lake.append(frame, tables.PROGRESS, batch=plan.batch)
 
 
-def read_last_batch(lake: Lake, settings: Settings, partitions: int | None = None) -> BatchPlan | None:
-    """The last batch that `progress` knows, as it was planned; whether it has late records is not kept, so: perhaps.
-
-    `partitions`: how many there are, where that is known.
-    """
-    if partitions is None:
-        partitions = 1 + (lake.read(tables.PROGRESS).agg(F.max("partition")).collect()[0][0] or 0)
-    times = [F.unix_millis(name).alias(name) for name in ("head", "clock", "position")]
-    of_two_batches = 2 * len(settings.sources) * partitions
-    rows = (
-        lake.read(tables.PROGRESS)
-        .select("batch", "source", "partition", "from_offset", "until_offset", "reason", *times)
-        .orderBy(F.desc("batch"))
-        .limit(of_two_batches)
-        .collect()
+def read_last_batch(lake: Lake) -> BatchPlan | None:
+    """The last batch that `progress` knows, as it was planned; whether it has late records is not kept, so: perhaps."""
+    rows = lake.rows(
+        "SELECT batch, source, `partition`, from_offset, until_offset, position, head, clock, reason FROM {progress} "
+        "WHERE batch >= (SELECT MAX(batch) FROM {progress}) - 1 ORDER BY batch"
     )
     if not rows:
         return None
-    last = rows[0].batch
-    before = {TopicPartition(r.source, r.partition): r.position for r in rows if r.batch == last - 1}
-    ranges, clocks, reset = {}, {}, None
-    for row in rows:
-        if row.batch == last:
-            reset = row.reason
-            tp = TopicPartition(row.source, row.partition)
-            ranges[tp] = OffsetRange(row.from_offset, row.until_offset, before.get(tp), row.position, row.head)
-            if row.clock is not None:
-                clocks[row.partition] = row.clock
+    last = rows[-1][0]
+    before, ranges, clocks, reset = {}, {}, {}, None
+    for batch, source, partition, since, until, position, head, clock, reason in rows:
+        tp = TopicPartition(source, partition)
+        if batch < last:
+            before[tp] = position
+            continue
+        ranges[tp] = OffsetRange(since, until, before.get(tp), position, head)
+        if clock is not None:
+            clocks[partition] = clock
+        reset = reason
     return BatchPlan(last, ranges, clocks, has_late=True, reset=reset)
 
 

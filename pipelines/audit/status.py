@@ -7,23 +7,31 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from pipelines import tables
+from pipelines.adapters.decisions import read_decisions
 from pipelines.adapters.kafka import Cluster, co_partitioned, read_to_end
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.progress import read_last_batch
+from pipelines.beginning import begun
 from pipelines.core.idle import Decision
 from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.errors import KafkaUnreachableError
 from pipelines.settings import Settings
-from pipelines.transforms.ranges import is_within
+from pipelines.transforms.ranges import within
 
 log = logging.getLogger("watersmeet.status")
 
 EXACT_LAG = 1000
 """Up to so many offsets, what bronze lacks is counted record by record: the markers of transactions take offsets too."""
+
+
+class _New(NamedTuple):
+    """What bronze holds of a topic-partition beyond what silver has passed."""
+
+    records: int
+    head: int | None
+    last_offset: int
 
 
 class Standing(NamedTuple):
@@ -43,7 +51,7 @@ def status(lake: Lake, settings: Settings) -> dict[str, Any]:
     `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer, the latter are
     left out and a warning says so.
     """
-    last = read_last_batch(lake, settings) if lake.exists(tables.PROGRESS) else None
+    last = read_last_batch(lake) if lake.exists(tables.PROGRESS) else None
     partitions, reachable = _partitions(lake, settings, last)
     idle = _last_decisions(lake)
     standings = {
@@ -106,17 +114,14 @@ def _partitions(lake: Lake, settings: Settings, last: BatchPlan | None) -> tuple
         return co_partitioned(settings, Cluster(settings.kafka).partition_counts()), True
     except KafkaUnreachableError as error:
         log.warning("%s; records that are not in bronze yet are not counted", error)
-    largest = [F.max("partition").alias("largest")]
-    found = [_read(lake, tables.bronze(source)).agg(*largest).collect()[0][0] for source in settings.sources]
+    found = [p for source in settings.sources for (p,) in _rows(lake, tables.bronze(source), "SELECT DISTINCT `partition` FROM")]
     known = [tp.partition for tp in last.ranges] if last else []
-    return max([-1, *known, *(p for p in found if p is not None)]) + 1, False
+    return max([-1, *known, *found]) + 1, False
 
 
 def _last_decisions(lake: Lake) -> dict[TopicPartition, Decision]:
     """What the idle policy has said last of each topic-partition."""
-    rows = _read(lake, tables.IDLE_HEARTBEATS).groupBy("source", "partition")
-    last = rows.agg(F.max("after_offset").alias("after_offset"), F.max(F.unix_millis("event_time")).alias("event_time"))
-    return {TopicPartition(r.source, r.partition): Decision(r.after_offset, r.event_time) for r in last.collect()}
+    return dict(read_decisions(lake)) if lake.exists(tables.IDLE_HEARTBEATS) else {}
 
 
 def _standings(
@@ -124,26 +129,20 @@ def _standings(
 ) -> dict[int, Standing]:
     """From the progress on: what silver has passed need not be read again."""
     passed = {tp.partition: done for tp, done in (last.ranges.items() if last else ()) if tp.source == source}
-    is_its = F.col("source") == source
-    resets = _read(lake, tables.RESETS).where(is_its).select("partition", F.col("to_offset").alias("offset"))
-    recovered = _read(lake, tables.RECOVERED).where(is_its).select("partition", "offset")
-    begun: dict[int, int] = dict(resets.union(recovered).groupBy("partition").agg(F.max("offset")).collect())
-    since = {p: passed[p].until_offset if p in passed else begun.get(p, 0) for p in range(partitions)}
-    beyond = (
-        _read(lake, tables.bronze(source))
-        .where(is_within({p: (offset, None) for p, offset in since.items()}))
-        .groupBy("partition")
-        .agg(
-            F.count(F.lit(1)).alias("records"),
-            F.max(F.unix_millis("event_time")).alias("head"),
-            F.max("offset").alias("offset"),
-        )
+    kept = begun(lake, source) if lake.exists(tables.RECOVERED) and lake.exists(tables.RESETS) else []
+    first = {p: max(offset for q, offset in kept if q == p) for p, _ in kept}
+    since = {p: passed[p].until_offset if p in passed else first.get(p, 0) for p in range(partitions)}
+    beyond = _rows(
+        lake,
+        tables.bronze(source),
+        "SELECT `partition`, COUNT(*), MAX(event_time), MAX(`offset`) FROM",
+        f"WHERE {within({p: (offset, None) for p, offset in since.items()})} GROUP BY `partition`",
     )
-    new = {row.partition: row for row in beyond.collect()}
+    new = {p: _New(*found) for p, *found in beyond}
     standings = {}
     for p, offset in since.items():
         position = passed[p].position if p in passed else None
-        next_offset = max(offset, begun.get(p, 0), new[p].offset + 1 if p in new else 0)
+        next_offset = max(offset, first.get(p, 0), new[p].last_offset + 1 if p in new else 0)
         decision = idle.get(TopicPartition(source, p))
         is_idle = decision is not None and decision.after_offset + 1 >= next_offset
         said = decision.event_time if decision is not None and is_idle else None
@@ -174,20 +173,20 @@ def _count(consumer: Consumer, topic: str, partition: int, since: int, end: int)
     return len(read_to_end(consumer, topic, partition, since))
 
 
-def _read(lake: Lake, table: str) -> DataFrame:
-    return lake.read(table) if lake.exists(table) else lake.spark.createDataFrame([], lake.schema(table))
+def _rows(lake: Lake, table: str, select: str, condition: str = "") -> list[tuple[Any, ...]]:
+    """Nothing where the table is not there yet."""
+    return lake.rows(f"{select} {{{table}}} {condition}") if lake.exists(table) else []
 
 
 def _counts(lake: Lake, table: str) -> dict[int, int]:
-    return dict(_read(lake, table).groupBy("partition").count().collect())
+    return dict(_rows(lake, table, "SELECT `partition`, COUNT(*) FROM", "GROUP BY `partition`"))
 
 
 def _silver_counts(lake: Lake) -> dict[tuple[int, str], int]:
-    rows = _read(lake, tables.SILVER).groupBy("partition", "status").count().collect()
-    return {(row[0], row[1]): row[2] for row in rows}
+    rows = _rows(lake, tables.SILVER, "SELECT `partition`, status, COUNT(*) FROM", "GROUP BY `partition`, status")
+    return {(partition, status): count for partition, status, count in rows}
 
 
 def _published(lake: Lake) -> dict[int, int]:
     """The sequence has no gap, so its last number says how many there are."""
-    rows = _read(lake, tables.PUBLISHED).groupBy("partition").agg(F.max("last_seq") + 1).collect()
-    return dict(rows)
+    return dict(_rows(lake, tables.PUBLISHED, "SELECT `partition`, MAX(last_seq) + 1 FROM", "GROUP BY `partition`"))

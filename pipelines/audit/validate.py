@@ -135,7 +135,7 @@ def check_tables(lake: Lake, settings: Settings) -> list[Problem]:
     for name, table in tables.layout(settings).items():
         if not lake.exists(name):
             continue
-        found = {field.name: field.dataType.simpleString() for field in lake.read(name).schema}
+        found = {field.name: field.dataType.simpleString() for field in lake.stored_schema(name)}
         for field in lake.schema(name):
             wanted = field.dataType.simpleString()
             if found.get(field.name) != wanted:

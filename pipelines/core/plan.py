@@ -121,7 +121,7 @@ def plan_batch(
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
     """
     positions = {tp: _positions(cursors[tp], rows) for tp, rows in available.items()}
-    heads = heads_of(cursors, available)
+    heads = _heads(cursors, positions)
     clocks = _clocks(heads)
     ranges, has_late, passed_in_all = {}, False, 0
     for tp, cursor in cursors.items():
@@ -147,11 +147,13 @@ def heads_of(
     cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Rows]
 ) -> dict[TopicPartition, int | None]:
     """A head (ms) is the position of the last of what is available, None while nothing has a time."""
-    heads = {}
-    for tp, cursor in cursors.items():
-        rows = available.get(tp)
-        heads[tp] = _last(None if rows is None else _positions(cursor, rows), cursor.position)
-    return heads
+    return _heads(cursors, {tp: _positions(cursors[tp], rows) for tp, rows in available.items()})
+
+
+def _heads(
+    cursors: Mapping[TopicPartition, Cursor], positions: Mapping[TopicPartition, Int64s]
+) -> dict[TopicPartition, int | None]:
+    return {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
 
 
 def _positions(cursor: Cursor, rows: Rows) -> Int64s:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -20,23 +19,44 @@ def is_within(ranges: Mapping[int, tuple[int, int | None]]) -> Column:
     Plain comparisons with literals, which Delta's column statistics skip files by: exact for each of a few partitions; for
     many, exact per row and by the widest range of some neighbours per file.
     """
-    if not ranges:
-        return F.lit(False)
-    bounds = {p: (since, UNBOUNDED if until is None else until) for p, (since, until) in sorted(ranges.items())}
-    partitions = list(bounds)
-    size = -(-len(partitions) // MAX_TERMS)
-    groups = [partitions[i : i + size] for i in range(0, len(partitions), size)]
+    near = F.expr(_near(ranges))
+    if len(ranges) <= MAX_TERMS:
+        return near
+    since, until = _bounds(ranges)
+    return near & (F.col("offset") >= by_partition(since)) & (F.col("offset") < by_partition(until))
+
+
+def within(ranges: Mapping[int, tuple[int, int | None]]) -> str:
+    """The same as a condition in SQL."""
+    if len(ranges) <= MAX_TERMS:
+        return _near(ranges)
+    since, until = (case({p: str(bound) for p, bound in bounds.items()}) for bounds in _bounds(ranges))
+    return f"({_near(ranges)}) AND `offset` >= {since} AND `offset` < {until}"
+
+
+def case(values: Mapping[int, str]) -> str:
+    """In SQL, the value (an expression) that a mapping holds for the row's `partition`, else null."""
+    branches = " ".join(f"WHEN {p} THEN {value}" for p, value in values.items())
+    return f"CASE `partition` {branches} END"
+
+
+def _near(ranges: Mapping[int, tuple[int, int | None]]) -> str:
+    """In SQL: exact for a few partitions; for many, true of whatever is within, and of some rows that are not."""
+    since, until = _bounds(ranges)
+    partitions = list(since)
+    size = -(-len(partitions) // MAX_TERMS) or 1
     terms = [
-        F.col("partition").between(group[0], group[-1])
-        & (F.col("offset") >= min(bounds[p][0] for p in group))
-        & (F.col("offset") < max(bounds[p][1] for p in group))
-        for group in groups
+        f"`partition` BETWEEN {group[0]} AND {group[-1]} "
+        f"AND `offset` >= {min(since[p] for p in group)} AND `offset` < {max(until[p] for p in group)}"
+        for group in (partitions[i : i + size] for i in range(0, len(partitions), size))
     ]
-    some_group = reduce(Column.__or__, terms)
-    if size == 1:
-        return some_group
-    since, until = ({p: bound[i] for p, bound in bounds.items()} for i in (0, 1))
-    return some_group & (F.col("offset") >= by_partition(since)) & (F.col("offset") < by_partition(until))
+    return " OR ".join(f"({term})" for term in terms) or "FALSE"
+
+
+def _bounds(ranges: Mapping[int, tuple[int, int | None]]) -> tuple[dict[int, int], dict[int, int]]:
+    ordered = sorted(ranges.items())
+    since = {p: first for p, (first, _) in ordered}
+    return since, {p: UNBOUNDED if until is None else until for p, (_, until) in ordered}
 
 
 def by_partition(values: Mapping[int, int | None] | Mapping[int, str]) -> Column:

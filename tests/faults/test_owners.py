@@ -66,6 +66,22 @@ def test_a_silent_owner_is_replaced_and_learns_of_it(lake: Lake, tmp_path: Path,
     second.release()
 
 
+def test_an_owner_that_gave_up_is_followed_at_once_by_one_that_mends(lake: Lake, tmp_path: Path) -> None:
+    first = lease_of(lake, tmp_path, "bronze", "silver")
+    first.take()
+    first.release(complete=False)
+    silver = lease_of(lake, tmp_path, "silver")
+    silver.take()
+    assert silver.must_mend
+    assert not silver.must_fence
+    silver.release()
+    for must_mend in (True, False):
+        both = lease_of(lake, tmp_path, "bronze", "silver")
+        both.take()
+        assert both.must_mend is must_mend, "bronze is mended by whoever takes bronze next"
+        both.release()
+
+
 def test_an_owner_that_is_no_process_any_more_is_replaced_at_once(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

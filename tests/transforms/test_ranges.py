@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipelines.transforms.ranges import MAX_TERMS, UNBOUNDED, by_partition, is_within
+from pipelines.transforms.ranges import MAX_TERMS, UNBOUNDED, by_partition, is_within, within
 
 Ranges = dict[int, tuple[int, int | None]]
 
@@ -32,11 +32,14 @@ def test_a_row_is_within_exactly_where_its_partitions_range_says_so(spark: Spark
     offsets = [0, 1, 2, 3, 4, 5, 8, 9, 10**12 - 1, 10**12, 10**12 + 3, 10**12 + 4, UNBOUNDED - 1]
     places = [(p, o) for p in range(600) for o in offsets]
     rows = spark.createDataFrame(places, "partition INT, offset BIGINT")
-    found = rows.select("*", *[is_within(ranges).alias(name) for name, ranges in cases.items()]).collect()
+    as_columns = [is_within(ranges).alias(name) for name, ranges in cases.items()]
+    as_sql = [F.expr(within(ranges)).alias(f"{name}_sql") for name, ranges in cases.items()]
+    found = rows.select("*", *as_columns, *as_sql).collect()
     assert len(found) == len(places)
     for name, ranges in cases.items():
-        inside = {(row.partition, row.offset) for row in found if row[name]}
-        assert inside == {(p, o) for p, o in places if is_inside(ranges, p, o)}, name
+        expected = {(p, o) for p, o in places if is_inside(ranges, p, o)}
+        for way in (name, f"{name}_sql"):
+            assert {(row.partition, row.offset) for row in found if row[way]} == expected, way
 
 
 def test_a_few_partitions_are_told_by_plain_comparisons_alone(spark: SparkSession) -> None:
