@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Message
-from pyspark.sql import functions as F
 
 from pipelines import tables
 from pipelines.adapters.decisions import write_decisions
 from pipelines.adapters.kafka import Cluster, read_backwards
-from pipelines.adapters.lake import Lake, bronze_application
+from pipelines.adapters.lake import Lake, bronze_application, wall_clock_ms
 from pipelines.adapters.progress import read_last_batch
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState, sink_state
@@ -169,10 +167,9 @@ class Beginning:
         """One commit for all of them, so that a start is decided whole or not at all."""
         if not gaps:
             return
-        now, topics = datetime.now(timezone.utc), {s: kept.topic for s, kept in self.settings.sources.items()}
+        now, topics = wall_clock_ms(), {s: kept.topic for s, kept in self.settings.sources.items()}
         rows = [(source, topics[source], p, *gap, now, reason) for (source, p), gap in gaps.items()]
-        frame = self.lake.spark.createDataFrame(rows, self.lake.schema(tables.RESETS)).coalesce(1)
-        self.lake.append(frame, tables.RESETS, application=bronze_application())
+        self.lake.append_rows(rows, tables.RESETS, application=bronze_application())
 
     # -- a lake that was lost
 
@@ -181,7 +178,7 @@ class Beginning:
 
         Offsets that Kafka has deleted since are passed over: what they held is out, or lost for good.
         """
-        states, now = self._sink_states, datetime.now(timezone.utc)
+        states, now = self._sink_states, wall_clock_ms()
         sources = self.settings.sources
         idle = [
             (TopicPartition(source, p), decision)
@@ -197,9 +194,7 @@ class Beginning:
             begun += [(p, None, None, source, offset, now) for p, offset in self._chosen(source, bounds).items()]
         if idle and not self.lake.rows("SELECT 1 FROM {idle_heartbeats} LIMIT 1"):
             write_decisions(self.lake, self.settings, idle, bronze_application())
-        ddl = "partition INT, merge_key STRING, event_time BIGINT, source STRING, offset BIGINT, recovered_at TIMESTAMP"
-        rows = self.lake.spark.createDataFrame(messages + begun, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
-        self.lake.append(rows.coalesce(1), tables.RECOVERED, application=bronze_application())
+        self.lake.append_rows(messages + begun, tables.RECOVERED, application=bronze_application())
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:

@@ -2,7 +2,7 @@
 
 The sink itself says where the sequence stands. A publication is made in this order:
 
-1. *extent*: which finished, valid records silver has beyond the last published one (`_pending`);
+1. *extent*: which finished, valid records silver has beyond the last published one (`pipelines.extent`);
 2. *min_offsets*: from which Kafka offsets a lost lake would be taken up again after them (`_headers`);
 3. *publish*: one transaction per partition, on the executors (`pipelines.adapters.publisher`);
 4. *note*: a row per transaction in `published`.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipelines import tables
@@ -31,6 +31,7 @@ from pipelines.adapters.publisher import PUBLICATION, Headers, Publication, Publ
 from pipelines.core.idle import Decision
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
+from pipelines.extent import Extent, Place, pending_extents
 from pipelines.faults import reach
 from pipelines.settings import Settings
 from pipelines.transforms.message import message_value
@@ -99,23 +100,20 @@ class Gold:
 
     def _publish_next(self, tails: Mapping[int, Tail]) -> list[Publication]:
         """Steps 1 to 4, for as much as one transaction per partition should hold."""
-        pending = self._pending(tails)
-        extent = self._extent(pending)
-        largest = max((row.records for row in extent.values()), default=0)
-        self._has_more = largest > MAX_PER_TRANSACTION
-        if self._has_more:
-            share = F.percentile_approx("event_time", MAX_PER_TRANSACTION / largest).alias("until")
-            until = {row.partition: row.until for row in pending.groupBy("partition").agg(share).collect()}
-            pending = pending.where(F.col("event_time") <= by_partition(until))
-            extent = self._extent(pending)
-        if not extent:
+        extents = pending_extents(self.lake, tails, self.partitions)
+        self._has_more = False
+        if not extents:
             return []
         # Silver moves on meanwhile: what is published ends where the headers say.
-        pending = pending.where(_is_up_to({partition: row.last for partition, row in extent.items()}))
-        headers = self._headers(extent)
+        pending = self._pending(tails).where(_is_up_to({partition: extent.last for partition, extent in extents.items()}))
+        largest = max(extent.records for extent in extents.values())
+        if largest > MAX_PER_TRANSACTION:
+            self._has_more = True
+            pending, extents = self._first_part(pending, MAX_PER_TRANSACTION / largest)
+        headers = self._headers(extents)
         reach("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
-            publications = [_promise(partition, row, tails.get(partition)) for partition, row in extent.items()]
+            publications = [_promise(partition, extent, tails.get(partition)) for partition, extent in extents.items()]
             self._note(publications)
             self._publish(pending, headers, tails)
             return publications
@@ -123,6 +121,14 @@ class Gold:
         reach("gold.note")
         self._note(publications)
         return publications
+
+    def _first_part(self, pending: DataFrame, share: float) -> tuple[DataFrame, dict[int, Extent]]:
+        """Of each partition's pending records about such a share, up to a point in time, and how far that reaches."""
+        until = pending.groupBy("partition").agg(F.percentile_approx("event_time", share).alias("until"))
+        part = pending.where(F.col("event_time") <= by_partition(dict(until.collect())))
+        place = F.struct("event_time", "merge_key")
+        ends = part.groupBy("partition").agg(F.count(F.lit(1)), F.min(place), F.max(place))
+        return part, {p: Extent(records, Place(*first), Place(*last)) for p, records, first, last in ends.collect()}
 
     def _publish(self, pending: DataFrame, headers: Mapping[int, Headers], tails: Mapping[int, Tail]) -> list[Publication]:
         """Step 3."""
@@ -135,7 +141,7 @@ class Gold:
         return [Publication(*row) for row in published.collect()]
 
     def _pending(self, tails: Mapping[int, Tail]) -> DataFrame:
-        """Step 1: finished, valid records after each partition's tail: partition, event_time (ms), merge_key, value (bytes)."""
+        """Finished, valid records after each partition's tail: partition, event_time (ms), merge_key, value (bytes)."""
         silver = self.lake.read(tables.SILVER).where("status = 'timed_out' AND valid")
         if len(tails) == self.partitions:
             # What is true of every row wanted, said so that Delta's statistics can skip files by it.
@@ -147,24 +153,17 @@ class Gold:
         )
         return finished.where(~F.coalesce(_is_up_to(tails), F.lit(False))) if tails else finished
 
-    def _extent(self, pending: DataFrame) -> dict[int, Row]:
-        """Per partition how many records are pending, and event time (ms) and key of the first and the last."""
-        place = F.struct("event_time", "merge_key")
-        count = F.count(F.lit(1)).alias("records")
-        found = pending.groupBy("partition").agg(count, F.min(place).alias("first"), F.max(place).alias("last"))
-        return {row.partition: row for row in found.collect()}
-
-    def _headers(self, extent: Mapping[int, Row]) -> dict[int, Headers]:
+    def _headers(self, extents: Mapping[int, Extent]) -> dict[int, Headers]:
         """Step 2: what a partition's last message says of where a lost lake is taken up again; without a transaction a part may
         come out, so the first must say it too, each for itself.
         """
-        places = {partition: [row.last] for partition, row in extent.items()}
+        places = {partition: [extent.last] for partition, extent in extents.items()}
         if self.settings.publish.delivery != "exactly_once":
-            for partition, row in extent.items():
-                places[partition].append(row.first)
-        headers: dict[int, Headers] = {partition: {} for partition in extent}
+            for partition, extent in extents.items():
+                places[partition].append(extent.first)
+        headers: dict[int, Headers] = {partition: {} for partition in extents}
         for nth in range(max(map(len, places.values()))):
-            said = self._beginnings({partition: places[partition][nth].event_time for partition in extent})
+            said = self._beginnings({partition: places[partition][nth].event_time for partition in extents})
             for partition, header in said.items():
                 place = places[partition][nth]
                 headers[partition][place.event_time, place.merge_key] = header
@@ -207,9 +206,7 @@ class Gold:
         """Step 4."""
         if not publications:
             return
-        rows = self.lake.spark.createDataFrame(publications, PUBLICATION).coalesce(1)
-        times = {name: F.timestamp_millis(name) for name in ("last_event_time", "committed_at")}
-        self.lake.append(rows.withColumns(times).withColumn("sink", F.lit(self._sink)), tables.PUBLISHED)
+        self.lake.append_rows([(*publication, self._sink) for publication in publications], tables.PUBLISHED)
 
     def _noted_tails(self) -> dict[int, Tail]:
         """What `published` knows of each partition's last message in this very topic."""
@@ -233,8 +230,8 @@ def _is_up_to(places: Mapping[int, Any]) -> Column:
     return (F.col("event_time") < time) | ((F.col("event_time") == time) & (F.col("merge_key") <= key))
 
 
-def _promise(partition: int, row: Row, before: Tail | None) -> Publication:
+def _promise(partition: int, extent: Extent, before: Tail | None) -> Publication:
     """What `at_most_once` notes before it publishes: no offset can be known yet."""
     first_seq = 0 if before is None else before.seq + 1
-    tail = Tail(first_seq + row.records - 1, row.last.event_time, row.last.merge_key, None)
+    tail = Tail(first_seq + extent.records - 1, extent.last.event_time, extent.last.merge_key, None)
     return Publication.up_to(tail, partition, first_seq)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 
 import orjson
 
 from pipelines import tables
 from pipelines.adapters.kafka import Cluster
-from pipelines.adapters.lake import Lake, suppress_conflict
+from pipelines.adapters.lake import Lake, suppress_conflict, wall_clock_ms
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
 
@@ -60,12 +59,11 @@ def keep_identity(lake: Lake, facts: Mapping[str, str]) -> None:
     """Afterwards the lake holds every fact, as it was first written. Raises ConfigurationError where one differs now."""
     for _ in range(20):
         kept = _kept(lake)
-        missing = [(field, value, datetime.now(timezone.utc)) for field, value in facts.items() if field not in kept]
+        missing = [(field, value, wall_clock_ms()) for field, value in facts.items() if field not in kept]
         if not missing:
             break
-        rows = lake.spark.createDataFrame(missing, lake.schema(tables.CONFIGURATION)).coalesce(1)
         with suppress_conflict():  # of two first starts, one writes
-            lake.append_once(rows, tables.CONFIGURATION, _APPLICATION, len(kept) + len(missing))
+            lake.append_once(missing, tables.CONFIGURATION, _APPLICATION, len(kept) + len(missing))
     changed = _differences(kept, facts)
     if changed:
         raise ConfigurationError(changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""))

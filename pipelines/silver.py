@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 
 from pipelines import tables
 from pipelines.adapters.decisions import read_decisions, write_decisions
-from pipelines.adapters.lake import Lake
+from pipelines.adapters.lake import Lake, wall_clock_ms
 from pipelines.adapters.progress import read_last_batch, write_progress
 from pipelines.core.idle import Decision, decide
 from pipelines.core.plan import (
@@ -278,14 +278,13 @@ class Silver:
         if comes_again:
             self._forget_late(plan, comes_again)
             self._remember_published(plan, comes_again)
-        now, sources = datetime.now(timezone.utc), self.settings.sources
+        now, sources = wall_clock_ms(), self.settings.sources
         jumps = [
             (tp.source, sources[tp.source].topic, tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)
             for tp, jump in plan.ranges.items()
         ]
         if not self._has(tables.RESETS, plan):
-            rows = self.lake.spark.createDataFrame(jumps, self.lake.schema(tables.RESETS)).coalesce(1)
-            self.lake.append(rows, tables.RESETS, batch=plan.batch)
+            self.lake.append_rows(jumps, tables.RESETS, batch=plan.batch)
         self._close_open(plan, comes_again)
 
     def _forget_late(self, plan: BatchPlan, comes_again: Mapping[str, Column]) -> None:

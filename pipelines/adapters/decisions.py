@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
-
-from pyspark.sql import functions as F
 
 from pipelines import tables
-from pipelines.adapters.lake import APPLICATION, Lake
+from pipelines.adapters.lake import APPLICATION, Lake, wall_clock_ms
 from pipelines.core.idle import Decision
 from pipelines.core.plan import TopicPartition
 from pipelines.settings import Settings
@@ -26,8 +23,6 @@ def read_decisions(lake: Lake) -> list[Decided]:
 
 def write_decisions(lake: Lake, settings: Settings, decided: Sequence[Decided], application: str = APPLICATION) -> None:
     """Durable afterwards, in one commit."""
-    now, sources = datetime.now(timezone.utc), settings.sources
+    now, sources = wall_clock_ms(), settings.sources
     rows = [(tp.source, sources[tp.source].topic, tp.partition, d.after_offset, d.event_time, now) for tp, d in decided]
-    ddl = "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time BIGINT, decided_at TIMESTAMP"
-    frame = lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
-    lake.append(frame.coalesce(1), tables.IDLE_HEARTBEATS, application=application)
+    lake.append_rows(rows, tables.IDLE_HEARTBEATS, application=application)

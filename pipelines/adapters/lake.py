@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from string import Formatter
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from pipelines.adapters.files import Files
 from pipelines.adapters.local import LocalTables
@@ -23,6 +25,8 @@ APPLICATION = "watersmeet"
 """Delta keeps, per table and application, the last transaction version it has seen: token and number of our last commit."""
 
 _NUMBERS = 1 << 32
+
+Rows = Sequence[Sequence[Any]]
 
 
 def bronze_application(source: str | None = None) -> str:
@@ -140,12 +144,17 @@ class Lake:
 
         Raises LeaseLostError where a later owner has written to the table: nothing was written then.
         """
+        self._append_numbered(table, batch, application, lambda version: self._append(rows, table, application, version))
+
+    def append_rows(self, rows: Rows, table: str, *, batch: int | None = None, application: str = APPLICATION) -> None:
+        """The same for a few rows that the driver has: values in the order of the layout's columns, times in epoch ms."""
+        self._append_numbered(table, batch, application, lambda version: self.append_once(rows, table, application, version))
+
+    def _append_numbered(self, table: str, batch: int | None, application: str, append: Callable[[int | None], None]) -> None:
         number = self._next_number(table, application) if batch is None else batch + 1
-        if number is None:
-            self._append(rows, table, {})
-            return
-        self.append_once(rows, table, application, self._version(number))
-        self._check_written(table, number, application)
+        append(None if number is None else self._version(number))
+        if number is not None:
+            self._check_written(table, number, application)
 
     def _next_number(self, table: str, application: str) -> int | None:
         """Of an owner's commits, each has the next number; who has no lease does not count."""
@@ -156,12 +165,18 @@ class Lake:
             raise LeaseLostError(self.place)
         return last.number + 1 if last is not None and last.token == self.token else 1
 
-    def append_once(self, rows: DataFrame, table: str, application: str, version: int) -> None:
+    def append_once(self, rows: Rows, table: str, application: str, version: int | None) -> None:
         """Appends in one commit, unless the table has seen this version, or a larger one, of the application."""
-        self._append(rows, table, {"txnAppId": application, "txnVersion": str(version)})
+        values = _as_arrow(rows, self.schema(table))
+        if self._local is not None:
+            self._local.append(values, table, application, version)
+        else:
+            self._append(self.spark.createDataFrame(values).coalesce(1), table, application, version)
 
-    def _append(self, rows: DataFrame, table: str, options: Mapping[str, str]) -> None:
-        writer = rows.write.format("delta").mode("append").options(**options)
+    def _append(self, rows: DataFrame, table: str, application: str, version: int | None) -> None:
+        writer = rows.write.format("delta").mode("append")
+        if version is not None:
+            writer = writer.options(txnAppId=application, txnVersion=str(version))
         if isinstance(self._location, CatalogLake):
             writer.saveAsTable(self.identifier(table))
         else:
@@ -204,9 +219,8 @@ class Lake:
             if last is not None and last.token >= self.token:
                 break
             version = self._version(0 if last is None else last.number)
-            nothing = self.spark.createDataFrame([], self.schema(table))
             with suppress_conflict():
-                self.append_once(nothing, table, application, version)
+                self.append_once([], table, application, version)
         self._check_written(table, None, application)
 
     def _version(self, number: int) -> int:
@@ -243,6 +257,11 @@ class Lake:
         self.spark.sql(f"CREATE TABLE IF NOT EXISTS {self.identifier(table.name)} ({table.ddl}) USING delta{partitioned}{kept}")
 
 
+def wall_clock_ms() -> int:
+    """Now, as a time for `append_rows`."""
+    return time.time_ns() // 1_000_000
+
+
 @contextmanager
 def suppress_conflict() -> Iterator[None]:
     """Another writer came first; whoever asks for this looks again and tries once more."""
@@ -251,6 +270,18 @@ def suppress_conflict() -> Iterator[None]:
     except Exception as error:
         if "Concurrent" not in str(error):
             raise
+
+
+def _as_arrow(rows: Rows, schema: StructType) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.table({field.name: _column(values, field.dataType) for field, values in zip(schema, columns, strict=True)})
+
+
+def _column(values: Sequence[Any], data_type: DataType) -> pa.Array:
+    if isinstance(data_type, TimestampType):
+        microseconds = [None if ms is None else ms * 1000 for ms in values]
+        return pa.array(microseconds, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return pa.array(values, to_arrow_type(data_type))
 
 
 def _each(sequence: Any) -> Iterator[Any]:

@@ -19,13 +19,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
 
 import psutil
 
 from pipelines import tables
-from pipelines.adapters.lake import Lake, suppress_conflict
+from pipelines.adapters.lake import Lake, suppress_conflict, wall_clock_ms
 from pipelines.errors import LeaseLostError, LeaseTakenError, WatersmeetError
 from pipelines.settings import Settings
 
@@ -116,11 +115,10 @@ class Lease:
         return True
 
     def _append(self, entry: int, event: str, token: int) -> None:
-        here = (self._holder, socket.gethostname(), os.getpid(), self._jvm_pid(), datetime.now(timezone.utc))
+        here = (self._holder, socket.gethostname(), os.getpid(), self._jvm_pid(), wall_clock_ms())
         rows = [(entry, layer, token, event, *here) for layer in self.layers]
-        frame = self.lake.spark.createDataFrame(rows, self.lake.schema(tables.LEASES)).coalesce(1)
         with suppress_conflict():
-            self.lake.append_once(frame, tables.LEASES, _APPLICATION, entry)
+            self.lake.append_once(rows, tables.LEASES, _APPLICATION, entry)
 
     def _is_dead(self, owner: _Entry) -> bool:
         """Whether it is certain that the owner writes nothing any more; else it has been silent for long enough.

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
-
 from pipelines import tables
-from pipelines.adapters.lake import Lake
+from pipelines.adapters.lake import Lake, wall_clock_ms
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.settings import Settings
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def write_progress(lake: Lake, settings: Settings, plan: BatchPlan) -> None:
     """One row for every topic-partition, so that the last batch alone says where all of them stand. A replay is a no-op."""
-    now = datetime.now(timezone.utc)
+    now = wall_clock_ms()
     rows = [
-        {
-            "batch": plan.batch,
-            "source": tp.source,
-            "topic": settings.sources[tp.source].topic,
-            "partition": tp.partition,
-            "from_offset": done.from_offset,
-            "until_offset": done.until_offset,
-            "head": _timestamp(done.head),
-            "clock": _timestamp(plan.clocks.get(tp.partition)),
-            "committed_at": now,
-            "position": _timestamp(done.position),
-            "reason": plan.reset,
-        }
+        (
+            plan.batch,
+            tp.source,
+            settings.sources[tp.source].topic,
+            tp.partition,
+            done.from_offset,
+            done.until_offset,
+            done.head,
+            plan.clocks.get(tp.partition),
+            now,
+            done.position,
+            plan.reset,
+        )
         for tp, done in plan.ranges.items()
     ]
-    frame = lake.spark.createDataFrame(rows, lake.schema(tables.PROGRESS)).coalesce(1)
-    lake.append(frame, tables.PROGRESS, batch=plan.batch)
+    lake.append_rows(rows, tables.PROGRESS, batch=plan.batch)
 
 
 def read_last_batch(lake: Lake) -> BatchPlan | None:
@@ -55,7 +50,3 @@ def read_last_batch(lake: Lake) -> BatchPlan | None:
             clocks[partition] = clock
         reset = reason
     return BatchPlan(last, ranges, clocks, has_late=True, reset=reset)
-
-
-def _timestamp(ms: int | None) -> datetime | None:
-    return None if ms is None else _EPOCH + timedelta(milliseconds=ms)

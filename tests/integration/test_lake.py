@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipelines import tables
-from pipelines.adapters.lake import Lake
+from pipelines.adapters.lake import Lake, suppress_conflict
 from pipelines.adapters.spark import layer_session
 from pipelines.errors import LeaseLostError
 from pipelines.settings import Settings
@@ -59,7 +60,7 @@ def published(lake: Lake, *seqs: int) -> DataFrame:
 
 
 def seqs(lake: Lake) -> list[int]:
-    return sorted(row.last_seq for row in lake.read(tables.PUBLISHED).collect())
+    return sorted(row.last_seq for row in lake.read(tables.PUBLISHED).select("last_seq").collect())
 
 
 def versions(lake: Lake, table: str) -> int:
@@ -119,6 +120,50 @@ def test_a_batch_is_appended_once(lake: Lake) -> None:
     assert seqs(lake) == [0, 1, 9, 9]
 
 
+def a_row(seq: int, time_ms: int | None = 0) -> tuple[Any, ...]:
+    return 0, seq, seq, time_ms, "k", seq, 1, "merged"
+
+
+def test_rows_of_the_driver_are_appended_as_any_others_are(lake: Lake) -> None:
+    times = [-62_135_596_800_000, -1, 0, None, 253_402_300_799_999]
+    lake.append_rows([a_row(seq, time) for seq, time in enumerate(times)], tables.PUBLISHED, batch=0)
+    lake.append_rows([a_row(9)], tables.PUBLISHED, batch=0)
+    found = lake.read(tables.PUBLISHED).select("last_seq", F.unix_millis("last_event_time"), F.unix_millis("committed_at"))
+    assert sorted(map(tuple, found.collect())) == [(seq, time, 1) for seq, time in enumerate(times)]
+    lake.append(published(lake, 5), tables.PUBLISHED, batch=1)
+    for batch in (1, 2, 0):
+        lake.append_rows([a_row(6)], tables.PUBLISHED, batch=batch)
+    assert seqs(lake) == [0, 1, 2, 3, 4, 5, 6]
+    assert lake.has_batch(tables.PUBLISHED, 2)
+    lake.append_rows([], tables.PUBLISHED, batch=3)
+    assert lake.has_batch(tables.PUBLISHED, 3), "a batch may have no rows"
+    for _ in range(2):
+        lake.append_rows([a_row(7)], tables.PUBLISHED)
+    assert seqs(lake)[-2:] == [7, 7]
+
+
+def test_of_many_who_append_the_same_commit_one_does(lake: Lake) -> None:
+    def append(seq: int) -> None:
+        with suppress_conflict():
+            lake.append_once([a_row(seq)], tables.PUBLISHED, "race", 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(append, range(8)))
+    assert len(seqs(lake)) == 1
+
+
+def test_a_question_is_answered_from_the_last_commit_with_times_in_ms(lake: Lake) -> None:
+    question = "SELECT `partition`, MAX(last_seq), MAX(last_event_time), MAX(sink) FROM {published} GROUP BY `partition`"
+    assert lake.rows(question) == []
+    lake.append_rows([a_row(1, -5), a_row(2, -7)], tables.PUBLISHED)
+    assert lake.rows(question) == [(0, 2, -5, "merged")]
+    with lake.once(tables.PUBLISHED, 0):
+        lake.delta(tables.PUBLISHED).delete("last_seq = 2")
+    since = lake.time_literal(-5)
+    assert lake.rows(f"SELECT last_seq FROM {{published}} WHERE last_event_time >= {since}") == [(1,)]
+    assert lake.rows("SELECT a.last_seq FROM {published} AS a JOIN {late} AS b ON a.`partition` = b.`partition`") == []
+
+
 def merge(lake: Lake, seq: int) -> None:
     target, rows = lake.delta(tables.PUBLISHED).alias("old"), published(lake, seq).alias("new")
     target.merge(rows, "false").whenNotMatchedInsertAll().execute()
@@ -156,6 +201,10 @@ def test_an_owner_before_writes_nothing_once_it_is_fenced(lake: Lake, settings: 
         before.append(published(lake, 3), tables.PUBLISHED, batch=8)
     with pytest.raises(LeaseLostError):
         merge_once(before, 8, 4)
+    with pytest.raises(LeaseLostError):
+        before.append_rows([a_row(3)], tables.PUBLISHED, batch=8)
+    with pytest.raises(LeaseLostError):
+        before.append_rows([a_row(3)], tables.PUBLISHED)
     assert seqs(lake) == [0, 1]
     after.append(published(lake, 5), tables.PUBLISHED, batch=8)
     after.append(published(lake, 6), tables.PUBLISHED)
