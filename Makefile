@@ -13,7 +13,7 @@ help:
 	@echo "make test      every test that CI runs"
 	@echo "make faults    kills runs at every step, again and again, and compares the end with the merge model (half an hour)"
 	@echo "make check     lint, format check, types"
-	@echo "make bench     the benchmarks"
+	@echo "make bench     the benchmarks: eight points with their marks (BENCH='1 8 --records 550000' for some of them, smaller)"
 	@echo "make format    rewrite the code in the project's format"
 
 install: $(STAMP)
@@ -53,8 +53,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+BENCH ?=
+
 bench: install
-	$(BIN)/python -m benchmarks.end_to_end
+	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) demo-lake .pytest_cache .mypy_cache .ruff_cache .hypothesis

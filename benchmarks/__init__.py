@@ -1,0 +1,1 @@
+"""The benchmarks behind `make bench`: eight points, each with its marks, measured on this machine."""

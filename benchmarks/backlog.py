@@ -1,0 +1,198 @@
+"""Points 1, 6, 7 and 8: a backlog from the start of the process to its end, with every table written and every message out.
+
+Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the floors and the peers, over the
+same topics of the same broker, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from benchmarks import points
+from benchmarks.inputs import fill_topics, write_configuration
+from benchmarks.points import Result, Sizes
+from benchmarks.programs import ProgramError, embedded_broker, program, tell
+from pipelines.adapters.kafka import Cluster
+from pipelines.adapters.publisher import Publisher
+from pipelines.settings import load_settings
+
+NUMBERS = frozenset({1, 6, 7, 8})
+PEERS = {
+    "floor_nothing": points.OF_FLOOR_A,
+    "floor_append": points.OF_FLOOR_B,
+    "merge_job": points.OF_MERGE_JOB,
+    "state_job": points.OF_STATE_JOB,
+}
+_WITH_MASTER = """\
+import sys
+from pipelines.adapters import spark
+spark._LOCAL_SETTINGS["spark.master"] = sys.argv.pop(1)
+from pipelines.cli import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One program over the whole backlog."""
+
+    folder: Path
+    seconds: float
+    peak_bytes: int
+    steps: dict[str, float]
+    """When each layer was last heard of, in seconds from the start of the process."""
+
+    def shares(self) -> dict[str, float]:
+        """What part of the run each layer took: from the last news of the one before to its own last news."""
+        shares, since = {}, 0.0
+        for layer, until in sorted({**self.steps, "end": self.seconds}.items(), key=lambda step: step[1]):
+            shares[layer] = round((until - since) / self.seconds, 3)
+            since = until
+        return shares
+
+
+@dataclass(frozen=True)
+class River:
+    """A broker whose topics hold the whole input."""
+
+    folder: Path
+    bootstrap_servers: str
+    partitions: int
+    records: int
+    sessions: int
+    input_bytes: int
+
+    def run(self, name: str, master: str | None = None) -> Run:
+        """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not every session came out."""
+        folder = self.folder / name
+        settings = load_settings(write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}"))
+        begin = ("-m", "pipelines") if master is None else ("-c", _WITH_MASTER, master)
+        with program(folder, *begin, "run", "--once") as running:
+            running.wait()
+        tails = [Publisher(settings).read_tail(partition) for partition in range(self.partitions)]
+        published = sum(tail.seq + 1 for tail in tails if tail is not None)
+        if published != self.sessions:
+            raise ProgramError(f"{published} messages came out of {self.sessions} sessions: {running.said()[-2000:]}")
+        tell(f"run {name}: {self.records / running.seconds:,.0f} records/s over {self.partitions} partitions")
+        return Run(folder, running.seconds, running.memory.peak_bytes, _steps(running.said(), running.began))
+
+    def peer(self, name: str) -> tuple[float, int]:
+        """A peer's seconds, and how many messages it wrote."""
+        folder = self.folder / name
+        module = f"benchmarks.peers.{name}"
+        with program(folder, "-m", module, self.bootstrap_servers, str(folder), str(self.partitions)) as running:
+            running.wait()
+        cluster = Cluster(load_settings(self.folder / "watersmeet.yml").kafka)
+        topic = f"merged_by_{name}"
+        messages = 0
+        if topic in cluster.partition_counts():
+            messages = sum(end - first for first, end in cluster.bounds(topic, self.partitions).values())
+        tell(f"{name}: {self.records / running.seconds:,.0f} records/s, {messages:,} messages")
+        return running.seconds, messages
+
+
+@contextmanager
+def river(folder: Path, records: int, partitions: int) -> Iterator[River]:
+    """A broker with so many records, a session's order among eleven of them; nothing of it is left afterwards."""
+    orders = max(1, records // 11)
+    try:
+        with embedded_broker(folder / "broker") as bootstrap_servers:
+            settings = load_settings(write_configuration(folder, bootstrap_servers))
+            count, size = fill_topics(Cluster(settings.kafka), settings, records - orders, orders, partitions)
+            tell(f"{count:,} records in {partitions} partitions, {size:,} bytes")
+            yield River(folder, bootstrap_servers, partitions, count, orders, size)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
+    """The chosen ones of these points."""
+    if not numbers & NUMBERS:
+        return
+    with river(folder / "backlog", sizes.records, sizes.partitions) as small:
+        plain = small.run("plain")
+        if 1 in numbers:
+            yield from _against_others(small, plain)
+        if 7 in numbers:
+            yield _cores(small, plain)
+        if 8 in numbers:
+            yield from _disk(small, plain)
+    if 6 in numbers:
+        with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions) as large:
+            yield from _memory(small, plain, large)
+    if 7 in numbers:
+        with river(folder / "wide", sizes.records, sizes.many_partitions) as wide:
+            seconds = wide.run("plain").seconds
+            details = {wide.partitions: round(seconds, 1), small.partitions: round(plain.seconds, 1)}
+            yield Result(points.MANY_PARTITIONS, seconds / plain.seconds, {"seconds_by_partitions": details})
+
+
+def _against_others(small: River, plain: Run) -> Iterator[Result]:
+    """Point 1."""
+    steady = small.records / (plain.seconds - plain.steps.get("lake", 0.0))
+    details = {
+        "records": small.records,
+        "seconds": round(plain.seconds, 1),
+        "records_per_second_after_start": round(steady),
+        "seconds_until_the_last_news_of": plain.steps,
+        "share_of": plain.shares(),
+    }
+    yield Result(points.BACKLOG, small.records / plain.seconds, details)
+    for name, point in PEERS.items():
+        try:
+            seconds, messages = small.peer(name)
+        except ProgramError as error:
+            tell(f"{name} is left out: {error}")
+            continue
+        rate = round(small.records / seconds)
+        details = {"records_per_second": rate, "messages": messages, "sessions": small.sessions}
+        yield Result(point, seconds / plain.seconds, details)
+
+
+def _memory(small: River, plain: Run, large: River) -> Iterator[Result]:
+    """Point 6; the broker is not counted."""
+    run = large.run("plain")
+    peaks = {large.records: run.peak_bytes, small.records: plain.peak_bytes}
+    yield Result(points.MEMORY, run.peak_bytes / 2**30, {"peak_bytes_by_records": peaks})
+    yield Result(points.MEMORY_GROWTH, run.peak_bytes / plain.peak_bytes)
+
+
+def _cores(small: River, plain: Run) -> Result:
+    """Point 7."""
+    two = plain if os.cpu_count() == 2 else small.run("two", "local[2]")
+    one = small.run("one", "local[1]")
+    return Result(points.CORES, one.seconds / two.seconds, {"seconds": {2: round(two.seconds, 1), 1: round(one.seconds, 1)}})
+
+
+def _disk(small: River, plain: Run) -> Iterator[Result]:
+    """Point 8; whatever maintenance replaces is kept until the retention is over."""
+    lake = plain.folder / "lake"
+    yield Result(points.DISK, _bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes})
+    with program(plain.folder, "-m", "pipelines", "maintain") as running:
+        running.wait()
+    yield Result(points.DISK_MAINTAINED, _bytes_in(lake) / small.input_bytes)
+    present = sum(
+        Path(file).stat().st_size for log in lake.glob("*/_delta_log") for file in DeltaTable(str(log.parent)).file_uris()
+    )
+    yield Result(points.DISK_PRESENT, present / small.input_bytes)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _steps(log: str, began: float) -> dict[str, float]:
+    steps = {}
+    for stamp, layer in re.findall(r"^(\S+ \S+) INFO watersmeet: ([^:]+): ", log, re.MULTILINE):
+        seconds = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f").timestamp() - began
+        steps[layer.partition("_")[0]] = round(seconds, 1)
+    return steps

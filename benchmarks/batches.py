@@ -1,0 +1,193 @@
+"""Points 3, 4 and 5: what one batch of silver costs once the JVM is warm, beside long history and many open rows.
+
+In this process, without Kafka: rows go straight into bronze as the bronze stream would have written them, and only then is
+the clock started. Lakes that are compared take turns, so that both meet the same JVM. A figure is the median of the second half
+of the rounds.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from statistics import median
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks import points
+from benchmarks.inputs import DAY_MS, START_MS, TIMEOUT_MS, heartbeat_value, record_value, write_configuration
+from benchmarks.points import Result, Sizes
+from benchmarks.programs import tell
+from pipelines import tables
+from pipelines.adapters.lake import Lake
+from pipelines.adapters.spark import layer_session, spark_session
+from pipelines.settings import Settings, load_settings
+from pipelines.silver import Silver
+
+NUMBERS = frozenset({3, 4, 5})
+PARTITIONS = 4
+OPEN_ROWS = 30_000
+CHUNK = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass
+class SmallBatches:
+    """A lake whose bronze gets one small batch after the other, and the silver that merges each of them at once."""
+
+    lake: Lake
+    settings: Settings
+    open_rows: int
+    silver: Silver
+    now_ms: int = START_MS
+    new_keys: int = 0
+    _offsets: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def seconds(self, *, touched: int = 0, new: int = 0, step_ms: int = 1) -> float:
+        """How long silver takes for a batch that moves every clock by `step_ms` and holds a record for each of so many open rows
+        and new keys.
+        """
+        since, self.now_ms = self.now_ms, self.now_ms + step_ms
+        keys = [(_open_key(n), n % PARTITIONS) for n in self._random.sample(range(self.open_rows), touched)]
+        keys += [(f"new{n:08d}", n % PARTITIONS) for n in range(self.new_keys, self.new_keys + new)]
+        self.new_keys += new
+        rows: dict[str, list[tuple[object, ...]]] = {source: [] for source in self.settings.sources}
+        for i, (key, partition) in enumerate(keys):
+            source, event_time = ("orders" if i % 11 == 0 else "tracking"), since + i * step_ms // len(keys)
+            rows[source].append(self._row(source, partition, event_time, key))
+        for source, own in rows.items():
+            own += [self._row(source, partition, self.now_ms, None) for partition in range(PARTITIONS)]
+            # As from Kafka: a file for each topic-partition.
+            frame = self.lake.spark.createDataFrame(own, self.lake.schema(tables.bronze(source)))
+            self.lake.append(frame.repartitionById(PARTITIONS, "partition"), tables.bronze(source))
+        began = time.perf_counter()
+        plan = next(self.silver.drain())
+        seconds = time.perf_counter() - began
+        passed = sum(done.until_offset - done.from_offset for done in plan.ranges.values())
+        if passed != len(keys) + 2 * PARTITIONS:
+            raise RuntimeError(f"batch {plan.batch} passed {passed} records")
+        return seconds
+
+    def restart_seconds(self) -> float:
+        """How long a new silver takes to find out where it stands, and that there is nothing to do."""
+        began = time.perf_counter()
+        batches = list(Silver(self.lake, self.settings, PARTITIONS).drain())
+        seconds = time.perf_counter() - began
+        if batches:
+            raise RuntimeError(f"{len(batches)} batches were left")
+        return seconds
+
+    def _row(self, source: str, partition: int, event_time: int, key: str | None) -> tuple[object, ...]:
+        offset = self._offsets[source, partition]
+        self._offsets[source, partition] += 1
+        value = heartbeat_value(event_time) if key is None else record_value(key, event_time, source)
+        at = _EPOCH + timedelta(milliseconds=event_time)
+        return source, partition, offset, at, 0, None, value.encode(), [], key, at, key is None, None, None
+
+
+def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
+    """The chosen ones of these points."""
+    if not numbers & NUMBERS:
+        return
+    spark = spark_session()
+    try:
+        if numbers & {3, 4}:
+            yield from _beside_history(numbers, sizes, spark, folder / "history")
+        if 5 in numbers:
+            yield from _beside_open_rows(sizes, spark, folder / "open")
+    finally:
+        spark.stop()
+
+
+def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
+    """Points 3 and 4. Where only the clock moves, nothing times out; beside the records, about fifty rows do."""
+    lengths = [sizes.short_history, sizes.history] if 4 in numbers else [sizes.short_history]
+    lakes = [_lake(folder / str(i), spark, timed_out=rows, open_rows=OPEN_ROWS) for i, rows in enumerate(lengths)]
+    clock = [[lake.seconds() for lake in lakes] for _ in range(sizes.rounds)]
+    small = [[lake.seconds(touched=500, new=500, step_ms=1000) for lake in lakes] for _ in range(sizes.rounds)]
+    if 3 in numbers:
+        yield Result(points.CLOCK_BATCH, _warm(clock)[0], {"rounds": _rounded(clock)})
+        yield Result(points.SMALL_BATCH, _warm(small)[0], {"rounds": _rounded(small)})
+    if 4 in numbers:
+        restarts = [[lake.restart_seconds() for lake in lakes] for _ in range(sizes.rounds)]
+        yield _ratio(points.HISTORY, lengths, small)
+        yield _ratio(points.HISTORY_RESTART, lengths, restarts)
+    shutil.rmtree(folder)
+
+
+def _beside_open_rows(sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
+    """Point 5. Hardly a row times out meanwhile."""
+    many = _lake(folder / "many", spark, timed_out=0, open_rows=sizes.open_rows)
+    few = _lake(folder / "few", spark, timed_out=0, open_rows=sizes.few_open_rows)
+    full = _lake(folder / "full", spark, timed_out=0, open_rows=sizes.few_open_rows, parts=10)
+    rounds = [[lake.seconds(touched=1000) for lake in (many, few, full)] for _ in range(max(2, sizes.rounds // 2))]
+    of_many, of_few, of_full = _warm(rounds)
+    yield Result(points.OPEN_STATE, of_many, {"open_rows": sizes.open_rows, "rounds": _rounded(rounds)})
+    yield Result(points.OPEN_GROWTH, of_many / of_few, {"open_rows": [sizes.open_rows, sizes.few_open_rows]})
+    yield Result(points.OPEN_CONTENT, of_full / of_few, {"open_rows": sizes.few_open_rows})
+    shutil.rmtree(folder)
+
+
+def _warm(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """The median of the second half, by lake."""
+    return [median(seconds) for seconds in zip(*rounds[len(rounds) // 2 :], strict=True)]
+
+
+def _rounded(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[round(seconds, 3) for seconds in times] for times in rounds]
+
+
+def _ratio(point: points.Point, lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> Result:
+    short, long = _warm(rounds)
+    seconds = {lengths[0]: round(short, 3), lengths[1]: round(long, 3)}
+    return Result(point, long / short, {"seconds_by_timed_out_rows": seconds})
+
+
+def _lake(folder: Path, spark: SparkSession, *, timed_out: int, open_rows: int, parts: int = 1) -> SmallBatches:
+    """A lake with so many rows in silver, each of `parts` clicks and an order."""
+    settings = load_settings(write_configuration(folder, "127.0.0.1:1"))
+    lake = Lake(layer_session(spark), settings)
+    lake.create_missing()
+    tell(f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ...")
+    _add_rows(lake, "timed_out", timed_out, parts, first_ms=START_MS - 400 * DAY_MS, span_ms=365 * DAY_MS)
+    # A second is left on either side: nothing times out before the clock has moved that far.
+    _add_rows(lake, "open", open_rows, parts, first_ms=START_MS - TIMEOUT_MS + 1000, span_ms=TIMEOUT_MS - 2000)
+    return SmallBatches(lake, settings, open_rows, Silver(lake, settings, PARTITIONS))
+
+
+def _add_rows(lake: Lake, status: str, rows: int, parts: int, *, first_ms: int, span_ms: int) -> None:
+    """Rows with event times spread evenly over a span, in chunks; their parts' offsets are below those of bronze."""
+    event_time = F.timestamp_millis(F.expr(f"{first_ms} + id * {span_ms} div {max(1, rows)}"))
+
+    def part(n: Column) -> Column:
+        value = F.format_string('{"n":%d,"ts":%d,"type":"tracking","page":"/article/view"}', n, F.unix_millis(event_time))
+        return F.struct((-F.col("id") * parts - n).alias("offset"), event_time.alias("event_time"), value.alias("value"))
+
+    is_over = status == "timed_out"
+    columns = {
+        "partition": F.col("id") % PARTITIONS,
+        "merge_key": F.format_string("open%08d" if not is_over else "done%08d", "id"),
+        "status": F.lit(status),
+        "event_time": event_time,
+        "last_event_time": event_time,
+        "tracking": F.transform(F.sequence(F.lit(1), F.lit(parts)), part),
+        "orders": F.array(part(F.lit(0))),
+        "valid": F.lit(True if is_over else None),
+        "invalid_reason": F.lit(None),
+        "batch": F.lit(-1),
+    }
+    for begin in range(0, rows, CHUNK):
+        chunk = lake.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
+        schema = lake.schema(tables.SILVER)
+        lake.append(chunk.select(*[columns[f.name].cast(f.dataType).alias(f.name) for f in schema.fields]), tables.SILVER)
+
+
+def _open_key(n: int) -> str:
+    return f"open{n:08d}"

@@ -1,0 +1,111 @@
+"""Made-up input, the same in each run: sessions of ten `tracking` records and one `orders` record, over a day of event time.
+
+A session lasts five minutes and ends with its order. Records come in order of event time, and every topic-partition is closed
+by a heartbeat a day later, so that everything times out: one merge record per session.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from pipelines.adapters.kafka import Cluster, client_options
+from pipelines.settings import Settings
+
+TOPICS = ("tracking", "orders")
+DAY_MS = 86_400_000
+SESSION_MS = 300_000
+START_MS = 1_767_225_600_000
+TIMEOUT_MS = 600_000
+
+CONFIGURATION = """\
+name: bench
+lake: ./lake
+kafka: {{bootstrap_servers: "{bootstrap_servers}"}}
+sources:
+  tracking: {{topic: tracking, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
+  orders: {{topic: orders, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
+merge: {{timeout: {timeout_ms}ms}}
+publish: {{topic: {sink}}}
+"""
+
+_SLICE = 20_000
+"""So many sessions are sorted together: a few hundred thousand records are in memory, however many there are in all."""
+
+
+def write_configuration(folder: Path, bootstrap_servers: str, *, timeout_ms: int = TIMEOUT_MS, sink: str = "merged") -> Path:
+    """The folder's `watersmeet.yml`, for a lake beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "watersmeet.yml"
+    file.write_text(CONFIGURATION.format(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, sink=sink))
+    return file
+
+
+def session_key(session: int) -> str:
+    """The key of a session; neighbours have nothing in common, as with real session ids, and no two share one."""
+    return f"s{session * 2_654_435_761 % 2**32:08x}"
+
+
+def record_value(key: str, event_time: int, topic: str) -> str:
+    """A record's JSON; `aid` looks random and is the same in each run."""
+    aid = event_time * 7_919 % 1_800_000
+    return f'{{"ssid":"{key}","ts":{event_time},"type":"{topic}","aid":{aid},"page":"/article/view"}}'
+
+
+def heartbeat_value(event_time: int) -> str:
+    """A heartbeat's JSON."""
+    return f'{{"type":"heartbeat","ts":{event_time}}}'
+
+
+def records(tracking: int, orders: int) -> Iterator[tuple[int, int, int]]:
+    """(event time, session, index of its topic in `TOPICS`), in order of event time; there is a session for every order."""
+    rng = random.Random(1)
+    pending: list[tuple[int, int, int]] = []
+    for session in range(orders):
+        begin = START_MS + session * DAY_MS // orders
+        if session % _SLICE == 0:
+            # Later sessions begin no earlier, so nothing can come before this any more.
+            pending.sort()
+            done = bisect_left(pending, (begin, -1, -1))
+            yield from pending[:done]
+            del pending[:done]
+        clicks = tracking // orders + (session < tracking % orders)
+        pending += [(begin + int(rng.random() * SESSION_MS), session, 0) for _ in range(clicks)]
+        pending.append((begin + SESSION_MS, session, 1))
+    pending.sort()
+    yield from pending
+
+
+def fill_topics(cluster: Cluster, settings: Settings, tracking: int, orders: int, partitions: int) -> tuple[int, int]:
+    """Makes and fills both topics; returns how many records they hold, heartbeats included, and the bytes of their values."""
+    for topic in TOPICS:
+        cluster.create_topic(topic, partitions, {"retention.ms": "-1"})
+    producer = Producer({**client_options(settings.kafka), "linger.ms": 50, "queue.buffering.max.messages": 500_000})
+    count, size = 0, 0
+    for topic, partition, event_time, value in _messages(tracking, orders, partitions):
+        while True:
+            try:
+                producer.produce(topic, value, partition=partition, timestamp=event_time)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        count, size = count + 1, size + len(value)
+    producer.flush()
+    held = sum(end - first for topic in TOPICS for first, end in cluster.bounds(topic, partitions).values())
+    if held != count:
+        raise RuntimeError(f"the topics hold {held} of {count} records")
+    return count, size
+
+
+def _messages(tracking: int, orders: int, partitions: int) -> Iterator[tuple[str, int, int, str]]:
+    for event_time, session, kind in records(tracking, orders):
+        topic = TOPICS[kind]
+        yield topic, session % partitions, event_time, record_value(session_key(session), event_time, topic)
+    end = START_MS + 2 * DAY_MS
+    for topic in TOPICS:
+        for partition in range(partitions):
+            yield topic, partition, end, heartbeat_value(end)

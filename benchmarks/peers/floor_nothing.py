@@ -1,0 +1,18 @@
+"""Floor A: Spark reads both topics, and throws every record away."""
+
+from __future__ import annotations
+
+from benchmarks.peers.common import arguments, kafka_stream, run
+from pipelines.adapters.spark import spark_session
+
+
+def main() -> None:
+    """Reads everything available, and ends."""
+    bootstrap_servers, folder, _ = arguments()
+    spark = spark_session()
+    run(kafka_stream(spark, bootstrap_servers, 500_000).writeStream.format("noop"), folder)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
