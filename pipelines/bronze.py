@@ -118,9 +118,12 @@ class Bronze:
 
     def _quarantine_missing(self) -> None:
         """Every refused row of bronze is in quarantine afterwards, once: both are written in the order of offsets."""
-        held: dict[int, int] = dict(self._quarantine().groupBy("partition").agg(F.max("offset")).collect())
-        beyond = is_within({p: (held.get(p, -1) + 1, None) for p in range(self.partitions)})
-        self._append_quarantine(self._refused().where(beyond))
+        bronze, last = tables.bronze(self.source), "SELECT `partition`, MAX(`offset`) FROM"
+        refused: dict[int, int] = dict(self.lake.rows(f"{last} {{{bronze}}} WHERE reason IS NOT NULL GROUP BY `partition`"))
+        held: dict[int, int] = dict(self.lake.rows(f"{last} {{quarantine}} WHERE source = '{self.source}' GROUP BY `partition`"))
+        missing = {p: (held.get(p, -1) + 1, offset + 1) for p, offset in refused.items() if held.get(p, -1) < offset}
+        if missing:
+            self._append_quarantine(self._refused().where(is_within(missing)))
 
     def quarantine_all(self) -> None:
         """The same where records were added to bronze out of their order."""

@@ -31,6 +31,7 @@ from pipelines import tables
 from pipelines.adapters.decisions import read_decisions, write_decisions
 from pipelines.adapters.lake import Lake, wall_clock_ms
 from pipelines.adapters.progress import read_last_batch, write_progress
+from pipelines.batch_input import BatchInput
 from pipelines.core.idle import Decision, decide
 from pipelines.core.plan import (
     NO_ROWS,
@@ -49,7 +50,7 @@ from pipelines.transforms.decode import parsed_value
 from pipelines.transforms.fold import fold, union_with_open
 from pipelines.transforms.message import with_validity
 from pipelines.transforms.position import not_published, split_late, with_position
-from pipelines.transforms.ranges import by_partition, is_within, within
+from pipelines.transforms.ranges import by_partition, within
 
 
 @dataclass
@@ -223,7 +224,8 @@ class Silver:
     def _write_late(self, plan: BatchPlan) -> None:
         """Step 3."""
         late = (
-            self._records(plan, lambda _, value: {"value": value})
+            self._input(plan)
+            .records(lambda _, value: {"value": value})
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(self.settings.merge.timeout_ms)(records).late)
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
@@ -231,16 +233,22 @@ class Silver:
         )
         self.lake.append(late, tables.LATE, batch=plan.batch)
 
+    def _input(self, plan: BatchPlan) -> BatchInput:
+        return BatchInput(self.lake, self.settings, plan, self._idle)
+
     def _merge(self, plan: BatchPlan) -> None:
         """Step 4: the river's meeting. One exchange by partition serves position and fold together."""
         if plan.reset is not None:
             self._start_afresh(plan)
             return
         sources, timeout_ms = list(self.settings.sources), self.settings.merge.timeout_ms
-        open_rows = self.lake.read(tables.SILVER).where("status = 'open'")
+        batch = self._input(plan)
+        if batch.changes_nothing:
+            self.lake.append_rows([], tables.SILVER, batch=plan.batch)
+            return
         changed = (
-            self._records(plan, self._parsed)
-            .transform(union_with_open(open_rows, sources))
+            batch.records(self._parsed)
+            .transform(union_with_open(batch.open_rows(), sources))
             .transform(self._by_partition)
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(timeout_ms)(records).on_time)
@@ -249,6 +257,9 @@ class Silver:
             .transform(with_validity(self.settings.publish, sources))
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
         )
+        if batch.is_small:
+            # MERGE reads its source more than once, and knows best what to do with one that is small and at hand.
+            changed = self.lake.frame(changed.toArrow(), changed.schema)
         columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.schema(tables.SILVER).names}
         is_its_open_row = (
             "silver.status = 'open' AND changed.updates_open "
@@ -261,7 +272,7 @@ class Silver:
             .whenMatchedUpdate(set=columns)
             .whenNotMatchedInsert(values=columns)
         )
-        with self.lake.once(tables.SILVER, plan.batch):
+        with self.lake.once(tables.SILVER, plan.batch, merge_materializeSource="none" if batch.is_small else "all"):
             merge.execute()
 
     def _start_afresh(self, plan: BatchPlan) -> None:
@@ -341,48 +352,6 @@ class Silver:
         if self.partitions <= tasks:
             return rows.repartitionById(self.partitions, "partition")
         return rows.repartition(tasks, "partition")
-
-    def _records(self, plan: BatchPlan, values: Callable[[str, Column], dict[str, Column]]) -> DataFrame:
-        """Every record of the batch's ranges that has a time, of all sources, with the value columns asked for."""
-        frames = []
-        for source in self.settings.sources:
-            ranges = {
-                tp.partition: (done.from_offset, done.until_offset)
-                for tp, done in plan.ranges.items()
-                if tp.source == source and not done.is_empty
-            }
-            bronze = self.lake.read(tables.bronze(source)).where(is_within(ranges) & F.col("event_time").isNotNull())
-            value_columns = [value.alias(name) for name, value in values(source, F.col("value")).items()]
-            frames.append(
-                bronze.select(
-                    F.lit(source).alias("source"),
-                    "topic",
-                    "partition",
-                    "offset",
-                    "merge_key",
-                    "heartbeat",
-                    "event_time",
-                    F.lit(False).alias("is_idle"),
-                    *value_columns,
-                )
-            )
-        idle = self._idle_rows(plan)
-        if idle is not None:
-            frames.append(idle)
-        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
-
-    def _idle_rows(self, plan: BatchPlan) -> DataFrame | None:
-        """The idle policy's heartbeats within the batch's ranges. One that stands at the end of a range moves nothing in it."""
-        rows = [
-            (tp.source, tp.partition, h.after_offset, True, h.event_time, True)
-            for tp, heartbeats in self._idle.items()
-            for h in heartbeats
-            if (done := plan.ranges[tp]).from_offset <= h.after_offset + 1 < done.until_offset
-        ]
-        if not rows:
-            return None
-        ddl = "source STRING, partition INT, offset BIGINT, heartbeat BOOLEAN, event_time BIGINT, is_idle BOOLEAN"
-        return self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
 
     def _parsed(self, source: str, value: Column) -> dict[str, Column]:
         """A column for each source, so that their types may differ; a record fills its own."""

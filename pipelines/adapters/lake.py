@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType, TimestampType
 
 from pipelines.adapters.files import Files
@@ -103,16 +103,29 @@ class Lake:
         Tables stand in braces and odd names in backticks, as in ``SELECT MAX(`offset`) FROM {late}``; a time is what
         `time_literal` says. Nothing but the SQL that Spark and DataFusion share may be used. Times are answered in epoch ms.
         """
+        found = self._answer(sql)
+        return pa.table([_plain(column) for column in found.columns], found.column_names)
+
+    def fetch(self, sql: str, schema: StructType) -> pa.Table:
+        """The same with the types of these columns, times too, so that a DataFrame can be made of it."""
+        return self._answer(sql).cast(to_arrow_schema(schema, timezone="UTC"))
+
+    def frame(self, rows: pa.Table, schema: StructType) -> DataFrame:
+        """Fetched rows as a DataFrame."""
+        # An Arrow table without a chunk has no types that Spark could look at.
+        return self.spark.createDataFrame(rows if rows.num_rows else [], schema)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether questions are answered without Spark."""
+        return self._local is not None
+
+    def _answer(self, sql: str) -> pa.Table:
         names = {name for _, name, _, _ in Formatter().parse(sql) if name}
         if self._local is not None:
-            found = self._local.query(sql, names)
-        else:
-            frames: dict[str, Any] = {name: self.read(name) for name in names}
-            found = self.spark.sql(sql, **frames).toArrow()
-        for i, column in enumerate(found.columns):
-            if pa.types.is_timestamp(column.type):
-                found = found.set_column(i, found.field(i).name, pc.divide(column.cast(pa.int64()), 1000))
-        return found
+            return self._local.query(sql, names)
+        frames: dict[str, Any] = {name: self.read(name) for name in names}
+        return self.spark.sql(sql, **frames).toArrow()
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The same as Python's values, row by row."""
@@ -183,21 +196,25 @@ class Lake:
             writer.save(self._path(table))
 
     @contextmanager
-    def once(self, table: str, batch: int) -> Iterator[None]:
+    def once(self, table: str, batch: int, **further: str) -> Iterator[None]:
         """Inside, one statement on `table` is the commit of that batch, as with `append`. MERGE has no options, so this is a
-        session setting, and one that leaked would swallow later writes.
+        session setting, and one that leaked would swallow later writes. `further` settings of Delta's hold inside, too.
         """
-        settings = {
+        settings = {f"spark.databricks.delta.{name.replace('_', '.')}": value for name, value in further.items()} | {
             "spark.databricks.delta.write.txnAppId": APPLICATION,
             "spark.databricks.delta.write.txnVersion": str(self._version(batch + 1)),
         }
+        before = {name: self.spark.conf.get(name, None) for name in settings}
         for name, value in settings.items():
             self.spark.conf.set(name, value)
         try:
             yield
         finally:
-            for name in settings:
-                self.spark.conf.unset(name)
+            for name, value_before in before.items():
+                if value_before is None:
+                    self.spark.conf.unset(name)
+                else:
+                    self.spark.conf.set(name, value_before)
         self._check_written(table, batch + 1, APPLICATION)
 
     def has_batch(self, table: str, batch: int) -> bool:
@@ -272,6 +289,13 @@ def suppress_conflict() -> Iterator[None]:
             raise
 
 
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as epoch ms, texts of a kind that Spark takes too."""
+    if pa.types.is_timestamp(column.type):
+        return pc.divide(column.cast(pa.int64()), 1000)
+    return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
+
+
 def _as_arrow(rows: Rows, schema: StructType) -> pa.Table:
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     return pa.table({field.name: _column(values, field.dataType) for field, values in zip(schema, columns, strict=True)})
@@ -281,7 +305,7 @@ def _column(values: Sequence[Any], data_type: DataType) -> pa.Array:
     if isinstance(data_type, TimestampType):
         microseconds = [None if ms is None else ms * 1000 for ms in values]
         return pa.array(microseconds, pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.array(values, to_arrow_type(data_type))
+    return pa.array(values, to_arrow_type(data_type, timezone="UTC"))
 
 
 def _each(sequence: Any) -> Iterator[Any]:

@@ -34,10 +34,10 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> str:
     return f"({_near(ranges)}) AND `offset` >= {since} AND `offset` < {until}"
 
 
-def case(values: Mapping[int, str]) -> str:
-    """In SQL, the value (an expression) that a mapping holds for the row's `partition`, else null."""
+def case(values: Mapping[int, str], table: str = "") -> str:
+    """In SQL, the value (an expression) that a mapping holds for the row's `partition`, else null; `table` ends in a dot."""
     branches = " ".join(f"WHEN {p} THEN {value}" for p, value in values.items())
-    return f"CASE `partition` {branches} END"
+    return f"CASE {table}`partition` {branches} END"
 
 
 def _near(ranges: Mapping[int, tuple[int, int | None]]) -> str:

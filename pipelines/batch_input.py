@@ -1,0 +1,163 @@
+"""What a silver batch reads: the records of its ranges, and the open rows that they or the clock may change.
+
+A large batch leaves both to Spark, file by file. For a small one the driver fetches them (`Lake.fetch`): only the open rows of
+its own keys and those that time out take part then, however many are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from pipelines import tables
+from pipelines.adapters.lake import Lake
+from pipelines.core.idle import Decision
+from pipelines.core.plan import BatchPlan, TopicPartition
+from pipelines.settings import Settings
+from pipelines.transforms.ranges import case, is_within, within
+
+FEW_ROWS = 20_000
+FEW_BYTES = 64 * 1024 * 1024
+"""Up to so many offsets, rows that time out, and bytes in all of them, a batch is small: the driver holds it with ease."""
+
+_RECORD = ("topic", "partition", "offset", "merge_key", "heartbeat", "event_time", "value")
+
+
+@dataclass(frozen=True)
+class BatchInput:
+    """The input of one planned batch; `idle`: what the idle policy has decided around its ranges."""
+
+    lake: Lake
+    settings: Settings
+    plan: BatchPlan
+    idle: Mapping[TopicPartition, Sequence[Decision]]
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the batch only moves the clock: it has no record with a key, and no open row times out."""
+        return not self._offsets > FEW_ROWS and not self._timing_out and not self._keyed
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its rows were fetched."""
+        return self._fetched is not None
+
+    def records(self, values: Callable[[str, Column], dict[str, Column]]) -> DataFrame:
+        """Every record of the ranges that has a time, of all sources, with the value columns asked for."""
+        frames = []
+        for source in self.settings.sources:
+            value_columns = [value.alias(name) for name, value in values(source, F.col("value")).items()]
+            frames.append(
+                self._bronze(source).select(
+                    F.lit(source).alias("source"),
+                    "topic",
+                    "partition",
+                    "offset",
+                    "merge_key",
+                    "heartbeat",
+                    "event_time",
+                    F.lit(False).alias("is_idle"),
+                    *value_columns,
+                )
+            )
+        idle = self._idle_rows()
+        if idle is not None:
+            frames.append(idle)
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def open_rows(self) -> DataFrame:
+        """Open rows of silver: at least those that the batch changes."""
+        if self._fetched is not None:
+            return self.lake.frame(self._fetched[tables.SILVER], self.lake.schema(tables.SILVER))
+        return self.lake.read(tables.SILVER).where("status = 'open'")
+
+    def _bronze(self, source: str) -> DataFrame:
+        if self._fetched is not None:
+            return self.lake.frame(self._fetched[source], self._record(source))
+        rows = self.lake.read(tables.bronze(source))
+        return rows.where(is_within(self._ranges(source)) & F.col("event_time").isNotNull())
+
+    @cached_property
+    def _fetched(self) -> dict[str, pa.Table] | None:
+        """The records by source, and the open rows; None where they are many, or where Spark had to read them anyhow."""
+        if not self.lake.is_local or self._offsets > FEW_ROWS or self._timing_out > FEW_ROWS:
+            return None
+        found = {source: self._fetch_records(source) for source in self.settings.sources} | {tables.SILVER: self._fetch_open()}
+        return found if sum(rows.nbytes for rows in found.values()) <= FEW_BYTES else None
+
+    def _fetch_records(self, source: str) -> pa.Table:
+        columns = ", ".join(f"`{name}`" for name in _RECORD)
+        return self.lake.fetch(
+            f"SELECT {columns} FROM {{{tables.bronze(source)}}} WHERE {self._timed_in(source)}", self._record(source)
+        )
+
+    def _record(self, source: str) -> StructType:
+        schema = self.lake.schema(tables.bronze(source))
+        return StructType([schema[name] for name in _RECORD])
+
+    def _fetch_open(self) -> pa.Table:
+        schema = self.lake.schema(tables.SILVER)
+        keys = " UNION ".join(
+            f"SELECT `partition`, merge_key FROM {{{tables.bronze(source)}}} WHERE {self._keyed_in(source)}"
+            for source in self.settings.sources
+        )
+        return self.lake.fetch(
+            f"SELECT {', '.join(f'silver.`{name}`' for name in schema.names)} FROM {{silver}} AS silver "
+            f"LEFT JOIN ({keys}) AS touched ON silver.`partition` = touched.`partition` AND silver.merge_key = touched.merge_key "
+            f"WHERE silver.status = 'open' AND (touched.merge_key IS NOT NULL OR {self._is_old('silver.')})",
+            schema,
+        )
+
+    @cached_property
+    def _offsets(self) -> int:
+        return sum(done.until_offset - done.from_offset for done in self.plan.ranges.values())
+
+    @cached_property
+    def _timing_out(self) -> int:
+        """How many open rows do, unless a record joins them first."""
+        return int(self.lake.rows(f"SELECT COUNT(*) FROM {{silver}} WHERE status = 'open' AND {self._is_old()}")[0][0])
+
+    @cached_property
+    def _keyed(self) -> int:
+        return sum(
+            self.lake.rows(f"SELECT COUNT(*) FROM {{{tables.bronze(source)}}} WHERE {self._keyed_in(source)}")[0][0]
+            for source in self.settings.sources
+        )
+
+    def _timed_in(self, source: str) -> str:
+        return f"({within(self._ranges(source))}) AND event_time IS NOT NULL"
+
+    def _keyed_in(self, source: str) -> str:
+        return f"{self._timed_in(source)} AND NOT heartbeat"
+
+    def _is_old(self, table: str = "") -> str:
+        """Whether an open row is older than the clock of its partition allows."""
+        timeout_ms = self.settings.merge.timeout_ms
+        oldest = {p: self.lake.time_literal(clock - timeout_ms) for p, clock in self.plan.clocks.items()}
+        return f"{table}event_time < {case(oldest, table)}" if oldest else "FALSE"
+
+    def _ranges(self, source: str) -> dict[int, tuple[int, int | None]]:
+        return {
+            tp.partition: (done.from_offset, done.until_offset)
+            for tp, done in self.plan.ranges.items()
+            if tp.source == source and not done.is_empty
+        }
+
+    def _idle_rows(self) -> DataFrame | None:
+        """The idle policy's heartbeats within the batch's ranges. One that stands at the end of a range moves nothing in it."""
+        rows = [
+            (tp.source, tp.partition, h.after_offset, True, h.event_time, True)
+            for tp, heartbeats in self.idle.items()
+            for h in heartbeats
+            if (done := self.plan.ranges[tp]).from_offset <= h.after_offset + 1 < done.until_offset
+        ]
+        if not rows:
+            return None
+        ddl = "source STRING, partition INT, offset BIGINT, heartbeat BOOLEAN, event_time BIGINT, is_idle BOOLEAN"
+        return self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
