@@ -41,7 +41,7 @@ class BatchInput:
     @property
     def changes_nothing(self) -> bool:
         """Whether the batch only moves the clock: it has no record with a key, and no open row times out."""
-        return not self._offsets > FEW_ROWS and not self._timing_out and not self._keyed
+        return self._offsets <= FEW_ROWS and not self._keyed and not self._timing_out
 
     @property
     def is_small(self) -> bool:

@@ -18,6 +18,8 @@ PROGRESS = "progress"
 CONFIGURATION = "configuration"
 LEASES = "leases"
 
+DELETION_VECTORS = "delta.enableDeletionVectors"
+
 _KAFKA_HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
@@ -72,7 +74,7 @@ def _silver(settings: Settings) -> Table:
         f"{parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT"
     )
     statistics = _statistics("partition", "merge_key", "event_time", "last_event_time", "batch")
-    return Table(SILVER, ddl, ("status",), {**statistics, "delta.enableDeletionVectors": "true"})
+    return Table(SILVER, ddl, ("status",), {**statistics, DELETION_VECTORS: "true"})
 
 
 def _late() -> Table:

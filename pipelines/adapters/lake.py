@@ -19,7 +19,7 @@ from pipelines.adapters.files import Files
 from pipelines.adapters.local import LocalTables
 from pipelines.errors import LeaseLostError
 from pipelines.settings import CatalogLake, Settings
-from pipelines.tables import Table, layout
+from pipelines.tables import DELETION_VECTORS, Table, layout
 
 APPLICATION = "watersmeet"
 """Delta keeps, per table and application, the last transaction version it has seen: token and number of our last commit."""
@@ -104,10 +104,14 @@ class Lake:
         `time_literal` says. Nothing but the SQL that Spark and DataFusion share may be used. Times are answered in epoch ms.
         """
         found = self._answer(sql)
-        return pa.table([_plain(column) for column in found.columns], found.column_names)
+        return pa.table([_in_ms(column) for column in found.columns], found.column_names)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The same as Python's values, row by row."""
+        return list(zip(*(column.to_pylist() for column in self.query(sql).columns), strict=True))
 
     def fetch(self, sql: str, schema: StructType) -> pa.Table:
-        """The same with the types of these columns, times too, so that a DataFrame can be made of it."""
+        """The answer with the types of these columns, times too, so that a DataFrame can be made of it."""
         return self._answer(sql).cast(to_arrow_schema(schema, timezone="UTC"))
 
     def frame(self, rows: pa.Table, schema: StructType) -> DataFrame:
@@ -126,10 +130,6 @@ class Lake:
             return self._local.query(sql, names)
         frames: dict[str, Any] = {name: self.read(name) for name in names}
         return self.spark.sql(sql, **frames).toArrow()
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """The same as Python's values, row by row."""
-        return list(zip(*(column.to_pylist() for column in self.query(sql).columns), strict=True))
 
     def time_literal(self, ms: int) -> str:
         """A point in time (epoch ms) in the SQL of `query`."""
@@ -184,7 +184,7 @@ class Lake:
         if self._local is not None:
             self._local.append(values, table, application, version)
         else:
-            self._append(self.spark.createDataFrame(values).coalesce(1), table, application, version)
+            self._append(self.frame(values, self.schema(table)).coalesce(1), table, application, version)
 
     def _append(self, rows: DataFrame, table: str, application: str, version: int | None) -> None:
         writer = rows.write.format("delta").mode("append")
@@ -268,6 +268,10 @@ class Lake:
 
     def _create(self, table: Table) -> None:
         """By SQL: Delta's builder knows no names of three parts, and does not quote a path."""
+        # delta-rs would ask more of a reader than a table with deletion vectors needs.
+        if self._local is not None and DELETION_VECTORS not in table.properties:
+            self._local.create(table.name, _columns(table), table.properties)
+            return
         partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in table.properties.items())
         kept = f" TBLPROPERTIES ({properties})" if properties else ""
@@ -289,11 +293,8 @@ def suppress_conflict() -> Iterator[None]:
             raise
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as epoch ms, texts of a kind that Spark takes too."""
-    if pa.types.is_timestamp(column.type):
-        return pc.divide(column.cast(pa.int64()), 1000)
-    return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
+def _in_ms(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.divide(column.cast(pa.int64()), 1000) if pa.types.is_timestamp(column.type) else column
 
 
 def _as_arrow(rows: Rows, schema: StructType) -> pa.Table:

@@ -8,11 +8,12 @@ once. Records of the data, and merges, Spark alone writes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql.types import StructType
 
@@ -24,6 +25,12 @@ class LocalTables:
     """The tables in `folder`, each as its last commit has left it; asked anew each time."""
 
     folder: str
+
+    def create(self, table: str, schema: StructType, properties: Mapping[str, str]) -> None:
+        """Afterwards the table is there; one that was is left as it is."""
+        with suppress(CommitFailedError):  # another process makes it too
+            columns = Schema.from_json(schema.json())
+            DeltaTable.create(self._path(table), columns, mode="ignore", configuration=dict(properties))
 
     def exists(self, table: str) -> bool:
         """Whether the table is there."""
