@@ -71,7 +71,6 @@ def silver_suite(sources: Iterable[str]) -> ExpectationSuite:
         raise WatersmeetError(
             f"Great Expectations cannot be imported ({error}): install it with `pip install 'watersmeet[quality]'`"
         ) from error
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it tells of every temporary folder
     document = json.loads((schemas_directory() / SUITE_FILE).read_text(encoding="utf-8"))
     for source in sources:
         document["expectations"] += [
@@ -95,6 +94,8 @@ def _as_batch(silver: DataFrame) -> Batch:
     from great_expectations import get_context
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
+    # This module tells of every temporary folder, at a level of its own.
+    logging.getLogger(ProgressBarsConfig.__module__).setLevel(logging.WARNING)
     with _without_warnings():
         context = get_context(mode="ephemeral")
         context.variables.progress_bars = ProgressBarsConfig(globally=False)

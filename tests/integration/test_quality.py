@@ -75,7 +75,9 @@ def failed(results: list[CheckResult]) -> dict[str, int]:
     return {result.expectation: result.unexpected for result in results if not result.ok}
 
 
-def test_what_the_merge_makes_meets_every_expectation(silver: Silver, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_the_merge_makes_meets_every_expectation(
+    silver: Silver, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     results = check_silver(silver.table, silver.settings)
     assert failed(results) == {}
     assert [result.expectation for result in results] == [
@@ -84,6 +86,7 @@ def test_what_the_merge_makes_meets_every_expectation(silver: Silver, capfd: pyt
     ]
     assert {(result.unexpected, result.observed) for result in results} == {(0, "")}
     assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.name.startswith("great_expectations")] == []
     assert silver.table.storageLevel == StorageLevel.NONE  # nothing of the table is kept in memory
 
 
