@@ -127,7 +127,9 @@ class Bronze:
 
     def quarantine_all(self) -> None:
         """The same where records were added to bronze out of their order."""
-        self._append_quarantine(self._refused().join(self._quarantine(), ["partition", "offset"], "left_anti"))
+        missing = self._refused().join(self._quarantine(), ["partition", "offset"], "left_anti")
+        if not missing.isEmpty():
+            self._append_quarantine(missing)
 
     def _refused(self) -> DataFrame:
         return self.lake.read(tables.bronze(self.source)).where(F.col("reason").isNotNull())
@@ -137,5 +139,4 @@ class Bronze:
 
     def _append_quarantine(self, refused: DataFrame) -> None:
         rows = refused.withColumn("source", F.lit(self.source)).select(*self.lake.schema(tables.QUARANTINE).names)
-        if not rows.isEmpty():
-            self.lake.append(rows, tables.QUARANTINE, application=bronze_application(self.source))
+        self.lake.append(rows, tables.QUARANTINE, application=bronze_application(self.source))

@@ -87,11 +87,12 @@ class Silver:
         """Steps 2 to 4 of a batch that was never begun."""
         try:
             write_progress(self.lake, self.settings, plan)
+            batch = self._input(plan)
             reach("silver.late")
             if plan.has_late and plan.reset is None:
-                self._write_late(plan)
+                self._write_late(batch)
             reach("silver.merge")
-            self._merge(plan)
+            self._merge(batch)
         except BaseException:
             self._cursors = {}  # the batch may be decided by now: it must be completed before another is planned
             raise
@@ -121,9 +122,10 @@ class Silver:
         if last is not None:
             cursors |= last.cursors()
             if not self._has(tables.SILVER, last):  # the last of its writes
+                batch = self._input(last)
                 if last.reset is None and not self._has(tables.LATE, last):
-                    self._write_late(last)
-                self._merge(last)
+                    self._write_late(batch)
+                self._merge(batch)
         self._cursors = cursors
 
     def _has(self, table: str, plan: BatchPlan) -> bool:
@@ -221,11 +223,11 @@ class Silver:
             first |= {TopicPartition(source, partition): offset for partition, offset in found}
         return first
 
-    def _write_late(self, plan: BatchPlan) -> None:
+    def _write_late(self, batch: BatchInput) -> None:
         """Step 3."""
+        plan = batch.plan
         late = (
-            self._input(plan)
-            .records(lambda _, value: {"value": value})
+            batch.records(lambda _, value: {"value": value})
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(self.settings.merge.timeout_ms)(records).late)
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
@@ -234,15 +236,16 @@ class Silver:
         self.lake.append(late, tables.LATE, batch=plan.batch)
 
     def _input(self, plan: BatchPlan) -> BatchInput:
+        """What both steps read, once."""
         return BatchInput(self.lake, self.settings, plan, self._idle)
 
-    def _merge(self, plan: BatchPlan) -> None:
+    def _merge(self, batch: BatchInput) -> None:
         """Step 4: the river's meeting. One exchange by partition serves position and fold together."""
+        plan = batch.plan
         if plan.reset is not None:
             self._start_afresh(plan)
             return
         sources, timeout_ms = list(self.settings.sources), self.settings.merge.timeout_ms
-        batch = self._input(plan)
         if batch.changes_nothing:
             self.lake.append_rows([], tables.SILVER, batch=plan.batch)
             return

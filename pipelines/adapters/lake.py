@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ class Lake:
 
     def schema(self, table: str) -> StructType:
         """The columns as this configuration lays them out (the stored table may have more)."""
-        return _columns(self._tables[table])
+        return _columns(self._tables[table].ddl)
 
     def read(self, table: str) -> DataFrame:
         """The table as it is now."""
@@ -270,7 +271,7 @@ class Lake:
         """By SQL: Delta's builder knows no names of three parts, and does not quote a path."""
         # delta-rs would ask more of a reader than a table with deletion vectors needs.
         if self._local is not None and DELETION_VECTORS not in table.properties:
-            self._local.create(table.name, _columns(table), table.properties)
+            self._local.create(table.name, _columns(table.ddl), table.properties)
             return
         partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in table.properties.items())
@@ -314,7 +315,8 @@ def _each(sequence: Any) -> Iterator[Any]:
         yield sequence.apply(i)
 
 
-def _columns(table: Table) -> StructType:
-    columns = StructType.fromDDL(table.ddl)
+@cache  # Spark parses it, and every append and every batch asks
+def _columns(ddl: str) -> StructType:
+    columns = StructType.fromDDL(ddl)
     assert isinstance(columns, StructType)
     return columns
