@@ -1,7 +1,7 @@
 """What a silver batch reads: the records of its ranges, and the open rows that they or the clock may change.
 
-A large batch leaves both to Spark, file by file. For a small one the driver fetches them (`Lake.fetch`): only the open rows of
-its own keys and those that time out take part then, however many are open.
+A large batch leaves both to Spark, file by file. For a small one the driver fetches them (`Lake.fetch`): of many open rows
+only those of its own keys, and those that time out.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from pipelines import tables
 from pipelines.adapters.lake import Lake
@@ -22,11 +24,31 @@ from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.settings import Settings
 from pipelines.transforms.ranges import case, is_within, within
 
-FEW_ROWS = 20_000
+FEW_ROWS = 50_000
 FEW_BYTES = 64 * 1024 * 1024
 """Up to so many offsets, rows that time out, and bytes in all of them, a batch is small: the driver holds it with ease."""
 
+FEW_OPEN = 40_000
+FEW_OPEN_BYTES = 16 * 1024 * 1024
+"""Up to so many open rows and bytes in them are written anew with a small batch in less time than MERGE's small jobs take."""
+
+OPEN_PER_OFFSET = 2
+"""A large batch writes all open rows anew up to so many for each offset that it passes."""
+
 _RECORD = ("topic", "partition", "offset", "merge_key", "heartbeat", "event_time", "value")
+
+
+class _Fetched(NamedTuple):
+    """A small batch: its records by source, the open rows that it may change, and the other ones where they are few."""
+
+    records: dict[str, pa.Table]
+    open_rows: pa.Table
+    others: pa.Table | None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return sum(rows.nbytes for rows in (*self.records.values(), self.open_rows))
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,13 @@ class BatchInput:
     def is_small(self) -> bool:
         """Whether its rows were fetched."""
         return self._fetched is not None
+
+    @cached_property
+    def rewrites_open(self) -> bool:
+        """Whether all open rows are written anew with the batch, being few."""
+        if self._fetched is not None:
+            return self._fetched.others is not None
+        return self._open <= OPEN_PER_OFFSET * self._offsets
 
     def records(self, values: Callable[[str, Column], dict[str, Column]]) -> DataFrame:
         """Every record of the ranges that has a time, of all sources, with the value columns asked for."""
@@ -74,22 +103,30 @@ class BatchInput:
     def open_rows(self) -> DataFrame:
         """Open rows of silver: at least those that the batch changes."""
         if self._fetched is not None:
-            return self.lake.frame(self._fetched[tables.SILVER], self.lake.schema(tables.SILVER))
+            return self.lake.frame(self._fetched.open_rows, self.lake.schema(tables.SILVER))
         return self.lake.read(tables.SILVER).where("status = 'open'")
+
+    def with_other_open_rows(self, rows: DataFrame) -> DataFrame:
+        """Beside `rows` (silver's columns) the open rows that are not among `open_rows`, in few files."""
+        if self._fetched is None or self._fetched.others is None:
+            return rows
+        others = self.lake.frame(self._fetched.others, self.lake.schema(tables.SILVER))
+        return rows.unionByName(others).coalesce(self.lake.spark.sparkContext.defaultParallelism)
 
     def _bronze(self, source: str) -> DataFrame:
         if self._fetched is not None:
-            return self.lake.frame(self._fetched[source], self._record(source))
+            return self.lake.frame(self._fetched.records[source], self._record(source))
         rows = self.lake.read(tables.bronze(source))
         return rows.where(is_within(self._ranges(source)) & F.col("event_time").isNotNull())
 
     @cached_property
-    def _fetched(self) -> dict[str, pa.Table] | None:
-        """The records by source, and the open rows; None where they are many, or where Spark had to read them anyhow."""
+    def _fetched(self) -> _Fetched | None:
+        """None where the batch is large, or where Spark would have to read the rows anyhow."""
         if not self.lake.is_local or self._offsets > FEW_ROWS or self._timing_out > FEW_ROWS:
             return None
-        found = {source: self._fetch_records(source) for source in self.settings.sources} | {tables.SILVER: self._fetch_open()}
-        return found if sum(rows.nbytes for rows in found.values()) <= FEW_BYTES else None
+        records = {source: self._fetch_records(source) for source in self.settings.sources}
+        fetched = _Fetched(records, *self._fetch_open())
+        return fetched if fetched.nbytes <= FEW_BYTES else None
 
     def _fetch_records(self, source: str) -> pa.Table:
         columns = ", ".join(f"`{name}`" for name in _RECORD)
@@ -101,22 +138,33 @@ class BatchInput:
         schema = self.lake.schema(tables.bronze(source))
         return StructType([schema[name] for name in _RECORD])
 
-    def _fetch_open(self) -> pa.Table:
+    def _fetch_open(self) -> tuple[pa.Table, pa.Table | None]:
+        """The open rows of the batch's keys and those that time out if nothing joins them; and the others."""
         schema = self.lake.schema(tables.SILVER)
         keys = " UNION ".join(
             f"SELECT `partition`, merge_key FROM {{{tables.bronze(source)}}} WHERE {self._keyed_in(source)}"
             for source in self.settings.sources
         )
-        return self.lake.fetch(
-            f"SELECT {', '.join(f'silver.`{name}`' for name in schema.names)} FROM {{silver}} AS silver "
+        is_affected = f"(touched.merge_key IS NOT NULL OR COALESCE({self._is_old('silver.')}, FALSE))"
+        is_few = self._open <= FEW_OPEN
+        found = self.lake.fetch(
+            f"SELECT {', '.join(f'silver.`{name}`' for name in schema.names)}, {is_affected} AS is_affected "
+            "FROM {silver} AS silver "
             f"LEFT JOIN ({keys}) AS touched ON silver.`partition` = touched.`partition` AND silver.merge_key = touched.merge_key "
-            f"WHERE silver.status = 'open' AND (touched.merge_key IS NOT NULL OR {self._is_old('silver.')})",
-            schema,
+            f"WHERE silver.status = 'open' AND {'TRUE' if is_few else is_affected}",
+            StructType([*schema, StructField("is_affected", BooleanType())]),
         )
+        may_change, rows = found["is_affected"], found.drop_columns(["is_affected"])
+        others = rows.filter(pc.invert(may_change))
+        return rows.filter(may_change), others if is_few and others.nbytes <= FEW_OPEN_BYTES else None
 
     @cached_property
     def _offsets(self) -> int:
         return sum(done.until_offset - done.from_offset for done in self.plan.ranges.values())
+
+    @cached_property
+    def _open(self) -> int:
+        return int(self.lake.rows("SELECT COUNT(*) FROM {silver} WHERE status = 'open'")[0][0])
 
     @cached_property
     def _timing_out(self) -> int:

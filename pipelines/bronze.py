@@ -29,9 +29,16 @@ from pipelines.faults import reach
 from pipelines.maintenance import Maintenance
 from pipelines.observability import Reporter
 from pipelines.settings import Settings
-from pipelines.streaming import Gate, new_checkpoint, trigger
+from pipelines.streaming import FROM_KAFKA, Gate, new_checkpoint, offsets_under_way, trigger
 from pipelines.transforms.decode import decode
 from pipelines.transforms.ranges import is_within
+
+FEW_RECORDS = 20_000
+FEW_BYTES = 64 * 1024 * 1024
+"""The driver takes a batch of up to so many offsets, and so many bytes if its records are no larger than others were."""
+
+LARGE_RECORD = 64 * 1024
+"""So many bytes a record may have for all that is known before the first."""
 
 QUARANTINE_SAMPLE = 1000
 """The share of refused records is looked at once so many were read: of a few, half may well be bad."""
@@ -50,6 +57,8 @@ class Bronze:
     """Whether the owner before may have left a batch half written."""
     maintenance: Maintenance | None = None
     _unjudged: tuple[int, int] = (0, 0)
+    _bytes_each: float = 0.0
+    """The largest average of a batch yet."""
 
     @property
     def topic(self) -> str:
@@ -71,34 +80,60 @@ class Bronze:
             .option("failOnDataLoss", "true")
             .option("includeHeaders", "true")
         )
+        checkpoint = new_checkpoint(self.lake, self.settings, tables.bronze(self.source))
+
+        def append(rows: DataFrame) -> None:
+            self._append(rows, offsets_under_way(self.lake, checkpoint, self.topic, offsets))
+
         return (
             kafka.load()
             .transform(decode(self.settings.sources[self.source].reading_rules(self.settings.merge.max_future_ms)))
             .writeStream.queryName(f"watersmeet {tables.bronze(self.source)}")
-            .option("checkpointLocation", new_checkpoint(self.lake, self.settings, tables.bronze(self.source)))
-            .trigger(**trigger(once=once))
-            .foreachBatch(gate.guard(self._append))
+            .option("checkpointLocation", checkpoint)
+            .trigger(**trigger(once=once, every=FROM_KAFKA))
+            .foreachBatch(gate.guard(append))
             .start()
         )
 
-    def _append(self, rows: DataFrame) -> None:
-        rows = rows.persist()
-        try:
-            found = rows.agg(F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")).collect()[0]
-            if not found.records:
-                return
-            self._check_share(rows, found.records, found.refused)
-            reach("bronze.append")
-            self.lake.append(rows, tables.bronze(self.source))
-        finally:
-            rows.unpersist()
+    def _append(self, rows: DataFrame, offsets: int | None) -> None:
+        few = min(FEW_RECORDS, FEW_BYTES / (self._bytes_each or LARGE_RECORD))
+        is_small = self.lake.is_local and offsets is not None and offsets <= few
+        records, refused = self._append_fetched(rows) if is_small else self._append_by_spark(rows)
+        if not records:
+            return
         reach("bronze.quarantine")
-        if found.refused:
+        if refused:
             self._quarantine_missing()
         reach("bronze.done")
-        self.reporter.tell(tables.bronze(self.source), f"{found.records} records, {found.refused} refused")
+        self.reporter.tell(tables.bronze(self.source), f"{records} records, {refused} refused")
         if self.maintenance is not None:
             self.maintenance.after_commit()
+
+    def _append_fetched(self, rows: DataFrame) -> tuple[int, int]:
+        """Step 1 for few records: read by Spark, written by the driver; how many, and how many of them are refused."""
+        found = rows.toArrow()
+        records, refused = found.num_rows, found.num_rows - found["reason"].null_count
+        if records:
+            self._check_share(self.lake.frame(found, rows.schema), records, refused)
+            reach("bronze.append")
+            self.lake.append_fetched(found, tables.bronze(self.source), apart="partition")
+            self._bytes_each = max(self._bytes_each, found.nbytes / records)
+        return records, refused
+
+    def _append_by_spark(self, rows: DataFrame) -> tuple[int, int]:
+        """The same for many; they are kept while it is found out how many are refused."""
+        rows = rows.persist()
+        try:
+            counts = F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")
+            found = rows.agg(*counts, F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("bytes")).collect()[0]
+            if found.records:
+                self._check_share(rows, found.records, found.refused)
+                reach("bronze.append")
+                self.lake.append(rows, tables.bronze(self.source))
+                self._bytes_each = max(self._bytes_each, found.bytes / found.records)
+        finally:
+            rows.unpersist()
+        return found.records, found.refused
 
     def _check_share(self, rows: DataFrame, records: int, refused: int) -> None:
         """A batch is judged together with those before it, until they are enough to judge."""

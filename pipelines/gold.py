@@ -4,7 +4,7 @@ The sink itself says where the sequence stands. A publication is made in this or
 
 1. *extent*: which finished, valid records silver has beyond the last published one (`pipelines.extent`);
 2. *min_offsets*: from which Kafka offsets a lost lake would be taken up again after them (`_headers`);
-3. *publish*: one transaction per partition, on the executors (`pipelines.adapters.publisher`);
+3. *publish*: one transaction per partition, on the executors or, where they are few, from here (`pipelines.adapters.publisher`);
 4. *note*: a row per transaction in `published`.
 
 After a crash before or in 3 a partition's messages are all out or not at all (under `at_least_once`: perhaps a part of them),
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -27,7 +27,7 @@ from pipelines import tables
 from pipelines.adapters.decisions import read_decisions
 from pipelines.adapters.kafka import Cluster, sink_settings
 from pipelines.adapters.lake import Lake
-from pipelines.adapters.publisher import PUBLICATION, Headers, Publication, Publisher
+from pipelines.adapters.publisher import PUBLICATION, Headers, HomePublisher, Publication, Publisher
 from pipelines.core.idle import Decision
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
@@ -39,6 +39,10 @@ from pipelines.transforms.ranges import by_partition, case
 
 MAX_PER_TRANSACTION = 250_000
 """About so many messages of a partition go into one transaction: few large ones are cheap, and none outlives its timeout."""
+
+
+FEW_RECORDS = 5_000
+"""So many are published from this process, sooner than Spark would have begun to."""
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Gold:
     def _recover(self) -> dict[int, Tail]:
         """Where every partition's sequence stands, by the sink's own word; `published` then knows it too."""
         self.check_owner()
+        self._home.forget()
         self._ensure_topic()
         noted = self._noted_tails()
         counts_as_out = self.settings.publish.delivery == "at_most_once"
@@ -104,20 +109,23 @@ class Gold:
         self._has_more = False
         if not extents:
             return []
+        is_small = self.lake.is_local and sum(extent.records for extent in extents.values()) <= FEW_RECORDS
+        silver = self._fetch_finished(tails) if is_small else self.lake.read(tables.SILVER)
         # Silver moves on meanwhile: what is published ends where the headers say.
-        pending = self._pending(tails).where(_is_up_to({partition: extent.last for partition, extent in extents.items()}))
+        pending = self._pending(silver, tails).where(_is_up_to({partition: extent.last for partition, extent in extents.items()}))
         largest = max(extent.records for extent in extents.values())
         if largest > MAX_PER_TRANSACTION:
             self._has_more = True
             pending, extents = self._first_part(pending, MAX_PER_TRANSACTION / largest)
+        publish = self._publish_from_here if is_small else self._publish
         headers = self._headers(extents)
         reach("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
             publications = [_promise(partition, extent, tails.get(partition)) for partition, extent in extents.items()]
             self._note(publications)
-            self._publish(pending, headers, tails)
+            publish(pending, headers, tails)
             return publications
-        publications = self._publish(pending, headers, tails)
+        publications = publish(pending, headers, tails)
         reach("gold.note")
         self._note(publications)
         return publications
@@ -132,17 +140,43 @@ class Gold:
 
     def _publish(self, pending: DataFrame, headers: Mapping[int, Headers], tails: Mapping[int, Tail]) -> list[Publication]:
         """Step 3."""
+        self._home.forget()
         published = (
-            pending.select("partition", "event_time", F.col("merge_key").alias("key"), "value")
+            _outgoing(pending)
             .repartitionById(self.partitions, "partition")
             .sortWithinPartitions("partition", "event_time", "key")
             .mapInArrow(Publisher(self.settings).publish_batches(headers, tails), PUBLICATION)
         )
         return [Publication(*row) for row in published.collect()]
 
-    def _pending(self, tails: Mapping[int, Tail]) -> DataFrame:
+    def _publish_from_here(
+        self, pending: DataFrame, headers: Mapping[int, Headers], tails: Mapping[int, Tail]
+    ) -> list[Publication]:
+        """The same for few messages."""
+        ascending: list[tuple[str, Literal["ascending"]]] = [(c, "ascending") for c in ("partition", "event_time", "key")]
+        with self.lake.interpreted():
+            rows = _outgoing(pending).toArrow()
+        return self._home.publish(rows.sort_by(ascending), headers, tails)
+
+    @cached_property
+    def _home(self) -> HomePublisher:
+        return HomePublisher(Publisher(self.settings))
+
+    def _fetch_finished(self, tails: Mapping[int, Tail]) -> DataFrame:
+        """Finished, valid records that are no older than their partition's tail."""
+        schema, since = self.lake.schema(tables.SILVER), {p: tail.event_time for p, tail in tails.items()}
+        is_new = "TRUE"
+        if since:
+            of_all = {p: self.lake.time_literal(since.get(p, 0)) for p in range(self.partitions)}
+            earliest = min(since.get(p, 0) for p in range(self.partitions))
+            is_new = f"event_time >= {self.lake.time_literal(earliest)} AND event_time >= {case(of_all)}"
+        columns = ", ".join(f"`{name}`" for name in schema.names)
+        found = self.lake.fetch(f"SELECT {columns} FROM {{silver}} WHERE status = 'timed_out' AND valid AND {is_new}", schema)
+        return self.lake.frame(found, schema)
+
+    def _pending(self, silver: DataFrame, tails: Mapping[int, Tail]) -> DataFrame:
         """Finished, valid records after each partition's tail: partition, event_time (ms), merge_key, value (bytes)."""
-        silver = self.lake.read(tables.SILVER).where("status = 'timed_out' AND valid")
+        silver = silver.where("status = 'timed_out' AND valid")
         if len(tails) == self.partitions:
             # What is true of every row wanted, said so that Delta's statistics can skip files by it.
             earliest = min(tail.event_time for tail in tails.values())
@@ -228,6 +262,11 @@ def _is_up_to(places: Mapping[int, Any]) -> Column:
     time = by_partition({p: place.event_time for p, place in places.items()})
     key = by_partition({p: place.key if isinstance(place, Tail) else place.merge_key for p, place in places.items()})
     return (F.col("event_time") < time) | ((F.col("event_time") == time) & (F.col("merge_key") <= key))
+
+
+def _outgoing(pending: DataFrame) -> DataFrame:
+    """The columns of a publisher's `Outgoing`."""
+    return pending.select("partition", "event_time", F.col("merge_key").alias("key"), "value")
 
 
 def _promise(partition: int, extent: Extent, before: Tail | None) -> Publication:

@@ -19,6 +19,7 @@ goes on elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import reduce
@@ -87,17 +88,23 @@ class Silver:
         """Steps 2 to 4 of a batch that was never begun."""
         try:
             write_progress(self.lake, self.settings, plan)
-            batch = self._input(plan)
-            reach("silver.late")
-            if plan.has_late and plan.reset is None:
-                self._write_late(batch)
-            reach("silver.merge")
-            self._merge(batch)
+            self._complete(self._input(plan))
         except BaseException:
             self._cursors = {}  # the batch may be decided by now: it must be completed before another is planned
             raise
         self._done = plan
         self._cursors |= plan.cursors()
+
+    def _complete(self, batch: BatchInput) -> None:
+        """Steps 3 and 4, as far as they were not made."""
+        plan = batch.plan
+        is_small = plan.reset is None and (batch.changes_nothing or batch.is_small)
+        with self.lake.interpreted() if is_small else nullcontext():
+            reach("silver.late")
+            if plan.has_late and plan.reset is None and not self._has(tables.LATE, plan):
+                self._write_late(batch)
+            reach("silver.merge")
+            self._merge(batch)
 
     @property
     def cursors(self) -> Mapping[TopicPartition, Cursor]:
@@ -122,10 +129,7 @@ class Silver:
         if last is not None:
             cursors |= last.cursors()
             if not self._has(tables.SILVER, last):  # the last of its writes
-                batch = self._input(last)
-                if last.reset is None and not self._has(tables.LATE, last):
-                    self._write_late(batch)
-                self._merge(batch)
+                self._complete(self._input(last))
         self._cursors = cursors
 
     def _has(self, table: str, plan: BatchPlan) -> bool:
@@ -240,7 +244,11 @@ class Silver:
         return BatchInput(self.lake, self.settings, plan, self._idle)
 
     def _merge(self, batch: BatchInput) -> None:
-        """Step 4: the river's meeting. One exchange by partition serves position and fold together."""
+        """Step 4: the river's meeting. One exchange by partition serves position and fold together.
+
+        The rows that change go to silver by MERGE; where the batch is large beside what is open, all rows that are not
+        finished are written anew, finished ones beside them, in one pass and one commit.
+        """
         plan = batch.plan
         if plan.reset is not None:
             self._start_afresh(plan)
@@ -249,17 +257,21 @@ class Silver:
         if batch.changes_nothing:
             self.lake.append_rows([], tables.SILVER, batch=plan.batch)
             return
-        changed = (
+        rows = (
             batch.records(self._parsed)
             .transform(union_with_open(batch.open_rows(), sources))
             .transform(self._by_partition)
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(timeout_ms)(records).on_time)
             .transform(not_published(self._recovered, timeout_ms))
-            .transform(fold(sources, timeout_ms, plan.clocks))
+            .transform(fold(sources, timeout_ms, plan.clocks, plan.batch))
             .transform(with_validity(self.settings.publish, sources))
-            .withColumn("batch", F.lit(plan.batch).cast("bigint"))
         )
+        if batch.rewrites_open:
+            everything = batch.with_other_open_rows(rows.drop("updates_open"))
+            self.lake.replace(everything, tables.SILVER, where="status = 'open'", batch=plan.batch)
+            return
+        changed = rows.where(F.col("batch") == plan.batch)
         if batch.is_small:
             # MERGE reads its source more than once, and knows best what to do with one that is small and at hand.
             changed = self.lake.frame(changed.toArrow(), changed.schema)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -18,6 +20,9 @@ from pipelines.watch import Patience
 
 POLL = "200 milliseconds"
 """How often a waiting query looks for news: each look lists a folder, and must not eat the cores of a laptop."""
+
+FROM_KAFKA = "1 second"
+"""How often bronze asks Kafka: each batch costs about as much as a thousand records, and the later layers need the cores too."""
 
 
 @dataclass
@@ -123,9 +128,9 @@ class Stream:
         return None if self._query is None else self._query.exception()
 
 
-def trigger(*, once: bool) -> dict[str, Any]:
+def trigger(*, once: bool, every: str = POLL) -> dict[str, Any]:
     """Everything available now, then the end; or on and on."""
-    return {"availableNow": True} if once else {"processingTime": POLL}
+    return {"availableNow": True} if once else {"processingTime": every}
 
 
 def new_checkpoint(lake: Lake, settings: Settings, stream: str) -> str:
@@ -136,3 +141,26 @@ def new_checkpoint(lake: Lake, settings: Settings, stream: str) -> str:
     parent = f"{settings.checkpoints}/{stream}"
     lake.files.delete(parent)
     return f"{parent}/{uuid.uuid4()}"
+
+
+def offsets_under_way(lake: Lake, checkpoint: str, topic: str, begun: Mapping[int, int]) -> int | None:
+    """How many offsets of the topic the batch under way holds at most, by what Spark has noted of it before it began; None where
+    that cannot be read. `begun`: where the query began.
+    """
+    folder = lake.files.local_path(f"{checkpoint}/offsets")
+    if folder is None:
+        return None
+    noted = sorted((int(file.name), file) for file in Path(folder).iterdir() if file.name.isdecimal())
+    try:
+        ends = [_noted_offsets(file.read_text(), topic) for _, file in noted[-2:]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not ends:
+        return None
+    since = ends[0] if len(ends) == 2 else begun
+    return sum(end - since.get(p, 0) for p, end in ends[-1].items())
+
+
+def _noted_offsets(text: str, topic: str) -> dict[int, int]:
+    """The last line of what Spark notes is, for Kafka, the offset after the batch by topic and partition."""
+    return {int(p): int(offset) for p, offset in json.loads(text.splitlines()[-1])[topic].items()}

@@ -74,7 +74,9 @@ def _silver(settings: Settings) -> Table:
         f"{parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT"
     )
     statistics = _statistics("partition", "merge_key", "event_time", "last_event_time", "batch")
-    return Table(SILVER, ddl, ("status",), {**statistics, DELETION_VECTORS: "true"})
+    # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
+    rarely = {"delta.checkpointInterval": "50"}
+    return Table(SILVER, ddl, ("status",), {**statistics, **rarely, DELETION_VECTORS: "true"})
 
 
 def _late() -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from string import Formatter
@@ -160,6 +160,26 @@ class Lake:
         """
         self._append_numbered(table, batch, application, lambda version: self._append(rows, table, application, version))
 
+    def append_fetched(self, rows: pa.Table, table: str, *, apart: str) -> None:
+        """The same for rows that were fetched from Spark, in a file for each value of the (integer) column `apart`."""
+        local = self._local
+        if local is None:
+            self.append(self.frame(rows, self.schema(table)).repartition(apart), table)
+            return
+        self._append_numbered(
+            table, None, APPLICATION, lambda version: local.append_apart(rows, table, APPLICATION, version, column=apart)
+        )
+
+    def replace(self, rows: DataFrame, table: str, *, where: str, batch: int) -> None:
+        """In one commit, the rows that `where` (on partition columns) finds go, and these, of any kind, come; once per batch."""
+        writer = rows.select(*self.schema(table).names).write.format("delta").mode("overwrite").option("replaceWhere", where)
+        # Delta would refuse rows that `where` does not find, which a session setting alone can allow.
+        with self.once(table, batch, replaceWhere_constraintCheck_enabled="false"):
+            if isinstance(self._location, CatalogLake):
+                writer.saveAsTable(self.identifier(table))
+            else:
+                writer.save(self._path(table))
+
     def append_rows(self, rows: Rows, table: str, *, batch: int | None = None, application: str = APPLICATION) -> None:
         """The same for a few rows that the driver has: values in the order of the layout's columns, times in epoch ms."""
         self._append_numbered(table, batch, application, lambda version: self.append_once(rows, table, application, version))
@@ -205,6 +225,20 @@ class Lake:
             "spark.databricks.delta.write.txnAppId": APPLICATION,
             "spark.databricks.delta.write.txnVersion": str(self._version(batch + 1)),
         }
+        with self._set(settings):
+            yield
+        self._check_written(table, batch + 1, APPLICATION)
+
+    @contextmanager
+    def interpreted(self) -> Iterator[None]:
+        """Inside, Spark compiles no code for a query: a small one is done before its code would be, and the JVM's compilers
+        have enough to do.
+        """
+        with self._set({"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}):
+            yield
+
+    @contextmanager
+    def _set(self, settings: Mapping[str, str]) -> Iterator[None]:
         before = {name: self.spark.conf.get(name, None) for name in settings}
         for name, value in settings.items():
             self.spark.conf.set(name, value)
@@ -216,7 +250,6 @@ class Lake:
                     self.spark.conf.unset(name)
                 else:
                     self.spark.conf.set(name, value_before)
-        self._check_written(table, batch + 1, APPLICATION)
 
     def has_batch(self, table: str, batch: int) -> bool:
         """Whether the table has the commit of that batch."""

@@ -2,22 +2,33 @@
 
 Where a layer stands is asked for at every start and before every batch, and a few rows are noted with each. Spark takes a
 second for such a thing at first and a third of one later, most of it for planning; delta-rs works on the same log and files at
-once. Records of the data, and merges, Spark alone writes.
+once. Large batches, and silver, Spark alone writes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import parquet
 from pyspark.sql.types import StructType
 
+from pipelines.tables import DELETION_VECTORS
+
 _ATTEMPTS = 20
+_COMMITS_PER_CHECKPOINT = 20
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,8 @@ class LocalTables:
     """The tables in `folder`, each as its last commit has left it; asked anew each time."""
 
     folder: str
+    _known: threading.local = field(default_factory=threading.local, repr=False)
+    """What each thread has read of the logs, by table: only later commits are read then."""
 
     def create(self, table: str, schema: StructType, properties: Mapping[str, str]) -> None:
         """Afterwards the table is there; one that was is left as it is."""
@@ -49,12 +62,30 @@ class LocalTables:
         return self._table(table).transaction_version(application)
 
     def append(self, rows: pa.Table, table: str, application: str, version: int | None) -> None:
-        """Appends in one commit, unless the table has seen this transaction version, or a larger one, of the application.
+        """Appends in one commit, unless the table has seen this transaction version, or a larger one, of the application."""
+        self._commit(table, application, version, lambda found, how: write_deltalake(found, rows, mode="append", **how))
 
-        The commit takes the version after the one that was looked at, or is tried again from the look on.
+    def append_apart(self, rows: pa.Table, table: str, application: str, version: int | None, *, column: str) -> None:
+        """The same with a file for each value of an integer column, as Spark would lay out what it reads from Kafka: so a
+        file's statistics say exactly what is in it.
         """
+        found = self._table(table)
+        described = found.metadata().configuration.get("delta.dataSkippingStatsColumns", "").split(",")
+        parts = [rows.filter(pc.equal(rows[column], value)) for value in pc.unique(rows[column])]
+        files: list[AddAction | RemoveAction] = [self._write(part, table, described) for part in parts]
+        self._commit(
+            table,
+            application,
+            version,
+            lambda found, how: found.create_write_transaction(files, "append", found.schema(), [], **how),
+        )
+
+    def _commit(
+        self, table: str, application: str, version: int | None, write: Callable[[DeltaTable, dict[str, Any]], None]
+    ) -> None:
+        """The commit takes the version after the one that was looked at, or is tried again from the look on."""
         if version is None:
-            write_deltalake(self._table(table), rows, mode="append")
+            write(self._table(table), {})
             return
         for attempt in range(_ATTEMPTS):
             found = self._table(table)
@@ -63,12 +94,36 @@ class LocalTables:
                 return
             once = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(application, version)])
             try:
-                write_deltalake(found, rows, mode="append", commit_properties=once)
+                write(found, {"commit_properties": once})
             except CommitFailedError:
+                vars(self._known).pop(table, None)
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
+                self._checkpoint(table)
                 return
+
+    def _checkpoint(self, table: str) -> None:
+        """Now and then the log is summed up, or each look would read all of it. (Spark does so itself where it writes.)"""
+        found = self._table(table)
+        if found.version() % _COMMITS_PER_CHECKPOINT == 0 and DELETION_VECTORS not in found.metadata().configuration:
+            found.create_checkpoint()
+
+    def _write(self, rows: pa.Table, table: str, described: Sequence[str]) -> AddAction:
+        """A data file that no commit names yet, and the action that would."""
+        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        file = Path(self._path(table), name)
+        parquet.write_table(rows, file, store_schema=False)
+        nulls = {column: rows[column].null_count for column in described}
+        bounds = {column: pc.min_max(rows[column]).as_py() for column in described if nulls[column] < rows.num_rows}
+        statistics = {
+            "numRecords": rows.num_rows,
+            "minValues": {column: _bound(found["min"]) for column, found in bounds.items()},
+            "maxValues": {column: _bound(found["max"]) for column, found in bounds.items()},
+            "nullCount": nulls,
+        }
+        stat = file.stat()
+        return AddAction(name, stat.st_size, {}, int(stat.st_mtime * 1000), data_change=True, stats=json.dumps(statistics))
 
     def query(self, sql: str, names: Iterable[str]) -> pa.Table:
         """The answer to `sql`, in which tables stand in braces and odd names in backticks."""
@@ -83,7 +138,17 @@ class LocalTables:
         return f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
     def _table(self, name: str) -> DeltaTable:
-        return DeltaTable(self._path(name))
+        found: DeltaTable | None = vars(self._known).get(name)
+        if found is None:
+            found = vars(self._known)[name] = DeltaTable(self._path(name))
+        else:
+            found.update_incremental()
+        return found
 
     def _path(self, table: str) -> str:
         return f"{self.folder}/{table}"
+
+
+def _bound(value: Any) -> Any:
+    """As Delta writes it: a time in whole milliseconds, which all of ours are."""
+    return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z" if isinstance(value, datetime) else value

@@ -1,4 +1,4 @@
-"""Publishes a partition's next messages. Runs on the executors, one task per sink partition.
+"""Publishes a partition's next messages: on the executors, one task per sink partition, or in this process where they are few.
 
 A task may be tried again, and a process may die anywhere, so nothing is assumed about what is out. `exactly_once`:
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -256,6 +256,48 @@ class Publisher:
         ):
             return FencedError(self.topic, partition)
         return PublishingError(self.topic, partition, reason.str() if isinstance(reason, KafkaError) else str(reason))
+
+
+@dataclass(frozen=True)
+class HomePublisher:
+    """Publishes few messages from this process, with a transactional producer for each partition that is kept.
+
+    Steps 1 and 2 are done once for each: as long as nobody fences a producer, nothing comes out beside what it commits; and one
+    that was fenced commits nothing.
+    """
+
+    publisher: Publisher
+    _producers: dict[int, Producer] = field(default_factory=dict)
+
+    def publish(self, rows: pa.Table, headers: Mapping[int, Headers], tails: Mapping[int, Tail]) -> list[Publication]:
+        """`Publisher.publish_batches` for rows at hand; `tails` holds what every earlier call has published."""
+        if self.publisher.settings.publish.delivery != "exactly_once":
+            found = self.publisher.publish_batches(headers, tails)(iter(rows.to_batches()))
+            return [Publication(**row) for batch in found for row in batch.to_pylist()]
+        publications = []
+        for partition, outgoing in groupby(_rows(rows.to_batches()), key=lambda row: row[0]):
+            try:
+                publications.append(self._publish(partition, (row for _, row in outgoing), headers[partition], tails))
+            except BaseException as error:
+                self.forget()
+                if isinstance(error, KafkaException):
+                    raise self.publisher._failure(partition, error) from None
+                raise
+        return [publication for publication in publications if publication is not None]
+
+    def forget(self) -> None:
+        """Others publish, or it is not known what is out: the next call settles each partition anew."""
+        self._producers.clear()
+
+    def _publish(
+        self, partition: int, rows: Iterator[Outgoing], headers: Headers, tails: Mapping[int, Tail]
+    ) -> Publication | None:
+        before = tails.get(partition)
+        if partition not in self._producers:
+            self._producers[partition] = self.publisher._transactional_producer(partition)
+            reach("publisher.begin")
+            before = self.publisher.read_tail(partition) or before
+        return self.publisher._send(self._producers[partition], partition, resume(rows, before), headers, in_transaction=True)
 
 
 # What a producer says that was fenced, from then on as `_FATAL`. (A transaction that outlived its timeout is fenced too, by the

@@ -1,4 +1,4 @@
-"""The fold: one batch's records and the open rows in, the rows that change out. Join, open and time-out are decided here.
+"""The fold: one batch's records and the open rows in, silver's rows after it out. Join, open and time-out are decided here.
 
 Per key, records are taken in order of position. The open row's event time `E` decides for each: join while
 `E >= position - timeout` (and `E` becomes the smaller of the two), else open anew. Records of one position always end in
@@ -8,6 +8,8 @@ the same merge record, so the cuts between merge records are positions, and part
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -19,13 +21,14 @@ def union_with_open(open_rows: DataFrame, sources: Sequence[str]) -> Callable[[D
     """Records and open rows side by side, so that one exchange by partition serves position and fold together.
 
     In: records (source, partition, offset, merge_key, heartbeat, event_time, value_<source> ...) and silver's open rows.
-    Out: the records' columns, and for open rows: source null, open_event_time, open_<source> (their parts).
+    Out: the records' columns, and for open rows: source null, open_event_time, open_batch, open_<source> (their parts).
     """
     narrow = open_rows.select(
         "partition",
         "merge_key",
         F.lit(False).alias("heartbeat"),
         F.col("event_time").alias("open_event_time"),
+        F.col("batch").alias("open_batch"),
         *[F.col(source).alias(f"open_{source}") for source in sources],
     )
 
@@ -35,42 +38,78 @@ def union_with_open(open_rows: DataFrame, sources: Sequence[str]) -> Callable[[D
     return union
 
 
-def fold(sources: Sequence[str], timeout_ms: int, clocks: Mapping[int, int]) -> Callable[[DataFrame], DataFrame]:
-    """The rows of silver that this batch changes, each once, as the merge rules have them.
+def fold(sources: Sequence[str], timeout_ms: int, clocks: Mapping[int, int], batch: int) -> Callable[[DataFrame], DataFrame]:
+    """The rows that this batch changes, each once, as the merge rules have them; and the open rows that it leaves as they are.
 
     In: positioned on-time records and open rows (see `union_with_open`), all of a partition in one task.
-    Out: partition, merge_key, status, event_time, last_event_time, one array per source, and `updates_open` (boolean: the
-    row replaces the key's open row; else it is new). `clocks`: the batch's clock (ms) per partition.
+    Out: partition, merge_key, status, event_time, last_event_time, one array per source, `batch` (this one where the batch
+    changes the row, else the open row's own), and `updates_open` (boolean: the row replaces the key's open row; else it is
+    new). `clocks`: the batch's clock (ms) per partition.
     """
 
     def folded(rows: DataFrame) -> DataFrame:
-        by_key = rows.groupBy("partition", "merge_key").agg(
+        columns = _columns(tuple(sources), timeout_ms)
+        is_timed_out = F.unix_millis("event_time") < by_partition(clocks) - timeout_ms
+        is_changed = F.col("touched") | F.coalesce(is_timed_out, F.lit(False))
+        status = F.when(is_timed_out, "timed_out").otherwise("open").alias("status")
+        of_batch = F.when(is_changed, F.lit(batch).cast("bigint")).otherwise(F.col("open_batch")).alias("batch")
+        return (
+            rows.groupBy("partition", "merge_key")
+            .agg(*columns.of_key)
+            .select("*", columns.stretches)
+            .select("*", columns.each_stretch)
+            .select(*columns.of_row)
+            .select("*", *columns.times)
+            .select("partition", "merge_key", status, "event_time", "last_event_time", *sources, of_batch, "updates_open")
+        )
+
+    return folded
+
+
+class _Columns(NamedTuple):
+    """What the fold computes of its own rows, step by step, whatever the batch."""
+
+    of_key: Sequence[Column]
+    stretches: Column
+    each_stretch: Column
+    of_row: Sequence[Column]
+    times: Sequence[Column]
+
+
+@cache  # a column is hundreds of calls to the JVM
+def _columns(sources: tuple[str, ...], timeout_ms: int) -> _Columns:
+    # A row is touched where it gains a part; the first stretch of a key may have none.
+    touched = _any([F.size(_new_parts(source)) > 0 for source in sources])
+    updates_open = _updates_open()
+    return _Columns(
+        of_key=[
             F.max("open_event_time").alias("open_event_time"),
+            F.max("open_batch").alias("open_batch"),
             F.min(F.unix_millis("event_time")).alias("first_time"),
             F.max(F.unix_millis("position")).alias("last_position"),
             *[F.first(f"open_{source}", ignorenulls=True).alias(f"open_{source}") for source in sources],
             *[_parts_of(source) for source in sources],
-        )
-        stretches = by_key.withColumn("stretches", _stretches(sources, timeout_ms))
-        merged = stretches.select("*", F.posexplode("stretches").alias("index", "stretch")).withColumn(
-            "updates_open", (F.col("index") == 0) & F.col("open_event_time").isNotNull()
-        )
-        # A row is touched where it gains a part; the first stretch of a key may have none.
-        touched = _any([F.size(_new_parts(source)) > 0 for source in sources])
-        columns = [_merged_parts(source).alias(source) for source in sources]
-        rows_out = merged.select("partition", "merge_key", "updates_open", touched.alias("touched"), *columns)
-        event_time = _extreme(F.least, [F.get(source, 0) for source in sources])
-        last_event_time = _extreme(F.greatest, [F.get(source, F.size(source) - 1) for source in sources])
-        has_timed_out = F.unix_millis("event_time") < by_partition(clocks) - timeout_ms
-        return (
-            rows_out.withColumn("event_time", event_time)
-            .withColumn("last_event_time", last_event_time)
-            .withColumn("status", F.when(has_timed_out, "timed_out").otherwise("open"))
-            .where(F.col("touched") | (F.col("status") == "timed_out"))
-            .select("partition", "merge_key", "status", "event_time", "last_event_time", *sources, "updates_open")
-        )
+        ],
+        stretches=_stretches(sources, timeout_ms).alias("stretches"),
+        each_stretch=F.posexplode("stretches").alias("index", "stretch"),
+        of_row=[
+            F.col("partition"),
+            F.col("merge_key"),
+            updates_open.alias("updates_open"),
+            F.col("open_batch"),
+            touched.alias("touched"),
+            *[_merged_parts(source, updates_open).alias(source) for source in sources],
+        ],
+        times=[
+            _extreme(F.least, [F.get(source, 0) for source in sources]).alias("event_time"),
+            _extreme(F.greatest, [F.get(source, F.size(source) - 1) for source in sources]).alias("last_event_time"),
+        ],
+    )
 
-    return folded
+
+def _updates_open() -> Column:
+    """The first stretch of a key continues its open row, where it has one."""
+    return (F.col("index") == 0) & F.col("open_event_time").isNotNull()
 
 
 def _parts_of(source: str) -> Column:
@@ -130,14 +169,14 @@ def _new_parts(source: str) -> Column:
     return F.when(everything, F.col(f"new_{source}")).otherwise(F.filter(f"new_{source}", is_within))
 
 
-def _merged_parts(source: str) -> Column:
+def _merged_parts(source: str, updates_open: Column) -> Column:
     """Old parts (where the row continues the open one) and new ones, by (event time, offset), as silver stores them."""
 
     def sortable(parts: Column) -> Column:
         return F.transform(parts, lambda p: F.struct(p["event_time"], p["offset"], p["value"]))
 
     new = sortable(_new_parts(source))
-    both = F.when(F.col("updates_open"), F.concat(sortable(F.col(f"open_{source}")), new)).otherwise(new)
+    both = F.when(updates_open, F.concat(sortable(F.col(f"open_{source}")), new)).otherwise(new)
     return F.transform(F.array_sort(both), lambda p: F.struct(p["offset"], p["event_time"], p["value"]))
 
 

@@ -14,8 +14,9 @@ from rich.console import Console
 from pipelines import tables
 from pipelines.audit.show import status_view, waited_for
 from pipelines.audit.status import status
+from pipelines.batch_input import BatchInput
 from pipelines.core.idle import Decision
-from pipelines.core.plan import BatchPlan, TopicPartition
+from pipelines.core.plan import TopicPartition
 from pipelines.silence import Silence
 from pipelines.silver import Silver
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed, random_case
@@ -135,8 +136,8 @@ def test_a_batch_cut_short_is_completed_with_the_decisions_it_was_planned_with(
     lake.cases[0].arrivals += ["orders"] * 2
     lake.arrive()
 
-    def crash(plan: BatchPlan) -> None:
-        raise RuntimeError(f"crash in batch {plan.batch}")
+    def crash(batch: BatchInput) -> None:
+        raise RuntimeError(f"crash in batch {batch.plan.batch}")
 
     for step in ("_write_late", "_merge"):
         cut_short = Silver(lake.lake, lake.settings, 1)

@@ -59,6 +59,12 @@ def published(lake: Lake, *seqs: int) -> DataFrame:
     return lake.spark.createDataFrame(rows, lake.schema(tables.PUBLISHED)).coalesce(1)
 
 
+def silver_rows(lake: Lake, *rows: tuple[str, str]) -> DataFrame:
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    values = [(0, key, status, at, at, *[[] for _ in SOURCES], None, None, 0) for key, status in rows]
+    return lake.spark.createDataFrame(values, lake.schema(tables.SILVER))
+
+
 def seqs(lake: Lake) -> list[int]:
     return sorted(row.last_seq for row in lake.read(tables.PUBLISHED).select("last_seq").collect())
 
@@ -183,6 +189,19 @@ def test_a_merge_is_done_once_per_batch_and_no_setting_stays_behind(lake: Lake) 
     assert left_behind() == [None, None]
     merge(lake, 61)
     assert seqs(lake) == [50, 60, 61]
+
+
+def test_rows_of_one_kind_are_replaced_by_rows_of_any_kind_once_per_batch_and_no_setting_stays_behind(lake: Lake) -> None:
+    lake.append(silver_rows(lake, ("a", "open"), ("b", "open"), ("c", "timed_out")), tables.SILVER)
+    after = silver_rows(lake, ("a", "timed_out"), ("d", "open"))
+    for _ in range(2):
+        lake.replace(after, tables.SILVER, where="status = 'open'", batch=0)
+    found = lake.read(tables.SILVER).orderBy("merge_key").select("merge_key", "status").collect()
+    assert [tuple(row) for row in found] == [("a", "timed_out"), ("c", "timed_out"), ("d", "open")]
+    assert lake.has_batch(tables.SILVER, 0)
+    assert not lake.has_batch(tables.SILVER, 1)
+    for setting in (*TRANSACTION_SETTINGS, "spark.databricks.delta.replaceWhere.constraintCheck.enabled"):
+        assert lake.spark.conf.get(setting, None) in (None, "true")
 
 
 def test_an_owner_before_writes_nothing_once_it_is_fenced(lake: Lake, settings: Settings) -> None:

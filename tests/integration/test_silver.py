@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipelines import tables
+from pipelines import batch_input, tables
 from pipelines.adapters.spark import layer_session
-from pipelines.core.plan import BatchPlan
+from pipelines.batch_input import BatchInput
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case, expected_late, expected_quarantine, expected_silver, random_case
 from tests.support.lakes import CaseLake, late_of, quarantined_of, settings_for
@@ -105,10 +105,34 @@ def test_a_batch_is_one_commit_and_a_drained_lake_gets_none(spark: SparkSession,
     lake.arrive()
     batches = lake.merge()
     operations = [row.operation for row in lake.lake.delta(tables.SILVER).history().collect()]
-    assert operations.count("MERGE") == batches
-    assert set(operations) == {"MERGE", "CREATE TABLE"}
+    assert len(operations) == batches + 1
+    assert set(operations) <= {"MERGE", "WRITE", "CREATE TABLE"}
     assert lake.merge() == 0
     assert [row.operation for row in lake.lake.delta(tables.SILVER).history().collect()] == operations
+
+
+WAYS = {
+    "few rows, open ones written anew": {},
+    "few rows, MERGE": {"FEW_OPEN": -1},
+    "many rows, open ones written anew": {"FEW_ROWS": -1, "OPEN_PER_OFFSET": 1000},
+    "many rows, MERGE": {"FEW_ROWS": -1, "OPEN_PER_OFFSET": -1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_silver_equals_the_merge_model_whichever_way_a_batch_is_written(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(batch_input, name, value)
+    lake = CaseLake(spark, settings_for(tmp_path), cases(6000, 30))
+    for share in (0.4, 0.7, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    assert lake.silver() == expected_silver(lake.cases)
+    assert late_of(lake.lake) == expected_late(lake.cases)
+    written = {row.operation for row in lake.lake.delta(tables.SILVER).history().collect()} - {"CREATE TABLE"}
+    assert written == {"MERGE" if "MERGE" in way else "WRITE"}
 
 
 def test_a_start_completes_the_batch_that_a_crash_cut_short(
@@ -120,8 +144,8 @@ def test_a_start_completes_the_batch_that_a_crash_cut_short(
     lake.arrive()
     cut_short = Silver(lake.lake, lake.settings, lake.partitions)
 
-    def crash(plan: BatchPlan) -> None:
-        raise RuntimeError(f"crash in batch {plan.batch}")
+    def crash(batch: BatchInput) -> None:
+        raise RuntimeError(f"crash in batch {batch.plan.batch}")
 
     monkeypatch.setattr(cut_short, "_merge", crash)
     with pytest.raises(RuntimeError, match="crash"):

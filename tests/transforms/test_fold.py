@@ -14,6 +14,7 @@ from pipelines.transforms.fold import fold, union_with_open
 from tests.support.cases import SOURCES
 
 T = 100
+BATCH = 7
 
 Part = tuple[str, int, int]
 """source, offset, event time"""
@@ -222,7 +223,7 @@ def open_frame(spark: SparkSession, cases: list[Fold], value_type: str = "STRING
     }
     times = {"event_time": millis("event_time"), "last_event_time": millis("last_event_time")}
     frame = spark.createDataFrame(rows, f"partition INT, merge_key STRING, event_time BIGINT, last_event_time BIGINT, {parts}")
-    return frame.withColumns(times | arrays).withColumn("status", F.lit("open"))
+    return frame.withColumns(times | arrays | {"status": F.lit("open"), "batch": F.lit(BATCH - 1).cast("bigint")})
 
 
 def folded(spark: SparkSession, cases: list[Fold], value_type: str = "STRING") -> DataFrame:
@@ -231,7 +232,7 @@ def folded(spark: SparkSession, cases: list[Fold], value_type: str = "STRING") -
         records_frame(spark, cases, value_type)
         .transform(union_with_open(open_frame(spark, cases, value_type), SOURCES))
         .repartition(4, "partition")
-        .transform(fold(SOURCES, T, clocks))
+        .transform(fold(SOURCES, T, clocks, BATCH))
     )
 
 
@@ -244,7 +245,8 @@ def found(root_session: SparkSession) -> Found:
     times = {name: F.unix_millis(name) for name in ("event_time", "last_event_time")}
     parts = {s: F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])) for s in SOURCES}
     rows: Found = {p: [] for p in range(len(CASES))}
-    for row in folded(layer_session(root_session), list(CASES.values())).withColumns(times | parts).collect():
+    changed = folded(layer_session(root_session), list(CASES.values())).where(F.col("batch") == BATCH)
+    for row in changed.withColumns(times | parts).collect():
         rows[row.partition].append(row)
     return rows
 
@@ -267,11 +269,30 @@ def test_fold_gives_the_rows_that_change(found: Found, name: str) -> None:
         assert [part[2] for s in SOURCES for part in row[s]] == [f"{s} {offset}" for s, offset, _ in kept.parts]
 
 
+def test_an_open_row_that_nothing_changes_comes_out_as_it_was(spark: SparkSession) -> None:
+    case = Fold(
+        (opened(T0, ("orders", 1, 520)), opened(T0, key="b")), (tracking(1, 600, 600, key="a"), tracking(2, 600, 600)), 600
+    )
+    unchanged = folded(spark, [case]).where(F.col("batch") != BATCH)
+    assert [(row.merge_key, row.batch, row.updates_open) for row in unchanged.collect()] == [("b", BATCH - 1, True)]
+    before = open_frame(spark, [case]).where("merge_key = 'b'")
+    assert unchanged.select(before.columns).collect() == before.collect()
+
+
 def test_values_with_fields_come_through_and_the_columns_are_those_of_silver(spark: SparkSession) -> None:
     value_type = "STRUCT<s: STRING, n: BIGINT, list: ARRAY<STRING>>"
     case = Fold((opened(T0),), (tracking(1, 499, 550), orders(2, 560, 560), orders(3, 601, 601)), 601)
     rows = folded(spark, [case], value_type)
-    assert rows.columns == ["partition", "merge_key", "status", "event_time", "last_event_time", *SOURCES, "updates_open"]
+    assert rows.columns == [
+        "partition",
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        *SOURCES,
+        "batch",
+        "updates_open",
+    ]
     parts = "array<struct<offset:bigint,event_time:timestamp,value:struct<s:string,n:bigint,list:array<string>>>>"
     assert [rows.schema[source].dataType.simpleString() for source in SOURCES] == [parts, parts]
     first, second = rows.orderBy("event_time").collect()
@@ -289,7 +310,7 @@ def test_records_and_open_rows_stand_side_by_side(spark: SparkSession) -> None:
     case = Fold((opened(T0, key="b"),), (tracking(1, 499, 550, key="a"),), 601)
     records = records_frame(spark, [case])
     both = records.transform(union_with_open(open_frame(spark, [case]), SOURCES))
-    assert both.columns == [*records.columns, "open_event_time", *[f"open_{source}" for source in SOURCES]]
+    assert both.columns == [*records.columns, "open_event_time", "open_batch", *[f"open_{source}" for source in SOURCES]]
     record, open_row = both.withColumn("at", F.unix_millis("open_event_time")).orderBy("merge_key").collect()
     assert (record.source, record.at, record.open_tracking) == ("tracking", None, None)
     assert (open_row.source, open_row.offset, open_row.event_time, open_row.position) == (None, None, None, None)
