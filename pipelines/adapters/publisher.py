@@ -39,6 +39,9 @@ TRANSACTION_TIMEOUT_S = 300
 PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
 
+MAX_KEPT = 64
+"""So many producers are kept: each has threads of its own."""
+
 Headers = dict[tuple[int, str], list[tuple[str, bytes]]]
 """What some messages of a partition, named by event time (ms) and key, say beside their number and id."""
 
@@ -294,6 +297,8 @@ class HomePublisher:
     ) -> Publication | None:
         before = tails.get(partition)
         if partition not in self._producers:
+            if len(self._producers) >= MAX_KEPT:
+                self.forget()
             self._producers[partition] = self.publisher._transactional_producer(partition)
             reach("publisher.begin")
             before = self.publisher.read_tail(partition) or before

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipelines import tables
+from pipelines import batch_input, bronze, gold, tables
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.spark import layer_session
 from pipelines.audit.status import status
@@ -70,7 +70,9 @@ def run_once(settings: Settings, *layers: str) -> None:
 
 @dataclass
 class River:
-    """One input on a broker, run through the layers twice: at once, and in steps with every checkpoint deleted between them."""
+    """One input on a broker, run through the layers twice: at once, all by Spark; and in steps so small that the driver takes
+    the records, with every checkpoint deleted between them.
+    """
 
     kafka: str
     cases: dict[int, Case]
@@ -105,7 +107,10 @@ def river(root_session: SparkSession, kafka: str, tmp_path_factory: pytest.TempP
     produce_transaction(kafka, "tracking", [keyed("t", 2)], last, commit=False)
     produce_transaction(kafka, "tracking", [keyed("t", 3), heartbeat(900)], last, commit=True)
     run_once(in_steps)
-    run_once(at_once)
+    with pytest.MonkeyPatch.context() as limits:
+        for module, few in ((bronze, "FEW_RECORDS"), (batch_input, "FEW_ROWS"), (gold, "FEW_RECORDS")):
+            limits.setattr(module, few, -1)
+        run_once(at_once)
     return River(kafka, cases, at_once, in_steps)
 
 

@@ -61,7 +61,7 @@ def published(lake: Lake, *seqs: int) -> DataFrame:
 
 def silver_rows(lake: Lake, *rows: tuple[str, str]) -> DataFrame:
     at = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    values = [(0, key, status, at, at, *[[] for _ in SOURCES], None, None, 0) for key, status in rows]
+    values: list[tuple[Any, ...]] = [(0, key, status, at, at, *[[] for _ in SOURCES], None, None, 0) for key, status in rows]
     return lake.spark.createDataFrame(values, lake.schema(tables.SILVER))
 
 
