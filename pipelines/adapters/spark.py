@@ -26,6 +26,9 @@ SESSION_SETTINGS = {
     # MERGE reads its source twice; without this the whole fold would run twice.
     "spark.databricks.delta.merge.materializeSource": "all",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Compaction leaves files of this size alone: by default it writes those of up to 1 GB again each time, history and all.
+    "spark.databricks.delta.optimize.minFileSize": str(64 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
