@@ -114,8 +114,7 @@ class Bronze:
         found = rows.toArrow()
         records, refused = found.num_rows, found.num_rows - found["reason"].null_count
         if records:
-            self._check_share(self.lake.frame(found, rows.schema), records, refused)
-            reach("bronze.append")
+            self._judge(self.lake.frame(found, rows.schema), records, refused)
             self.lake.append_fetched(found, tables.bronze(self.source), apart="partition")
             self._bytes_each = max(self._bytes_each, found.nbytes / records)
         return records, refused
@@ -127,13 +126,17 @@ class Bronze:
             counts = F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")
             found = rows.agg(*counts, F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("bytes")).collect()[0]
             if found.records:
-                self._check_share(rows, found.records, found.refused)
-                reach("bronze.append")
+                self._judge(rows, found.records, found.refused)
                 self.lake.append(rows, tables.bronze(self.source))
                 self._bytes_each = max(self._bytes_each, found.bytes / found.records)
         finally:
             rows.unpersist()
         return found.records, found.refused
+
+    def _judge(self, rows: DataFrame, records: int, refused: int) -> None:
+        """The last thing before step 1: raises QuarantineLimitError where too many are refused."""
+        self._check_share(rows, records, refused)
+        reach("bronze.append")
 
     def _check_share(self, rows: DataFrame, records: int, refused: int) -> None:
         """A batch is judged together with those before it, until they are enough to judge."""

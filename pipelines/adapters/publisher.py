@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pyspark import TaskContext
 
 from pipelines.adapters.kafka import TIMEOUT_S, Cluster, client_options, read_backwards
@@ -156,10 +156,14 @@ class Publisher:
             numbered = resume(rows, self.read_tail(partition) or before)
         if mode != "exactly_once":
             return self._send(self._producer({}), partition, numbered, headers)
+        producer, tail = self._begin(partition)
+        return self._send(producer, partition, resume(rows, tail or before), headers, in_transaction=True)
+
+    def _begin(self, partition: int) -> tuple[Producer, Tail | None]:
+        """Steps 1 and 2."""
         producer = self._transactional_producer(partition)
         reach("publisher.begin")
-        numbered = resume(rows, self.read_tail(partition) or before)
-        return self._send(producer, partition, numbered, headers, in_transaction=True)
+        return producer, self.read_tail(partition)
 
     def _send(
         self,
@@ -261,21 +265,23 @@ class Publisher:
         return PublishingError(self.topic, partition, reason.str() if isinstance(reason, KafkaError) else str(reason))
 
 
-@dataclass(frozen=True)
 class HomePublisher:
     """Publishes few messages from this process, with a transactional producer for each partition that is kept.
 
-    Steps 1 and 2 are done once for each: as long as nobody fences a producer, nothing comes out beside what it commits; and one
-    that was fenced commits nothing.
+    Steps 1 and 2 are done once for each: as long as nobody fences a producer, no transaction comes out beside its own; and one
+    that was fenced commits nothing. Whether somebody else has written to the sink is seen by its length.
     """
 
-    publisher: Publisher
-    _producers: dict[int, Producer] = field(default_factory=dict)
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._kept: dict[int, tuple[Producer, int]] = {}
+        """Each with the offset up to which the partition is known."""
+        self._consumer: Consumer | None = None
 
     def publish(self, rows: pa.Table, headers: Mapping[int, Headers], tails: Mapping[int, Tail]) -> list[Publication]:
         """`Publisher.publish_batches` for rows at hand; `tails` holds what every earlier call has published."""
-        if self.publisher.settings.publish.delivery != "exactly_once":
-            found = self.publisher.publish_batches(headers, tails)(iter(rows.to_batches()))
+        if self._publisher.settings.publish.delivery != "exactly_once":
+            found = self._publisher.publish_batches(headers, tails)(iter(rows.to_batches()))
             return [Publication(**row) for batch in found for row in batch.to_pylist()]
         publications = []
         for partition, outgoing in groupby(_rows(rows.to_batches()), key=lambda row: row[0]):
@@ -284,25 +290,39 @@ class HomePublisher:
             except BaseException as error:
                 self.forget()
                 if isinstance(error, KafkaException):
-                    raise self.publisher._failure(partition, error) from None
+                    raise self._publisher._failure(partition, error) from None
                 raise
         return [publication for publication in publications if publication is not None]
 
     def forget(self) -> None:
         """Others publish, or it is not known what is out: the next call settles each partition anew."""
-        self._producers.clear()
+        self._kept.clear()
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
 
     def _publish(
         self, partition: int, rows: Iterator[Outgoing], headers: Headers, tails: Mapping[int, Tail]
     ) -> Publication | None:
-        before = tails.get(partition)
-        if partition not in self._producers:
-            if len(self._producers) >= MAX_KEPT:
+        before, end = tails.get(partition), self._end(partition)
+        producer, known_end = self._kept.pop(partition, (None, 0))
+        if producer is None or end > known_end:
+            if len(self._kept) >= MAX_KEPT:
                 self.forget()
-            self._producers[partition] = self.publisher._transactional_producer(partition)
-            reach("publisher.begin")
-            before = self.publisher.read_tail(partition) or before
-        return self.publisher._send(self._producers[partition], partition, resume(rows, before), headers, in_transaction=True)
+            producer, tail = self._publisher._begin(partition)
+            before = tail or before
+        publication = self._publisher._send(producer, partition, resume(rows, before), headers, in_transaction=True)
+        # After the last message stands the marker of its transaction.
+        known_end = end if publication is None or publication.sink_offset is None else publication.sink_offset + 2
+        self._kept[partition] = producer, known_end
+        return publication
+
+    def _end(self, partition: int) -> int:
+        if self._consumer is None:
+            self._consumer = Cluster(self._publisher.settings.kafka).consumer()
+        of_sink = TopicPartition(self._publisher.topic, partition)
+        _, end = self._consumer.get_watermark_offsets(of_sink, TIMEOUT_S)
+        return int(end)
 
 
 # What a producer says that was fenced, from then on as `_FATAL`. (A transaction that outlived its timeout is fenced too, by the

@@ -26,6 +26,11 @@ SESSION_SETTINGS = {
     # MERGE reads its source twice; without this the whole fold would run twice.
     "spark.databricks.delta.merge.materializeSource": "all",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Spark's default is a type of twelve bytes that other readers call deprecated.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # No two values are the same, and few keys: looking for repetitions costs a tenth of a backlog.
+    "parquet.enable.dictionary#value": "false",
+    "parquet.enable.dictionary#merge_key": "false",
     # Compaction leaves files of this size alone: by default it writes those of up to 1 GB again each time, history and all.
     "spark.databricks.delta.optimize.minFileSize": str(64 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
