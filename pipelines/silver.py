@@ -19,7 +19,7 @@ goes on elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import reduce
@@ -98,13 +98,11 @@ class Silver:
     def _complete(self, batch: BatchInput) -> None:
         """Steps 3 and 4, as far as they were not made."""
         plan = batch.plan
-        is_small = plan.reset is None and (batch.changes_nothing or batch.is_small)
-        with self.lake.interpreted() if is_small else nullcontext():
-            reach("silver.late")
-            if plan.has_late and plan.reset is None and not self._has(tables.LATE, plan):
-                self._write_late(batch)
-            reach("silver.merge")
-            self._merge(batch)
+        reach("silver.late")
+        if plan.has_late and plan.reset is None and not self._has(tables.LATE, plan):
+            self._write_late(batch)
+        reach("silver.merge")
+        self._merge(batch)
 
     @property
     def cursors(self) -> Mapping[TopicPartition, Cursor]:
@@ -237,7 +235,12 @@ class Silver:
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
             .select(*self.lake.schema(tables.LATE).names)
         )
-        self.lake.append(late, tables.LATE, batch=plan.batch)
+        with self._pace(batch):
+            self.lake.append(late, tables.LATE, batch=plan.batch)
+
+    def _pace(self, batch: BatchInput) -> AbstractContextManager[None]:
+        """Inside, Spark compiles no code for what a small batch does with its own rows."""
+        return self.lake.interpreted() if batch.is_small else nullcontext()
 
     def _input(self, plan: BatchPlan) -> BatchInput:
         """What both steps read, once."""
@@ -269,12 +272,14 @@ class Silver:
         )
         if batch.rewrites_open:
             everything = batch.with_other_open_rows(rows.drop("updates_open"))
-            self.lake.replace(everything, tables.SILVER, where="status = 'open'", batch=plan.batch)
+            with self._pace(batch):
+                self.lake.replace(everything, tables.SILVER, where="status = 'open'", batch=plan.batch)
             return
         changed = rows.where(F.col("batch") == plan.batch)
         if batch.is_small:
             # MERGE reads its source more than once, and knows best what to do with one that is small and at hand.
-            changed = self.lake.frame(changed.toArrow(), changed.schema)
+            with self._pace(batch):
+                changed = self.lake.frame(changed.toArrow(), changed.schema)
         columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.schema(tables.SILVER).names}
         is_its_open_row = (
             "silver.status = 'open' AND changed.updates_open "
