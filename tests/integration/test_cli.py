@@ -96,6 +96,14 @@ class Following:
     def descendants(self) -> list[psutil.Process]:
         return self.family.children(recursive=True)
 
+    def programs(self) -> set[str]:
+        """What its processes run; Spark's start has many that are gone at once."""
+        names = set()
+        for process in self.descendants():
+            with suppress(psutil.NoSuchProcess):
+                names.add(process.name())
+        return names
+
     def wait(self, deadline_s: float) -> tuple[int, bytes]:
         out, _ = self.process.communicate(timeout=deadline_s)
         return self.process.returncode, out
@@ -229,7 +237,7 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(project: Project) -> 
 
 
 def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Following) -> None:
-    until(lambda: any("java" in process.name() for process in following.descendants()), "Spark is being started")
+    until(lambda: "java" in following.programs(), "Spark is being started")
     family = following.descendants()
     os.killpg(following.process.pid, signal.SIGINT)
     exit_code, out = following.wait(60)
