@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -141,38 +141,33 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
 
 def _against_others(small: River, plain: Run) -> Iterator[Result]:
     """Point 1. What the mark is about is run twice, in turns, and the better of both counts: the machine is slower at times."""
-    seconds: dict[str, list[float]] = {"run": [plain.seconds]}
-    messages: dict[str, int] = {}
-    runs = [plain]
-    for name in (*PEERS, "run", FLOOR_B):
-        try:
-            if name == "run":
-                runs.append(small.run("again"))
-                seconds[name].append(runs[-1].seconds)
-            else:
-                taken, messages[name] = small.peer(name)
-                seconds.setdefault(name, []).append(taken)
-        except ProgramError as error:
-            tell(f"{name} is left out: {error}")
+    taken: dict[str, list[tuple[float, int]]] = {}
+    for name in PEERS:
+        _try_peer(small, name, taken)
+    runs = [plain, small.run("again")]
+    _try_peer(small, FLOOR_B, taken)
     best = min(runs, key=lambda run: run.seconds)
     steady = small.records / (best.seconds - best.steps.get("lake", 0.0))
     details = {
         "records": small.records,
-        "seconds": _rounded(seconds["run"]),
+        "seconds": [round(run.seconds, 1) for run in runs],
         "records_per_second_after_start": round(steady),
         "seconds_until_the_last_news_of": best.steps,
         "share_of": best.shares(),
     }
     yield Result(points.BACKLOG, small.records / best.seconds, details)
-    for name, point in PEERS.items():
-        if name in seconds:
-            rate = round(small.records / min(seconds[name]))
-            others = {"seconds": _rounded(seconds[name]), "messages": messages[name], "sessions": small.sessions}
-            yield Result(point, min(seconds[name]) / best.seconds, {"records_per_second": rate, **others})
+    for name, of_peer in taken.items():
+        seconds, messages = min(of_peer)
+        details = {"seconds": [round(each, 1) for each, _ in of_peer], "messages": messages, "sessions": small.sessions}
+        yield Result(PEERS[name], seconds / best.seconds, {"records_per_second": round(small.records / seconds), **details})
 
 
-def _rounded(seconds: Sequence[float]) -> list[float]:
-    return [round(taken, 1) for taken in seconds]
+def _try_peer(river: River, name: str, taken: dict[str, list[tuple[float, int]]]) -> None:
+    """One that fails is left out."""
+    try:
+        taken.setdefault(name, []).append(river.peer(name))
+    except ProgramError as error:
+        tell(f"{name} is left out: {error}")
 
 
 def _memory(small: River, plain: Run, large: River) -> Iterator[Result]:

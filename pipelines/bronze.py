@@ -14,7 +14,7 @@ quarantine lacks and appends them. Quarantine is written in bronze's order, so i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -83,7 +83,8 @@ class Bronze:
         checkpoint = new_checkpoint(self.lake, self.settings, tables.bronze(self.source))
 
         def append(rows: DataFrame) -> None:
-            self._append(rows, offsets_under_way(self.lake, checkpoint, self.topic, offsets))
+            count = offsets_under_way(self.lake, checkpoint, self.topic, offsets) if self.lake.is_local else None
+            self._append(rows, count)
 
         return (
             kafka.load()
@@ -97,7 +98,7 @@ class Bronze:
 
     def _append(self, rows: DataFrame, offsets: int | None) -> None:
         few = min(FEW_RECORDS, FEW_BYTES / (self._bytes_each or LARGE_RECORD))
-        is_small = self.lake.is_local and offsets is not None and offsets <= few
+        is_small = offsets is not None and offsets <= few
         records, refused = self._append_fetched(rows) if is_small else self._append_by_spark(rows)
         if not records:
             return
@@ -114,7 +115,7 @@ class Bronze:
         found = rows.toArrow()
         records, refused = found.num_rows, found.num_rows - found["reason"].null_count
         if records:
-            self._judge(self.lake.frame(found, rows.schema), records, refused)
+            self._judge(lambda: self.lake.frame(found, rows.schema), records, refused)
             self.lake.append_fetched(found, tables.bronze(self.source), apart="partition")
             self._bytes_each = max(self._bytes_each, found.nbytes / records)
         return records, refused
@@ -126,19 +127,19 @@ class Bronze:
             counts = F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")
             found = rows.agg(*counts, F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("bytes")).collect()[0]
             if found.records:
-                self._judge(rows, found.records, found.refused)
+                self._judge(lambda: rows, found.records, found.refused)
                 self.lake.append(rows, tables.bronze(self.source))
                 self._bytes_each = max(self._bytes_each, found.bytes / found.records)
         finally:
             rows.unpersist()
         return found.records, found.refused
 
-    def _judge(self, rows: DataFrame, records: int, refused: int) -> None:
+    def _judge(self, rows: Callable[[], DataFrame], records: int, refused: int) -> None:
         """The last thing before step 1: raises QuarantineLimitError where too many are refused."""
         self._check_share(rows, records, refused)
         reach("bronze.append")
 
-    def _check_share(self, rows: DataFrame, records: int, refused: int) -> None:
+    def _check_share(self, rows: Callable[[], DataFrame], records: int, refused: int) -> None:
         """A batch is judged together with those before it, until they are enough to judge."""
         seen, bad = self._unjudged
         if seen + records < QUARANTINE_SAMPLE:
@@ -146,9 +147,8 @@ class Bronze:
             return
         if refused and bad + refused > self.settings.kafka.quarantine_limit * (seen + records):
             where = F.concat_ws("", "topic", F.lit("["), "partition", F.lit("]@"), "offset")
-            of_reason = (
-                rows.where("reason IS NOT NULL").groupBy("reason").agg(F.count(F.lit(1)).alias("n"), F.min(where).alias("at"))
-            )
+            counts = F.count(F.lit(1)).alias("n"), F.min(where).alias("at")
+            of_reason = rows().where("reason IS NOT NULL").groupBy("reason").agg(*counts)
             worst = of_reason.orderBy(F.desc("n"), "reason").first()
             assert worst is not None
             raise QuarantineLimitError(self.source, refused, records, worst.reason, worst.at)

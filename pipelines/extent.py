@@ -40,6 +40,12 @@ def pending_extents(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> d
     return extents
 
 
+def finished_since(lake: Lake, times: Mapping[int, int], partitions: int) -> str:
+    """SQL: finished, valid records of silver that are no older than their partition's time (all, where it has none)."""
+    finished = _finished(lake, min(times.values()) if len(times) == partitions else None)
+    return f"{finished} AND COALESCE(event_time >= {_by_partition(lake, times)}, TRUE)" if times else finished
+
+
 def _ties(lake: Lake, tails: Mapping[int, Tail]) -> dict[int, list[Place]]:
     """Pending records of the very time of the tail."""
     if not tails:

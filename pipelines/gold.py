@@ -31,7 +31,7 @@ from pipelines.adapters.publisher import PUBLICATION, Headers, HomePublisher, Pu
 from pipelines.core.idle import Decision
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
-from pipelines.extent import Extent, Place, pending_extents
+from pipelines.extent import Extent, Place, finished_since, pending_extents
 from pipelines.faults import reach
 from pipelines.settings import Settings
 from pipelines.transforms.message import message_value
@@ -39,7 +39,6 @@ from pipelines.transforms.ranges import by_partition, case
 
 MAX_PER_TRANSACTION = 250_000
 """About so many messages of a partition go into one transaction: few large ones are cheap, and none outlives its timeout."""
-
 
 FEW_RECORDS = 5_000
 """So many are published from this process, sooner than Spark would have begun to."""
@@ -110,9 +109,11 @@ class Gold:
         if not extents:
             return []
         is_small = self.lake.is_local and sum(extent.records for extent in extents.values()) <= FEW_RECORDS
-        silver = self._fetch_finished(tails) if is_small else self.lake.read(tables.SILVER)
+        finished = self._fetch_finished(tails) if is_small else self._read_finished(tails)
         # Silver moves on meanwhile: what is published ends where the headers say.
-        pending = self._pending(silver, tails).where(_is_up_to({partition: extent.last for partition, extent in extents.items()}))
+        pending = self._pending(finished, tails).where(
+            _is_up_to({partition: extent.last for partition, extent in extents.items()})
+        )
         largest = max(extent.records for extent in extents.values())
         if largest > MAX_PER_TRANSACTION:
             self._has_more = True
@@ -164,28 +165,28 @@ class Gold:
 
     def _fetch_finished(self, tails: Mapping[int, Tail]) -> DataFrame:
         """Finished, valid records that are no older than their partition's tail."""
-        schema, since = self.lake.schema(tables.SILVER), {p: tail.event_time for p, tail in tails.items()}
-        is_new = "TRUE"
-        if since:
-            of_all = {p: self.lake.time_literal(since.get(p, 0)) for p in range(self.partitions)}
-            earliest = min(since.get(p, 0) for p in range(self.partitions))
-            is_new = f"event_time >= {self.lake.time_literal(earliest)} AND event_time >= {case(of_all)}"
+        schema = self.lake.schema(tables.SILVER)
         columns = ", ".join(f"`{name}`" for name in schema.names)
-        found = self.lake.fetch(f"SELECT {columns} FROM {{silver}} WHERE status = 'timed_out' AND valid AND {is_new}", schema)
+        is_new = finished_since(self.lake, {p: tail.event_time for p, tail in tails.items()}, self.partitions)
+        found = self.lake.fetch(f"SELECT {columns} FROM {{silver}} WHERE {is_new}", schema)
         return self.lake.frame(found, schema)
 
-    def _pending(self, silver: DataFrame, tails: Mapping[int, Tail]) -> DataFrame:
-        """Finished, valid records after each partition's tail: partition, event_time (ms), merge_key, value (bytes)."""
-        silver = silver.where("status = 'timed_out' AND valid")
-        if len(tails) == self.partitions:
-            # What is true of every row wanted, said so that Delta's statistics can skip files by it.
-            earliest = min(tail.event_time for tail in tails.values())
-            silver = silver.where(F.col("event_time") >= F.timestamp_millis(F.lit(earliest)))
-        value = message_value(silver.schema, self.settings.publish, list(self.settings.sources))
-        finished = silver.select(
+    def _read_finished(self, tails: Mapping[int, Tail]) -> DataFrame:
+        """The same, and older ones, for Spark to read."""
+        silver = self.lake.read(tables.SILVER).where("status = 'timed_out' AND valid")
+        if len(tails) < self.partitions:
+            return silver
+        # What is true of every row wanted, said so that Delta's statistics can skip files by it.
+        earliest = min(tail.event_time for tail in tails.values())
+        return silver.where(F.col("event_time") >= F.timestamp_millis(F.lit(earliest)))
+
+    def _pending(self, finished: DataFrame, tails: Mapping[int, Tail]) -> DataFrame:
+        """Those after each partition's tail: partition, event_time (ms), merge_key, value (bytes)."""
+        value = message_value(finished.schema, self.settings.publish, list(self.settings.sources))
+        messages = finished.select(
             "partition", F.unix_millis("event_time").alias("event_time"), "merge_key", value.cast("binary").alias("value")
         )
-        return finished.where(~F.coalesce(_is_up_to(tails), F.lit(False))) if tails else finished
+        return messages.where(~F.coalesce(_is_up_to(tails), F.lit(False))) if tails else messages
 
     def _headers(self, extents: Mapping[int, Extent]) -> dict[int, Headers]:
         """Step 2: what a partition's last message says of where a lost lake is taken up again; without a transaction a part may

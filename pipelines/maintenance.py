@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipelines import tables
-from pipelines.adapters.lake import Lake, suppress_conflict
+from pipelines.adapters.lake import Lake
 from pipelines.settings import Settings
 
 COMPACT_EVERY: Final = 50
@@ -42,7 +42,7 @@ class Maintenance:
             self._vacuumed_at = self.now()
         if self._commits % self.every == 0:
             for name in self.names:
-                compact(self.lake, name)
+                self.lake.compact(name)
             if self.now() - self._vacuumed_at > VACUUM_EVERY_S:
                 for name in self.names:
                     vacuum(self.lake, self.settings, name)
@@ -54,7 +54,7 @@ def maintain(lake: Lake, settings: Settings, names: Sequence[str]) -> list[dict[
     done: list[dict[str, object]] = []
     for name in names:
         before = files(lake, name)
-        compact(lake, name)
+        lake.compact(name)
         keep_retention(lake, settings, name)
         removed = len(lake.spark.sql(f"VACUUM {lake.identifier(name)} DRY RUN").collect())
         vacuum(lake, settings, name)
@@ -65,12 +65,6 @@ def maintain(lake: Lake, settings: Settings, names: Sequence[str]) -> list[dict[
 def files(lake: Lake, table: str) -> int:
     """How many files the table's present version has."""
     return int(lake.delta(table).detail().select("numFiles").collect()[0][0])
-
-
-def compact(lake: Lake, table: str) -> None:
-    """Rewrites small files into few; no row changes. Where another writer is at the same files, it is left for the next time."""
-    with suppress_conflict():
-        lake.spark.sql(f"OPTIMIZE {lake.identifier(table)}").collect()
 
 
 def vacuum(lake: Lake, settings: Settings, table: str) -> None:

@@ -1,11 +1,11 @@
-"""Silver: the merge of the sources by event time, a pure function of bronze, kept by one Delta MERGE per batch.
+"""Silver: the merge of the sources by event time, a pure function of bronze, kept by one Delta commit per batch.
 
 Progress is in tables, never in a Spark checkpoint. A batch is committed in this order:
 
 1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch (`plan_next`; writes nothing);
 2. *progress*: the plan as rows of `progress` (`write_progress`): from here on the batch is decided;
 3. *late*: the batch's late records (`_write_late`);
-4. *merge*: the rows that change, by MERGE (`_merge`).
+4. *merge*: the rows that change, by MERGE or with all open rows written anew (`_merge`).
 
 A start completes the last batch of `progress` first: each write carries the batch's number, and Delta's own record of it says
 which of them were made. Hence after a crash before 2 nothing is known of the batch and another plan may be made; between 2 and
@@ -278,7 +278,7 @@ class Silver:
         changed = rows.where(F.col("batch") == plan.batch)
         if batch.is_small:
             # MERGE reads its source more than once, and knows best what to do with one that is small and at hand.
-            with self._pace(batch):
+            with self.lake.interpreted():
                 changed = self.lake.frame(changed.toArrow(), changed.schema)
         columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.schema(tables.SILVER).names}
         is_its_open_row = (

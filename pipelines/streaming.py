@@ -150,8 +150,8 @@ def offsets_under_way(lake: Lake, checkpoint: str, topic: str, begun: Mapping[in
     folder = lake.files.local_path(f"{checkpoint}/offsets")
     if folder is None:
         return None
-    noted = sorted((int(file.name), file) for file in Path(folder).iterdir() if file.name.isdecimal())
     try:
+        noted = sorted((int(file.name), file) for file in Path(folder).iterdir() if file.name.isdecimal())
         ends = [_noted_offsets(file.read_text(), topic) for _, file in noted[-2:]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

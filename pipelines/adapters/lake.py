@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType, TimestampType
 
@@ -26,6 +26,9 @@ APPLICATION = "watersmeet"
 """Delta keeps, per table and application, the last transaction version it has seen: token and number of our last commit."""
 
 _NUMBERS = 1 << 32
+
+COMPACTED_BYTES = 64 * 1024 * 1024
+"""Compaction leaves files of this size alone."""
 
 Rows = Sequence[Sequence[Any]]
 
@@ -161,11 +164,9 @@ class Lake:
         self._append_numbered(table, batch, application, lambda version: self._append(rows, table, application, version))
 
     def append_fetched(self, rows: pa.Table, table: str, *, apart: str) -> None:
-        """The same for rows that were fetched from Spark, in a file for each value of the (integer) column `apart`."""
+        """The same on a local lake for rows that Spark has handed over, a file for each value of the (integer) column `apart`."""
         local = self._local
-        if local is None:
-            self.append(self.frame(rows, self.schema(table)).repartition(apart), table)
-            return
+        assert local is not None
         self._append_numbered(
             table, None, APPLICATION, lambda version: local.append_apart(rows, table, APPLICATION, version, column=apart)
         )
@@ -175,10 +176,16 @@ class Lake:
         writer = rows.select(*self.schema(table).names).write.format("delta").mode("overwrite").option("replaceWhere", where)
         # Delta would refuse rows that `where` does not find, which a session setting alone can allow.
         with self.once(table, batch, replaceWhere_constraintCheck_enabled="false"):
-            if isinstance(self._location, CatalogLake):
-                writer.saveAsTable(self.identifier(table))
+            self._save(writer, table)
+
+    def compact(self, table: str) -> None:
+        """Rewrites small files into few; no row changes. Where another writer was quicker, it is left for the next time."""
+        is_plain = DELETION_VECTORS not in self._tables[table].properties
+        with suppress_conflict():
+            if self._local is not None and is_plain:
+                self._local.compact(table, COMPACTED_BYTES)
             else:
-                writer.save(self._path(table))
+                self.spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
 
     def append_rows(self, rows: Rows, table: str, *, batch: int | None = None, application: str = APPLICATION) -> None:
         """The same for a few rows that the driver has: values in the order of the layout's columns, times in epoch ms."""
@@ -211,6 +218,9 @@ class Lake:
         writer = rows.write.format("delta").mode("append")
         if version is not None:
             writer = writer.options(txnAppId=application, txnVersion=str(version))
+        self._save(writer, table)
+
+    def _save(self, writer: DataFrameWriter, table: str) -> None:
         if isinstance(self._location, CatalogLake):
             writer.saveAsTable(self.identifier(table))
         else:

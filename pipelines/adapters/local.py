@@ -19,7 +19,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, Transaction, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    QueryBuilder,
+    Schema,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import parquet
@@ -89,6 +97,7 @@ class LocalTables:
             return
         for attempt in range(_ATTEMPTS):
             found = self._table(table)
+            number = found.version() + 1
             seen = found.transaction_version(application)
             if seen is not None and seen >= version:
                 return
@@ -100,14 +109,21 @@ class LocalTables:
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
-                self._checkpoint(table)
+                if number % _COMMITS_PER_CHECKPOINT == 0:
+                    self._checkpoint(table)
                 return
 
     def _checkpoint(self, table: str) -> None:
-        """Now and then the log is summed up, or each look would read all of it. (Spark does so itself where it writes.)"""
+        """Sums up the log, or each look would read all of it. (Spark does so itself where it writes.)"""
         found = self._table(table)
-        if found.version() % _COMMITS_PER_CHECKPOINT == 0 and DELETION_VECTORS not in found.metadata().configuration:
+        if DELETION_VECTORS not in found.metadata().configuration:
             found.create_checkpoint()
+
+    def compact(self, table: str, target_bytes: int) -> None:
+        """Rewrites files smaller than this into few of about this size, unless another writer comes first."""
+        like_spark = WriterProperties(compression="SNAPPY")
+        with suppress(CommitFailedError):
+            self._table(table).optimize.compact(target_size=target_bytes, max_concurrent_tasks=2, writer_properties=like_spark)
 
     def _write(self, rows: pa.Table, table: str, described: Sequence[str]) -> AddAction:
         """A data file that no commit names yet, and the action that would."""

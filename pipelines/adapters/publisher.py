@@ -130,22 +130,34 @@ class Publisher:
         """
 
         def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for partition, rows in groupby(_rows(batches), key=lambda row: row[0]):
-                outgoing = (row for _, row in rows)
-                try:
-                    publication = self._publish(partition, outgoing, headers[partition], tails.get(partition))
-                except KafkaException as error:
-                    raise self._failure(partition, error) from None
-                if publication is not None:
-                    columns = [[value] for value in publication]
-                    yield pa.RecordBatch.from_arrays(
-                        [pa.array(c, f.type) for c, f in zip(columns, _ARROW_PUBLICATION, strict=True)],
-                        schema=_ARROW_PUBLICATION,
-                    )
+            for publication in self.publications(batches, headers, tails, self.publish):
+                columns = [[value] for value in publication]
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(c, f.type) for c, f in zip(columns, _ARROW_PUBLICATION, strict=True)],
+                    schema=_ARROW_PUBLICATION,
+                )
 
         return publish
 
-    def _publish(self, partition: int, rows: Iterable[Outgoing], headers: Headers, before: Tail | None) -> Publication | None:
+    def publications(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        headers: Mapping[int, Headers],
+        tails: Mapping[int, Tail],
+        publish: Callable[[int, Iterable[Outgoing], Headers, Tail | None], Publication | None],
+    ) -> Iterator[Publication]:
+        """What `publish` makes of each partition's rows. Raises WatersmeetError for what Kafka says."""
+        for partition, rows in groupby(_rows(batches), key=lambda row: row[0]):
+            outgoing = (row for _, row in rows)
+            try:
+                publication = publish(partition, outgoing, headers[partition], tails.get(partition))
+            except KafkaException as error:
+                raise self._failure(partition, error) from None
+            if publication is not None:
+                yield publication
+
+    def publish(self, partition: int, rows: Iterable[Outgoing], headers: Headers, before: Tail | None) -> Publication | None:
+        """All steps for a partition's rows, with a producer of their own; `before`: as in `publish_batches`."""
         mode = self.settings.publish.delivery
         if mode == "at_most_once":
             task = TaskContext.get()
@@ -280,19 +292,13 @@ class HomePublisher:
 
     def publish(self, rows: pa.Table, headers: Mapping[int, Headers], tails: Mapping[int, Tail]) -> list[Publication]:
         """`Publisher.publish_batches` for rows at hand; `tails` holds what every earlier call has published."""
-        if self._publisher.settings.publish.delivery != "exactly_once":
-            found = self._publisher.publish_batches(headers, tails)(iter(rows.to_batches()))
-            return [Publication(**row) for batch in found for row in batch.to_pylist()]
-        publications = []
-        for partition, outgoing in groupby(_rows(rows.to_batches()), key=lambda row: row[0]):
-            try:
-                publications.append(self._publish(partition, (row for _, row in outgoing), headers[partition], tails))
-            except BaseException as error:
-                self.forget()
-                if isinstance(error, KafkaException):
-                    raise self._publisher._failure(partition, error) from None
-                raise
-        return [publication for publication in publications if publication is not None]
+        is_transactional = self._publisher.settings.publish.delivery == "exactly_once"
+        publish = self._publish if is_transactional else self._publisher.publish
+        try:
+            return list(self._publisher.publications(rows.to_batches(), headers, tails, publish))
+        except BaseException:
+            self.forget()
+            raise
 
     def forget(self) -> None:
         """Others publish, or it is not known what is out: the next call settles each partition anew."""
@@ -301,10 +307,8 @@ class HomePublisher:
             self._consumer.close()
             self._consumer = None
 
-    def _publish(
-        self, partition: int, rows: Iterator[Outgoing], headers: Headers, tails: Mapping[int, Tail]
-    ) -> Publication | None:
-        before, end = tails.get(partition), self._end(partition)
+    def _publish(self, partition: int, rows: Iterable[Outgoing], headers: Headers, before: Tail | None) -> Publication | None:
+        end = self._end(partition)
         producer, known_end = self._kept.pop(partition, (None, 0))
         if producer is None or end > known_end:
             if len(self._kept) >= MAX_KEPT:

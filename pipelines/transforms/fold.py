@@ -80,7 +80,8 @@ class _Columns(NamedTuple):
 def _columns(sources: tuple[str, ...], timeout_ms: int) -> _Columns:
     # A row is touched where it gains a part; the first stretch of a key may have none.
     touched = _any([F.size(_new_parts(source)) > 0 for source in sources])
-    updates_open = _updates_open()
+    # The first stretch of a key continues its open row, where it has one.
+    updates_open = (F.col("index") == 0) & F.col("open_event_time").isNotNull()
     return _Columns(
         of_key=[
             F.max("open_event_time").alias("open_event_time"),
@@ -105,11 +106,6 @@ def _columns(sources: tuple[str, ...], timeout_ms: int) -> _Columns:
             _extreme(F.greatest, [F.get(source, F.size(source) - 1) for source in sources]).alias("last_event_time"),
         ],
     )
-
-
-def _updates_open() -> Column:
-    """The first stretch of a key continues its open row, where it has one."""
-    return (F.col("index") == 0) & F.col("open_event_time").isNotNull()
 
 
 def _parts_of(source: str) -> Column:

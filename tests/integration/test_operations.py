@@ -156,7 +156,7 @@ def test_only_what_lies_beyond_the_retention_is_removed(spark: SparkSession, tmp
 
 def test_an_owner_vacuums_after_some_hours(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr("pipelines.maintenance.compact", lambda _, name: done.append(f"compact {name}"))
+    monkeypatch.setattr(Lake, "compact", lambda _, name: done.append(f"compact {name}"))
     monkeypatch.setattr("pipelines.maintenance.vacuum", lambda *arguments: done.append(f"vacuum {arguments[-1]}"))
     settings, now = settings_for(tmp_path), [0.0]
     keeper = Maintenance(Lake(spark, settings), settings, ["late"], now=lambda: now[0])
