@@ -16,7 +16,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -24,13 +26,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines import tables
 from pipelines.adapters.kafka import spark_options
 from pipelines.adapters.lake import Lake, bronze_application
+from pipelines.core.reading import ReadingRules
 from pipelines.errors import QuarantineLimitError
 from pipelines.faults import reach
 from pipelines.maintenance import Maintenance
 from pipelines.observability import Reporter
 from pipelines.settings import Settings
 from pipelines.streaming import FROM_KAFKA, Gate, new_checkpoint, offsets_under_way, trigger
-from pipelines.transforms.decode import decode
+from pipelines.transforms.decode import decode, decode_fetched
 from pipelines.transforms.ranges import is_within
 
 FEW_RECORDS = 20_000
@@ -82,13 +85,12 @@ class Bronze:
         )
         checkpoint = new_checkpoint(self.lake, self.settings, tables.bronze(self.source))
 
-        def append(rows: DataFrame) -> None:
+        def append(kafka: DataFrame) -> None:
             count = offsets_under_way(self.lake, checkpoint, self.topic, offsets) if self.lake.is_local else None
-            self._append(rows, count)
+            self._append(kafka, count)
 
         return (
             kafka.load()
-            .transform(decode(self.settings.sources[self.source].reading_rules(self.settings.merge.max_future_ms)))
             .writeStream.queryName(f"watersmeet {tables.bronze(self.source)}")
             .option("checkpointLocation", checkpoint)
             .trigger(**trigger(once=once, every=FROM_KAFKA))
@@ -96,10 +98,10 @@ class Bronze:
             .start()
         )
 
-    def _append(self, rows: DataFrame, offsets: int | None) -> None:
+    def _append(self, kafka: DataFrame, offsets: int | None) -> None:
         few = min(FEW_RECORDS, FEW_BYTES / (self._bytes_each or LARGE_RECORD))
         is_small = offsets is not None and offsets <= few
-        records, refused = self._append_fetched(rows) if is_small else self._append_by_spark(rows)
+        records, refused = self._append_fetched(kafka) if is_small else self._append_by_spark(kafka)
         if not records:
             return
         reach("bronze.quarantine")
@@ -110,19 +112,27 @@ class Bronze:
         if self.maintenance is not None:
             self.maintenance.after_commit()
 
-    def _append_fetched(self, rows: DataFrame) -> tuple[int, int]:
-        """Step 1 for few records: read by Spark, written by the driver; how many, and how many of them are refused."""
-        found = rows.toArrow()
+    @cached_property
+    def _rules(self) -> ReadingRules:
+        return self.settings.sources[self.source].reading_rules(self.settings.merge.max_future_ms)
+
+    @cached_property
+    def _decode_fetched(self) -> Callable[[pa.Table], pa.Table]:
+        return decode_fetched(self._rules)
+
+    def _append_fetched(self, kafka: DataFrame) -> tuple[int, int]:
+        """Step 1 for few records: read by Spark, the rest by the driver; how many, and how many of them are refused."""
+        found = self._decode_fetched(kafka.toArrow())
         records, refused = found.num_rows, found.num_rows - found["reason"].null_count
         if records:
-            self._judge(lambda: self.lake.frame(found, rows.schema), records, refused)
+            self._judge(lambda: self.lake.frame(found, self.lake.schema(tables.bronze(self.source))), records, refused)
             self.lake.append_fetched(found, tables.bronze(self.source), apart="partition")
             self._bytes_each = max(self._bytes_each, found.nbytes / records)
         return records, refused
 
-    def _append_by_spark(self, rows: DataFrame) -> tuple[int, int]:
+    def _append_by_spark(self, kafka: DataFrame) -> tuple[int, int]:
         """The same for many; they are kept while it is found out how many are refused."""
-        rows = rows.persist()
+        rows = kafka.transform(decode(self._rules)).persist()
         try:
             counts = F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")
             found = rows.agg(*counts, F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("bytes")).collect()[0]

@@ -14,7 +14,7 @@ from datetime import date
 from decimal import Decimal
 from enum import Enum
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -75,8 +75,12 @@ class _RefusedError(Exception):
 _MISSING = object()
 
 
-def reader(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], Reading]:
-    """A function of (Kafka key, value, Kafka timestamp in ms) that never raises, whatever the bytes."""
+Reader: TypeAlias = Callable[[bytes | None, bytes | None, int], Reading]
+"""A function of (Kafka key, value, Kafka timestamp in ms) that never raises, whatever the bytes."""
+
+
+def reader(rules: ReadingRules) -> Reader:
+    """How records are read under these rules."""
     misfit = rules.schema.validator() if rules.schema else None
 
     def read(key: bytes | None, value: bytes | None, kafka_timestamp: int) -> Reading:

@@ -6,12 +6,25 @@ from collections.abc import Callable, Iterator
 from typing import overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, DataType, DecimalType, LongType, StructField, StructType
 
-from pipelines.core.reading import Reading, ReadingRules, reader
+from pipelines.core.reading import Reader, Reading, ReadingRules, reader
+
+_OF_KAFKA = {
+    "topic": "topic",
+    "partition": "partition",
+    "offset": "offset",
+    "kafka_timestamp": "timestamp",
+    "timestamp_type": "timestampType",
+    "key": "key",
+    "value": "value",
+    "headers": "headers",
+}
+"""Bronze's columns that come as they are, and what Spark's Kafka source calls them."""
 
 _READING = "merge_key string, event_time_ms bigint, heartbeat boolean, reason string, detail string"
 _ARROW_READING = pa.struct(
@@ -35,20 +48,28 @@ def decode(rules: ReadingRules) -> Callable[[DataFrame], DataFrame]:
     def decoded(kafka: DataFrame) -> DataFrame:
         read = _read_udf(rules)(F.col("key"), F.col("value"), F.unix_millis("timestamp"))
         return kafka.withColumn("reading", read).select(
-            "topic",
-            "partition",
-            "offset",
-            F.col("timestamp").alias("kafka_timestamp"),
-            F.col("timestampType").alias("timestamp_type"),
-            "key",
-            "value",
-            "headers",
+            *[F.col(name).alias(column) for column, name in _OF_KAFKA.items()],
             "reading.merge_key",
             F.timestamp_millis("reading.event_time_ms").alias("event_time"),
             "reading.heartbeat",
             "reading.reason",
             "reading.detail",
         )
+
+    return decoded
+
+
+def decode_fetched(rules: ReadingRules) -> Callable[[pa.Table], pa.Table]:
+    """The same for rows that the driver has fetched."""
+    read = reader(rules)
+
+    def decoded(kafka: pa.Table) -> pa.Table:
+        times_ms = pc.divide(kafka["timestamp"].cast(pa.int64()), 1000)
+        reading = _readings(read, kafka["key"], kafka["value"], times_ms)
+        merge_key, event_time_ms, heartbeat, *refused = reading.flatten()
+        event_time = pc.multiply(event_time_ms, 1000).cast(kafka["timestamp"].type)
+        columns = [*(kafka[name] for name in _OF_KAFKA.values()), merge_key, event_time, heartbeat, *refused]
+        return pa.table(columns, [*_OF_KAFKA, "merge_key", "event_time", "heartbeat", "reason", "detail"])
 
     return decoded
 
@@ -82,11 +103,15 @@ def _read_udf(rules: ReadingRules) -> Callable[..., Column]:
 
     def read_batches(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         read = reader(rules)
-        for keys, values, timestamps in batches:
-            readings = map(read, keys.to_pylist(), values.to_pylist(), timestamps.to_pylist())
-            columns = list(zip(*readings, strict=True)) or [()] * len(Reading._fields)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_READING, strict=True)]
-            yield pa.StructArray.from_arrays(arrays, fields=list(_ARROW_READING))
+        for batch in batches:
+            yield _readings(read, *batch)
 
     udf: Callable[..., Column] = arrow_udf(read_batches, _READING)  # type: ignore[call-overload]
     return udf
+
+
+def _readings(read: Reader, keys: pa.Array, values: pa.Array, times_ms: pa.Array) -> pa.StructArray:
+    readings = map(read, keys.to_pylist(), values.to_pylist(), times_ms.to_pylist())
+    columns = list(zip(*readings, strict=True)) or [()] * len(Reading._fields)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_READING, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=list(_ARROW_READING))

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from pipelines import tables
 from pipelines.core.json_schema import load_value_schema
 from pipelines.core.reading import ReadingRules, reader
-from pipelines.transforms.decode import decode
+from pipelines.transforms.decode import decode, decode_fetched
 from tests.support.cases import BAD_VALUES, heartbeat, keyed
 from tests.support.lakes import KAFKA_ROW, settings_for
 
@@ -62,7 +62,8 @@ def test_a_row_is_read_as_the_core_reads_it(spark: SparkSession, schema_file: Pa
         for i, (key, value, at) in enumerate(inputs)
     ]
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")  # so that a task sees many Arrow batches
-    decoded = spark.createDataFrame(rows, KAFKA_ROW).transform(decode(rules))
+    kafka = spark.createDataFrame(rows, KAFKA_ROW)
+    decoded = kafka.transform(decode(rules))
     millis = {name: F.unix_millis(name) for name in ("kafka_timestamp", "event_time")}
     found = [tuple(row) for row in decoded.withColumns(millis).orderBy("offset").collect()]
     read = reader(rules)
@@ -72,6 +73,7 @@ def test_a_row_is_read_as_the_core_reads_it(spark: SparkSession, schema_file: Pa
         merge = (said.merge_key, said.event_time, said.heartbeat, said.reason, said.detail)
         expected.append((topic, partition, offset, at, kind_of_time, key, value, headers, *merge))
     assert found == expected
+    assert decode_fetched(rules)(kafka.toArrow()).to_pylist() == decoded.toArrow().to_pylist()
     reasons = {row[11] for row in found}
     assert reasons == {None, "undecodable", "no_key", "no_event_time", "event_time_in_future"}
     assert any(row[10] for row in found)
