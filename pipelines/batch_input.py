@@ -73,6 +73,8 @@ class BatchInput:
     @cached_property
     def rewrites_open(self) -> bool:
         """Whether all open rows are written anew with the batch, being few."""
+        if self.settings.silver.change_data_feed:
+            return False  # it would call each of them changed
         if self._fetched is not None:
             return self._fetched.others is not None
         return self._open <= OPEN_PER_OFFSET * self._offsets

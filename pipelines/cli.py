@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ import pipelines
 from pipelines.core.reading import parse_iso_8601
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import reporting, set_up_logging
-from pipelines.settings import Settings, load_settings
+from pipelines.settings import Settings, load_settings, parse_duration
 
 app = typer.Typer(
     name="watersmeet",
@@ -37,7 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
-WITH_CONFIG = ("validate", "run", "status", "verify", "reset", "maintain")
+WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
 
 
 class Layers(str, Enum):
@@ -155,16 +156,41 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 
 @app.command()
+def explain(
+    key: Annotated[str, typer.Argument(help="The key of merge records.")],
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", help="As it was known: a version of silver, or a time such as 2026-01-01T00:00:00Z.")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Tell the life of a key: its merge records and their parts, how and when each came there, and what became of it."""
+    from pipelines.audit.explain import explain as tell
+
+    settings = load_settings(config)
+    found = tell(_lake(settings), settings, key, None if as_of is None else parse_as_of(as_of))
+    if as_json:
+        _print_json(found)
+        return
+    from pipelines.audit.show import explain_view
+
+    Console().print(explain_view(found))
+
+
+@app.command()
 def verify(
     config: Config = DEFAULT_CONFIG,
     full: Annotated[bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")] = False,
+    against: Annotated[Path | None, typer.Option("--against", help="Compare silver with a rebuild, and nothing else.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where one is broken."""
+    from pipelines.audit.compare import verify_against
     from pipelines.audit.verify import verify as find_broken
 
     settings = load_settings(config)
-    found = find_broken(_lake(settings), settings, full=full)
+    lake = _lake(settings)
+    found = find_broken(lake, settings, full=full) if against is None else verify_against(lake, settings, against)
     if as_json:
         _print_json(found)
     elif not found["ok"]:
@@ -172,10 +198,57 @@ def verify(
         for problem in found["problems"]:
             table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
         Console().print(table)
+    elif against is not None:
+        _print(f"{config}: silver and late are what {against} has")
     else:
         _print(f"{config}: every promise is kept" + ("" if full else " (silver: by a sample of its keys; --full: all of them)"))
     if not found["ok"]:
         raise typer.Exit(3)
+
+
+@app.command()
+def rebuild(
+    into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
+    timeout: Annotated[str | None, typer.Option("--timeout", help="What if merge.timeout were another, such as 60m?")] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Derive silver again from bronze alone, as far as it is now, and compare the two; changes nothing of the lake."""
+    from pipelines.audit.rebuild import rebuild as derive_again
+
+    settings = load_settings(config)
+    timeout_ms = None if timeout is None else parse_duration(timeout)
+    with reporting() as reporter:
+        found = derive_again(
+            _lake(settings), settings, into, timeout_ms, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
+        )
+    if as_json:
+        _print_json(found)
+        return
+    from pipelines.audit.show import rebuild_view
+
+    Console().print(rebuild_view(found))
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was refused, match rates."""
+    from pipelines.adapters.lake import wall_clock_ms
+    from pipelines.audit.report import check_writable, read_report, write_page
+
+    settings = load_settings(config)
+    check_writable(out)  # before the lake is read for it
+    from pipelines.audit.report_page import page
+
+    write_page(out, page(read_report(_lake(settings), settings, wall_clock_ms())))
+    if as_json:
+        _print_json({"written": str(out)})
+    else:
+        _print(out)
 
 
 @app.command()
@@ -214,7 +287,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     settings = load_settings(config)
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-        done = maintain_tables(owned.lake(), settings, names)
+        done = maintain_tables(owned.lake(), names)
     if as_json:
         _print_json({"tables": done})
         return
@@ -287,11 +360,22 @@ def parse_target(to: str) -> str | int:
     return time_ms
 
 
+def parse_as_of(text: str) -> int | datetime:
+    """A version of silver, or a time."""
+    if text.isdecimal():
+        return int(text)
+    time_ms = parse_iso_8601(text)
+    if time_ms is None:
+        raise ConfigurationError(
+            f"--as-of: `{text}` is neither a version of silver nor a time; use a number, or a time such as 2026-01-01T00:00:00Z"
+        )
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc)
+
+
 def _lake(settings: Settings) -> Any:
     from pipelines.adapters.lake import Lake
-    from pipelines.adapters.spark import layer_session, spark_session
 
-    return Lake(layer_session(spark_session()), settings)
+    return Lake(None, settings)
 
 
 def _print(text: object) -> None:

@@ -22,7 +22,8 @@ POINTS: Final = (
     "silver.progress",  # a batch is planned, nothing is written
     "silver.late",  # it is decided, its late records are not written
     "silver.merge",  # its late records are written, silver does not have it
-    "silver.done",  # silver has it, and gold does not know
+    "silver.version",  # silver has it, and nothing says in which version
+    "silver.done",  # that is noted, and gold does not know
     "gold.publish",  # what is to be published is known, no transaction has begun
     "publisher.begin",  # a producer has taken the partition over
     "publisher.produce",  # a transaction has begun, the first message is not produced

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipelines import tables
 from pipelines.adapters.lake import Lake
-from pipelines.settings import Settings
 
 COMPACT_EVERY: Final = 50
 """Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
@@ -28,7 +26,6 @@ class Maintenance:
     """Looks after some tables of a lake for their owner."""
 
     lake: Lake
-    settings: Settings
     names: Sequence[str]
     every: int = COMPACT_EVERY
     now: Callable[[], float] = time.monotonic
@@ -45,19 +42,19 @@ class Maintenance:
                 self.lake.compact(name)
             if self.now() - self._vacuumed_at > VACUUM_EVERY_S:
                 for name in self.names:
-                    vacuum(self.lake, self.settings, name)
+                    vacuum(self.lake, name)
                 self._vacuumed_at = self.now()
 
 
-def maintain(lake: Lake, settings: Settings, names: Sequence[str]) -> list[dict[str, object]]:
+def maintain(lake: Lake, names: Sequence[str]) -> list[dict[str, object]]:
     """Compacts and vacuums the tables; tells of each how many files it had, has now, and how many old ones were removed."""
     done: list[dict[str, object]] = []
     for name in names:
         before = files(lake, name)
         lake.compact(name)
-        keep_retention(lake, settings, name)
+        lake.keep_properties(name)
         removed = len(lake.spark.sql(f"VACUUM {lake.identifier(name)} DRY RUN").collect())
-        vacuum(lake, settings, name)
+        vacuum(lake, name)
         done.append({"table": name, "files_before": before, "files": files(lake, name), "old_files_removed": removed})
     return done
 
@@ -67,16 +64,7 @@ def files(lake: Lake, table: str) -> int:
     return int(lake.delta(table).detail().select("numFiles").collect()[0][0])
 
 
-def vacuum(lake: Lake, settings: Settings, table: str) -> None:
+def vacuum(lake: Lake, table: str) -> None:
     """Removes the files that no version within the retention uses."""
-    keep_retention(lake, settings, table)
+    lake.keep_properties(table)
     lake.spark.sql(f"VACUUM {lake.identifier(table)}").collect()
-
-
-def keep_retention(lake: Lake, settings: Settings, table: str) -> None:
-    """The table keeps its removed files and its log for as long as the configuration says."""
-    wanted = tables.retention_properties(settings)
-    kept = lake.spark.sql(f"SHOW TBLPROPERTIES {lake.identifier(table)}").collect()
-    if wanted.items() - {row.key: row.value for row in kept}.items():
-        properties = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
-        lake.spark.sql(f"ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES ({properties})")

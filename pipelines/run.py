@@ -35,6 +35,9 @@ from pipelines.watch import Patience, Watch
 
 LAYERS = ("bronze", "silver", "gold")
 
+_WITH_BRONZE = (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
+"""What bronze and silver both write to."""
+
 
 @dataclass
 class Run:
@@ -119,6 +122,8 @@ class Run:
                 with ThreadPoolExecutor(4) as pool:
                     list(pool.map(lambda pair: self._lake(lease.token).fence(*pair), written))
             keep_identity(lake, identity(self.settings, self.partitions))
+            if "silver" in self.layers:
+                self._lake(lease.token).keep_properties(tables.SILVER)
             if "bronze" in self.layers:
                 Beginning(self._lake(lease.token), self.settings, self.partitions).decide()
             yield Owned(self, lease, can_be_idle=can_be_idle)
@@ -144,7 +149,7 @@ class Owned:
         self._silver = Silver(self.lake(), self._settings, run.partitions, self._silence)
         self._gold = Gold(self.lake(), self._settings, run.partitions, lease.check)
         self._maintenance = {
-            name: Maintenance(layer.lake, self._settings, kept_by(name, self._settings))
+            name: Maintenance(layer.lake, kept_by(name, self._settings))
             for name, layer in (("silver", self._silver), ("gold", self._gold))
         }
 
@@ -174,7 +179,7 @@ class Owned:
         """The stream of a source; it begins where the lake says, each time it is started."""
         run = self._run
         bronze = Bronze(self.lake(), self._settings, source, run.partitions, run.reporter, self._lease.must_mend)
-        bronze.maintenance = Maintenance(bronze.lake, self._settings, kept_by("bronze", self._settings, source))
+        bronze.maintenance = Maintenance(bronze.lake, kept_by("bronze", self._settings, source))
 
         def begin(gate: Gate) -> StreamingQuery:
             offsets = Beginning(bronze.lake, self._settings, run.partitions).checked_offsets(source)
@@ -240,9 +245,9 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     if layer == "bronze":
         own = [(tables.bronze(source), APPLICATION) for source in settings.sources]
         shared = [(tables.QUARANTINE, bronze_application(source)) for source in settings.sources]
-        return own + shared + [(t, bronze_application()) for t in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)]
+        return own + shared + [(table, bronze_application()) for table in _WITH_BRONZE]
     if layer == "silver":
-        own_tables = (tables.PROGRESS, tables.LATE, tables.SILVER, tables.IDLE_HEARTBEATS, tables.RESETS, tables.RECOVERED)
+        own_tables = (tables.PROGRESS, tables.LATE, tables.SILVER, tables.VERSIONS, *_WITH_BRONZE)
         return [(table, APPLICATION) for table in own_tables]
     return [(tables.PUBLISHED, APPLICATION)]
 
@@ -250,7 +255,7 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
     """The tables that the owner of a layer keeps small, with `source` that source's share: each table has one keeper."""
     if layer == "silver":
-        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS]
+        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.VERSIONS, tables.IDLE_HEARTBEATS, tables.RESETS]
     if layer == "gold":
         return [tables.PUBLISHED]
     first = next(iter(settings.sources))

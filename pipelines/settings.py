@@ -4,6 +4,7 @@ A sentence says what is wrong, where (file and dotted path) and what would be ri
 from the environment, nor one of `kafka.options`: either may be a secret.
 """
 
+import hashlib
 import math
 import os
 import re
@@ -53,9 +54,9 @@ LARGEST_MESSAGE: Final = 999_000_000
 # Whoever reads a table keeps a version of it for as long as the reading takes: a run, a query, a notebook.
 SHORTEST_RETENTION_MS: Final = 3_600_000
 
-# Columns of silver, and `key`, which stands beside the sources in a published message.
+# Columns of silver, `key`, which stands beside the sources in a published message, and `waits_for`, in the live view.
 RESERVED_NAMES: Final = frozenset(
-    ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch", "key"]
+    ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch", "key", "waits_for"]
 )
 # Client options that carry a promise of Watersmeet (what is read, and that each record is published once, in order).
 OWN_OPTIONS: Final = re.compile(
@@ -114,6 +115,14 @@ def _count(value: object) -> int:
 
 def _size(value: object) -> int:
     return _number(value, LARGEST_MESSAGE, SIZE_UNITS, "a size in bytes (such as `8MiB`, or a whole number)")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, FromEnvironment) and value in ("true", "false"):
+        return value == "true"
+    if type(value) is not bool:
+        raise RefusedError("{path}: {value} is neither true nor false")
+    return value
 
 
 def _text(value: object) -> str:
@@ -312,6 +321,7 @@ def _named_sources(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, BeforeValidator(_count)]
 Location = Annotated[str, BeforeValidator(_location)]
 Name = Annotated[str, _matching("[A-Za-z0-9._-]+", "no name; use letters, digits, `-`, `_` and `.`")]
@@ -447,6 +457,12 @@ class MergeSettings(_Part):
     idle_after_ms: Annotated[int | None, BeforeValidator(_idle_after)] = Field(default=None, validation_alias="idle_after")
 
 
+class SilverSettings(_Part):
+    """How the table of the merge is kept."""
+
+    change_data_feed: Flag = False
+
+
 class PublishSettings(_Part):
     """The sink, which merge records go there, and as what."""
 
@@ -474,8 +490,22 @@ class Settings(_Part):
     kafka: KafkaSettings
     sources: Annotated[dict[str, SourceSettings], BeforeValidator(_named_sources)]
     merge: MergeSettings
+    silver: SilverSettings = SilverSettings()
     publish: PublishSettings
     retention_ms: Annotated[int, BeforeValidator(_retention)] = Field(default=604_800_000, validation_alias="retention")
+
+    @property
+    def digest(self) -> str:
+        """Of everything but places and how one gets in: the same for two runs that were told to do the same."""
+        places: Any = {
+            "lake": True,
+            "checkpoints": True,
+            "kafka": {"options", "bootstrap_servers"},
+            "sources": {"__all__": {"schema_path"}},
+        }
+        told = self.model_dump_json(exclude=places)
+        schemas = [source.value_type for source in self.sources.values()]
+        return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"
 
     @field_validator("checkpoints", mode="before")
     @classmethod

@@ -5,11 +5,13 @@ Progress is in tables, never in a Spark checkpoint. A batch is committed in this
 1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch (`plan_next`; writes nothing);
 2. *progress*: the plan as rows of `progress` (`write_progress`): from here on the batch is decided;
 3. *late*: the batch's late records (`_write_late`);
-4. *merge*: the rows that change, by MERGE or with all open rows written anew (`_merge`).
+4. *merge*: the rows that change, by MERGE or with all open rows written anew (`_merge`);
+5. *version*: which version of silver that was, as a row of `versions` (`write_version`).
 
 A start completes the last batch of `progress` first: each write carries the batch's number, and Delta's own record of it says
 which of them were made. Hence after a crash before 2 nothing is known of the batch and another plan may be made; between 2 and
-3, and between 3 and 4, the same ranges are read again and what is missing is written; after 4, nothing is.
+3, and between 3 and 4, the same ranges are read again and what is missing is written; between 4 and 5, silver's history says
+which version it was.
 
 Where a source is silent, the idle policy may speak for it, between two batches: its decision is a row of `idle_heartbeats`,
 and from then on as good as a record of bronze. A deliberate reset is a batch too: it merges nothing, closes what is open, and
@@ -31,7 +33,7 @@ from pyspark.sql import functions as F
 from pipelines import tables
 from pipelines.adapters.decisions import read_decisions, write_decisions
 from pipelines.adapters.lake import Lake, wall_clock_ms
-from pipelines.adapters.progress import read_last_batch, write_progress
+from pipelines.adapters.progress import metadata, read_last_batch, write_progress, write_version
 from pipelines.batch_input import BatchInput
 from pipelines.core.idle import Decision, decide
 from pipelines.core.plan import (
@@ -39,6 +41,7 @@ from pipelines.core.plan import (
     NO_TIME,
     BatchPlan,
     Cursor,
+    End,
     Rows,
     TopicPartition,
     heads_of,
@@ -63,11 +66,15 @@ class Silver:
     partitions: int
     silence: Silence | None = None
     """Who watches for silent sources; None: the idle policy does not speak."""
+    ends: Mapping[TopicPartition, End] = field(default_factory=dict)
+    """Where a rebuild stops; without any, what bronze has is merged as far as the clock goes."""
     _done: BatchPlan | None = field(default=None, repr=False)
     _cursors: dict[TopicPartition, Cursor] = field(default_factory=dict, repr=False)
     _available: dict[TopicPartition, Rows] = field(default_factory=dict, repr=False)
     _idle: dict[TopicPartition, list[Decision]] = field(default_factory=dict, repr=False)
     _recovered: DataFrame | None = None
+    _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
+    """Of a rebuild, the heads of what a batch considers up to the end."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
@@ -85,7 +92,7 @@ class Silver:
             yield plan
 
     def commit(self, plan: BatchPlan) -> None:
-        """Steps 2 to 4 of a batch that was never begun."""
+        """Steps 2 to 5 of a batch that was never begun."""
         try:
             write_progress(self.lake, self.settings, plan)
             self._complete(self._input(plan))
@@ -96,13 +103,18 @@ class Silver:
         self._cursors |= plan.cursors()
 
     def _complete(self, batch: BatchInput) -> None:
-        """Steps 3 and 4, as far as they were not made."""
+        """Steps 3 to 5, as far as they were not made."""
         plan = batch.plan
-        reach("silver.late")
-        if plan.has_late and plan.reset is None and not self._has(tables.LATE, plan):
-            self._write_late(batch)
-        reach("silver.merge")
-        self._merge(batch)
+        if not self._has(tables.SILVER, plan):
+            reach("silver.late")
+            if plan.has_late and plan.reset is None and not self._has(tables.LATE, plan):
+                self._write_late(batch)
+            reach("silver.merge")
+            with self.lake.saying(metadata(self.settings, plan)):
+                self._merge(batch)
+        reach("silver.version")
+        if not self._has(tables.VERSIONS, plan):
+            write_version(self.lake, plan)
 
     @property
     def cursors(self) -> Mapping[TopicPartition, Cursor]:
@@ -126,7 +138,7 @@ class Silver:
         self._idle = self._read_idle({tp: begun.get(tp, 0) for tp in every})
         if last is not None:
             cursors |= last.cursors()
-            if not self._has(tables.SILVER, last):  # the last of its writes
+            if not self._has(tables.VERSIONS, last):  # the last of its writes
                 self._complete(self._input(last))
         self._cursors = cursors
 
@@ -135,6 +147,7 @@ class Silver:
 
     def _plan_next(self) -> BatchPlan | None:
         """Step 1. Each topic-partition gets an equal share of `max_records_per_batch` to be considered in."""
+        self._heads_beyond.clear()
         share = max(1, self.settings.merge.max_records_per_batch // len(self._cursors))
         starts = {tp: cursor.next_offset for tp, cursor in self._cursors.items()}
         self._available = self._read_rows(starts, share)
@@ -150,7 +163,8 @@ class Silver:
 
     def _plan(self) -> BatchPlan | None:
         clocks = self._done.clocks if self._done else {}
-        return plan_batch(self.next_batch, self._cursors, self._available, clocks, self.settings.merge.timeout_ms)
+        timeout_ms = self.settings.merge.timeout_ms
+        return plan_batch(self.next_batch, self._cursors, self._available, clocks, timeout_ms, self._heads_beyond)
 
     def _speak_for_the_silent(self) -> bool:
         """Whether a source was silent for so long that the idle policy moved its head on; its decision is durable then."""
@@ -193,7 +207,7 @@ class Silver:
         """The narrow columns of bronze in `[start, start + share)` of each topic-partition; absent where there are none."""
         rows: dict[TopicPartition, Rows] = {}
         for source in {tp.source for tp in starts}:
-            stretches = within({tp.partition: (o, o + share) for tp, o in starts.items() if tp.source == source})
+            stretches = within({tp.partition: (o, self._end(tp, o, share)) for tp, o in starts.items() if tp.source == source})
             found = self.lake.query(
                 f"SELECT `partition`, `offset`, event_time FROM {{{tables.bronze(source)}}} WHERE {stretches}"
             )
@@ -204,14 +218,25 @@ class Silver:
                 ordered = mine[np.argsort(offsets[mine], kind="stable")]
                 rows[TopicPartition(source, int(p))] = Rows(offsets[ordered], times[ordered])
         for tp in starts:
-            heartbeats = [h for h in self._idle.get(tp, ()) if self._is_next(h, tp, starts[tp] + share)]
+            heartbeats = [h for h in self._idle.get(tp, ()) if self._is_next(h, tp, self._end(tp, starts[tp], share))]
             if heartbeats:
                 rows[tp] = rows.get(tp, NO_ROWS).with_idle(heartbeats)
         return rows
 
+    def _end(self, tp: TopicPartition, start: int, share: int) -> int:
+        """Before which offset a batch considers what stands in a topic-partition from `start` on."""
+        end, last = start + share, self.ends.get(tp)
+        if last is None or end < last.until:
+            return end
+        if last.head is not None:
+            self._heads_beyond[tp] = last.head
+        return max(start, last.until)
+
     def _is_next(self, heartbeat: Decision, tp: TopicPartition, end: int) -> bool:
         """Whether it stands before `end`, and is neither passed nor without effect."""
-        cursor = self._cursors[tp]
+        cursor, last = self._cursors[tp], self.ends.get(tp)
+        if last is not None and heartbeat.after_offset + 1 >= last.until:
+            return False  # it is in the head already, or came later
         is_new = cursor.position is None or heartbeat.event_time > cursor.position
         return is_new and cursor.next_offset <= heartbeat.after_offset + 1 <= end
 
@@ -258,7 +283,8 @@ class Silver:
             return
         sources, timeout_ms = list(self.settings.sources), self.settings.merge.timeout_ms
         if batch.changes_nothing:
-            self.lake.append_rows([], tables.SILVER, batch=plan.batch)
+            with self.lake.interpreted():
+                self.lake.append_rows([], tables.SILVER, batch=plan.batch)
             return
         rows = (
             batch.records(self._parsed)

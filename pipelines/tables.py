@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from pipelines.core.plan import TopicPartition
 from pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pipelines.adapters.lake import Lake
 
 SILVER = "silver"
 LATE = "late"
@@ -18,7 +25,12 @@ PROGRESS = "progress"
 CONFIGURATION = "configuration"
 LEASES = "leases"
 
-DELETION_VECTORS = "delta.enableDeletionVectors"
+VERSIONS = "versions"
+
+CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+
+_SPARKS_OWN = {"delta.enableDeletionVectors": "true", "delta.enableInCommitTimestamps": "true"}
+"""What a table has that is merged, rewritten and travelled in; nothing but Spark can write it."""
 
 _KAFKA_HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
@@ -37,14 +49,38 @@ class Table:
     partitioned_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def needs_spark(self) -> bool:
+        """Whether nothing but Spark can write it."""
+        return not _SPARKS_OWN.keys().isdisjoint(self.properties)
+
+
+def inputs_of(settings: Settings) -> frozenset[str]:
+    """The tables that the merge reads and never writes: what Kafka said, and what the idle policy has decided."""
+    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS])
+
 
 def layout(settings: Settings) -> dict[str, Table]:
     """Every table of a lake by name, as this configuration needs it."""
     tables = [_bronze(source) for source in settings.sources]
     tables += [_silver(settings), _late(), _quarantine(), _idle_heartbeats(), _resets(), _published(), _recovered()]
-    tables += [_progress(), _configuration(), _leases()]
+    tables += [_progress(), _versions(), _configuration(), _leases()]
     retention = retention_properties(settings)
     return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
+
+
+def live(lake: Lake, settings: Settings) -> DataFrame:
+    """Merge records, open and timed out, and what waits in bronze for the clock (status `waiting`); nothing is written.
+
+    Columns: silver's, and `waits_for` (array of source names, null for what has been merged): whose records it takes.
+    """
+    from pipelines.live import Passed, live_sql
+
+    rows = lake.rows(
+        "SELECT source, `partition`, until_offset, position FROM {progress} WHERE batch = (SELECT MAX(batch) FROM {progress})"
+    )
+    passed = {TopicPartition(source, p): Passed(until, position) for source, p, until, position in rows}
+    return lake.spark.sql(live_sql(settings, lake.identifier, passed))
 
 
 def retention_properties(settings: Settings) -> dict[str, str]:
@@ -76,7 +112,8 @@ def _silver(settings: Settings) -> Table:
     statistics = _statistics("partition", "merge_key", "event_time", "last_event_time", "batch")
     # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
     rarely = {"delta.checkpointInterval": "50"}
-    return Table(SILVER, ddl, ("status",), {**statistics, **rarely, DELETION_VECTORS: "true"})
+    changes = {CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false"}
+    return Table(SILVER, ddl, ("status",), {**statistics, **rarely, **_SPARKS_OWN, **changes})
 
 
 def _late() -> Table:
@@ -142,6 +179,14 @@ def _progress() -> Table:
         "clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING"
     )
     return Table(PROGRESS, ddl)
+
+
+def _versions() -> Table:
+    """Which version of silver each batch made and when (`committed_at`: silver's in-commit timestamp), under which
+    `configuration` (a digest) and with which `code_version`; a row that a crash prevented is written by the next start.
+    """
+    ddl = "batch BIGINT, version BIGINT, committed_at TIMESTAMP, configuration STRING, code_version STRING"
+    return Table(VERSIONS, ddl)
 
 
 def _configuration() -> Table:

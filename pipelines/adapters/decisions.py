@@ -13,10 +13,11 @@ from pipelines.settings import Settings
 Decided = tuple[TopicPartition, Decision]
 
 
-def read_decisions(lake: Lake) -> list[Decided]:
-    """Every decision, by topic-partition in its order."""
+def read_decisions(lake: Lake, before: int | None = None) -> list[Decided]:
+    """Every decision (that was taken before a time in epoch ms), by topic-partition in its order."""
+    taken = "" if before is None else f"WHERE decided_at < {lake.time_literal(before)} "
     rows = lake.rows(
-        "SELECT source, `partition`, after_offset, event_time FROM {idle_heartbeats} ORDER BY after_offset, event_time"
+        f"SELECT source, `partition`, after_offset, event_time FROM {{idle_heartbeats}} {taken}ORDER BY after_offset, event_time"
     )
     return [(TopicPartition(source, partition), Decision(after, time)) for source, partition, after, time in rows]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache
+from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -13,14 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType, TimestampType
 
 from pipelines.adapters.files import Files
-from pipelines.adapters.local import LocalTables
+from pipelines.adapters.local import NOW, At, LocalTables, Version
+from pipelines.adapters.spark import layer_session, spark_session, will_be_plain
 from pipelines.errors import LeaseLostError
+from pipelines.live import live_sql
 from pipelines.settings import CatalogLake, Settings
-from pipelines.tables import DELETION_VECTORS, Table, layout
+from pipelines.tables import Table, inputs_of, layout
 
 APPLICATION = "watersmeet"
 """Delta keeps, per table and application, the last transaction version it has seen: token and number of our last commit."""
@@ -48,19 +53,44 @@ class Commit(NamedTuple):
 
 
 class Lake:
-    """Reads and writes the tables of one configuration with one session.
+    """Reads and writes the tables of one configuration with one session: `spark`, or one that is made once it is needed.
 
-    `token` is the fencing token of the lease that this process holds; 0 where it writes without one.
+    `token` is the fencing token of the lease that this process holds; 0 where it writes without one. With `inputs`, what the
+    merge reads and never writes is that lake's.
     """
 
-    def __init__(self, spark: SparkSession, settings: Settings, token: int = 0) -> None:
-        self.spark = spark
+    def __init__(self, spark: SparkSession | None, settings: Settings, token: int = 0, inputs: Lake | None = None) -> None:
+        self._spark = spark
         self.token = token
-        self.files = Files(spark)
+        self._settings = settings
         self._location = settings.lake
         self._tables = layout(settings)
-        folder = self.files.local_path(settings.lake) if isinstance(settings.lake, str) else None
-        self._local = None if folder is None else LocalTables(folder)
+        self._inputs = inputs
+        self._borrowed: frozenset[str] = frozenset() if inputs is None else inputs_of(settings)
+        self._local = self._local_tables(settings.lake)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; small questions to a local lake need none."""
+        if self._spark is None:
+            self._spark = layer_session(spark_session())
+        return self._spark
+
+    @property
+    def files(self) -> Files:
+        """Small files beside the tables."""
+        return Files(self.spark)
+
+    def _local_tables(self, location: str | CatalogLake) -> LocalTables | None:
+        """Where all tables are in folders of this machine, these."""
+        if isinstance(location, CatalogLake):
+            return None
+        is_plain = self._spark is None and Path(location).is_absolute() and will_be_plain()
+        folder = location if is_plain else self.files.local_path(location)
+        if folder is None or self._inputs is None:
+            return None if folder is None else LocalTables(folder)
+        inputs = self._inputs._local
+        return None if inputs is None else LocalTables(folder, dict.fromkeys(self._borrowed, inputs.folder))
 
     @property
     def place(self) -> str:
@@ -71,15 +101,31 @@ class Lake:
 
     def identifier(self, table: str) -> str:
         """What SQL calls the table."""
+        if self._inputs is not None and table in self._borrowed:
+            return self._inputs.identifier(table)
         if isinstance(self._location, CatalogLake):
             return f"`{self._location.catalog}`.`{self._location.schema_name}`.`{table}`"
         return "delta.`{}`".format(self._path(table).replace("`", "``"))
 
     def create_missing(self) -> None:
-        """Afterwards every table of the layout exists; those that did are left as they were."""
+        """Afterwards every table of the layout exists; those that did are left as they were. A catalog gets the live view."""
         for table in self._tables.values():
-            if not self.exists(table.name):
+            if table.name not in self._borrowed and not self.exists(table.name):
                 self._create(table)
+        if isinstance(self._location, CatalogLake):
+            self.spark.sql(f"CREATE OR REPLACE VIEW {self.identifier('live')} AS {live_sql(self._settings, self.identifier)}")
+
+    def keep_properties(self, table: str) -> None:
+        """Afterwards the table has the properties of the layout, whatever it was made with. For its owner alone."""
+        wanted = self._tables[table].properties
+        if wanted.items() - self._properties(table).items():
+            properties = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+            self.spark.sql(f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({properties})")
+
+    def _properties(self, table: str) -> Mapping[str, str]:
+        if self._local is not None:
+            return self._local.properties(table)
+        return {row.key: row.value for row in self.spark.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()}
 
     def exists(self, table: str) -> bool:
         """Whether the table is there, without creating anything."""
@@ -87,6 +133,8 @@ class Lake:
             return self._local.exists(table)
         if isinstance(self._location, CatalogLake):
             return self.spark.catalog.tableExists(self.identifier(table))
+        if self._inputs is not None and table in self._borrowed:
+            return self._inputs.exists(table)
         return DeltaTable.isDeltaTable(self.spark, self._path(table))
 
     def stored_schema(self, table: str) -> StructType:
@@ -97,22 +145,32 @@ class Lake:
         """The columns as this configuration lays them out (the stored table may have more)."""
         return _columns(self._tables[table].ddl)
 
-    def read(self, table: str) -> DataFrame:
-        """The table as it is now."""
-        return self.spark.read.table(self.identifier(table))
+    def read(self, table: str, at: int | datetime | None = None) -> DataFrame:
+        """The table as it is now, or one of its versions, or as it was at a time (before its first commit: as that left it)."""
+        if at is None:
+            return self.spark.read.table(self.identifier(table))
+        version = at if isinstance(at, int) else self._version_at(table, at)
+        return self.spark.sql(f"SELECT * FROM {self.identifier(table)} VERSION AS OF {version}")
 
-    def query(self, sql: str) -> pa.Table:
-        """The answer to a small question about the tables as they are now, without Spark where the lake is a folder here.
+    def _version_at(self, table: str, time: datetime) -> int:
+        """Spark itself takes no time after the last commit."""
+        commits = self.delta(table).history().select("version", (F.col("timestamp") <= time).alias("is_made"))
+        return int(commits.agg(F.coalesce(F.max(F.when(F.col("is_made"), F.col("version"))), F.min("version"))).collect()[0][0])
+
+    def query(self, sql: str, at: At = NOW) -> pa.Table:
+        """The answer to a small question about the tables as they are now (those that `at` names: as they were), without
+        Spark where the lake is a folder here.
 
         Tables stand in braces and odd names in backticks, as in ``SELECT MAX(`offset`) FROM {late}``; a time is what
-        `time_literal` says. Nothing but the SQL that Spark and DataFusion share may be used. Times are answered in epoch ms.
+        `time_literal` says, and a text of unknown origin what `text_literal` says. Nothing but the SQL that Spark and DataFusion
+        share may be used. Times are answered in epoch ms.
         """
-        found = self._answer(sql)
+        found = self._answer(sql, at)
         return pa.table([_in_ms(column) for column in found.columns], found.column_names)
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, at: At = NOW) -> list[tuple[Any, ...]]:
         """The same as Python's values, row by row."""
-        return list(zip(*(column.to_pylist() for column in self.query(sql).columns), strict=True))
+        return list(zip(*(column.to_pylist() for column in self.query(sql, at).columns), strict=True))
 
     def fetch(self, sql: str, schema: StructType) -> pa.Table:
         """The answer with the types of these columns, times too, so that a DataFrame can be made of it."""
@@ -128,16 +186,33 @@ class Lake:
         """Whether questions are answered without Spark."""
         return self._local is not None
 
-    def _answer(self, sql: str) -> pa.Table:
+    def _answer(self, sql: str, at: At = NOW) -> pa.Table:
         names = {name for _, name, _, _ in Formatter().parse(sql) if name}
         if self._local is not None:
-            return self._local.query(sql, names)
-        frames: dict[str, Any] = {name: self.read(name) for name in names}
+            return self._local.query(sql, names, at)
+        frames: dict[str, Any] = {name: self.read(name, at.get(name)) for name in names}
         return self.spark.sql(sql, **frames).toArrow()
 
     def time_literal(self, ms: int) -> str:
         """A point in time (epoch ms) in the SQL of `query`."""
         return f"timestamp_millis({ms})" if self._local is None else self._local.time_literal(ms)
+
+    def in_ms(self, column: str) -> str:
+        """A time column as epoch ms in the SQL of `query`, so that arithmetic can be done with it."""
+        return f"unix_millis({column})" if self._local is None else self._local.in_ms(column)
+
+    def text_literal(self, text: str) -> str:
+        """Any text in the SQL of `query`."""
+        if self._local is not None:
+            return "'{}'".format(text.replace("'", "''").replace("{", "{{").replace("}", "}}"))
+        return f"decode(unhex('{text.encode().hex()}'), 'UTF-8')"
+
+    def history(self, table: str, limit: int) -> list[Version]:
+        """The last commits that the log still knows, latest first."""
+        if self._local is not None:
+            return self._local.history(table, limit)
+        rows = self.delta(table).history(limit).select("version", "timestamp", "userMetadata").collect()
+        return [Version(row.version, round(row.timestamp.timestamp() * 1000), row.userMetadata) for row in rows]
 
     def follow(self, table: str) -> DataFrame:
         """A stream with something in it for every later commit to the table; its rows mean nothing (updates repeat them)."""
@@ -150,7 +225,7 @@ class Lake:
     def _version_of(self, table: str) -> int:
         if self._local is not None:
             return self._local.version(table)
-        return int(self.delta(table).history(1).select("version").collect()[0][0])
+        return self.history(table, 1)[0].number
 
     def delta(self, table: str) -> DeltaTable:
         """The table for MERGE and history."""
@@ -180,10 +255,10 @@ class Lake:
 
     def compact(self, table: str) -> None:
         """Rewrites small files into few; no row changes. Where another writer was quicker, it is left for the next time."""
-        is_plain = DELETION_VECTORS not in self._tables[table].properties
+        local = self._local_writer(table)
         with suppress_conflict():
-            if self._local is not None and is_plain:
-                self._local.compact(table, COMPACTED_BYTES)
+            if local is not None:
+                local.compact(table, COMPACTED_BYTES)
             else:
                 self.spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
 
@@ -208,11 +283,15 @@ class Lake:
 
     def append_once(self, rows: Rows, table: str, application: str, version: int | None) -> None:
         """Appends in one commit, unless the table has seen this version, or a larger one, of the application."""
-        values = _as_arrow(rows, self.schema(table))
-        if self._local is not None:
-            self._local.append(values, table, application, version)
+        values, local = _as_arrow(rows, self.schema(table)), self._local_writer(table)
+        if local is not None:
+            local.append(values, table, application, version)
         else:
             self._append(self.frame(values, self.schema(table)).coalesce(1), table, application, version)
+
+    def _local_writer(self, table: str) -> LocalTables | None:
+        """Who writes few rows to the table without Spark; None where only Spark can."""
+        return None if self._tables[table].needs_spark else self._local
 
     def _append(self, rows: DataFrame, table: str, application: str, version: int | None) -> None:
         writer = rows.write.format("delta").mode("append")
@@ -238,6 +317,12 @@ class Lake:
         with self._set(settings):
             yield
         self._check_written(table, batch + 1, APPLICATION)
+
+    @contextmanager
+    def saying(self, metadata: str) -> Iterator[None]:
+        """Inside, what Spark commits bears this text in the table's history."""
+        with self._set({"spark.databricks.delta.commitInfo.userMetadata": metadata}):
+            yield
 
     @contextmanager
     def interpreted(self) -> Iterator[None]:
@@ -312,9 +397,9 @@ class Lake:
 
     def _create(self, table: Table) -> None:
         """By SQL: Delta's builder knows no names of three parts, and does not quote a path."""
-        # delta-rs would ask more of a reader than a table with deletion vectors needs.
-        if self._local is not None and DELETION_VECTORS not in table.properties:
-            self._local.create(table.name, _columns(table.ddl), table.properties)
+        local = self._local_writer(table.name)
+        if local is not None:
+            local.create(table.name, _columns(table.ddl), table.properties)
             return
         partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
         properties = ", ".join(f"'{name}' = '{value}'" for name, value in table.properties.items())

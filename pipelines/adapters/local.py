@@ -8,6 +8,7 @@ once. Large batches, and silver, Spark alone writes.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,17 +34,33 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import parquet
 from pyspark.sql.types import StructType
 
-from pipelines.tables import DELETION_VECTORS
-
 _ATTEMPTS = 20
+_BACKTICK = re.compile(r"'(?:[^']|'')*'|`")
+"""A text in quotes, in which it means itself, or a backtick."""
 _COMMITS_PER_CHECKPOINT = 20
+
+
+At: TypeAlias = Mapping[str, int | datetime]
+"""Of some tables, a version or the time it is to be the last of."""
+
+NOW: At = {}
+"""All tables as they are."""
+
+
+class Version(NamedTuple):
+    """A commit to a table: its number, when it was made (epoch ms), and what whoever made it has said about it."""
+
+    number: int
+    committed_at: int
+    said: str | None
 
 
 @dataclass(frozen=True)
 class LocalTables:
-    """The tables in `folder`, each as its last commit has left it; asked anew each time."""
+    """The tables in `folder`, each as its last commit has left it; asked anew each time. Some may be `elsewhere`."""
 
     folder: str
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     _known: threading.local = field(default_factory=threading.local, repr=False)
     """What each thread has read of the logs, by table: only later commits are read then."""
 
@@ -60,6 +77,15 @@ class LocalTables:
     def version(self, table: str) -> int:
         """The number of its last commit."""
         return self._table(table).version()
+
+    def properties(self, table: str) -> Mapping[str, str]:
+        """Its table properties."""
+        return self._table(table).metadata().configuration
+
+    def history(self, table: str, limit: int) -> list[Version]:
+        """The last commits, latest first."""
+        commits = self._table(table).history(limit)
+        return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
 
     def schema(self, table: str) -> StructType:
         """Its columns."""
@@ -110,14 +136,8 @@ class LocalTables:
                     raise
             else:
                 if number % _COMMITS_PER_CHECKPOINT == 0:
-                    self._checkpoint(table)
+                    self._table(table).create_checkpoint()  # or each look would read all of the log
                 return
-
-    def _checkpoint(self, table: str) -> None:
-        """Sums up the log, or each look would read all of it. (Spark does so itself where it writes.)"""
-        found = self._table(table)
-        if DELETION_VECTORS not in found.metadata().configuration:
-            found.create_checkpoint()
 
     def compact(self, table: str, target_bytes: int) -> None:
         """Rewrites files smaller than this into few of about this size, unless another writer comes first."""
@@ -141,17 +161,23 @@ class LocalTables:
         stat = file.stat()
         return AddAction(name, stat.st_size, {}, int(stat.st_mtime * 1000), data_change=True, stats=json.dumps(statistics))
 
-    def query(self, sql: str, names: Iterable[str]) -> pa.Table:
-        """The answer to `sql`, in which tables stand in braces and odd names in backticks."""
+    def query(self, sql: str, names: Iterable[str], at: At = NOW) -> pa.Table:
+        """The answer to `sql`, in which tables stand in braces and odd names in backticks; `at`: not all as they are."""
         tables = QueryBuilder()
         for name in names:
-            tables.register(name, self._table(name))
-        text = sql.replace("`", '"').format(**{name: f'"{name}"' for name in names})
+            tables.register(name, self._table_at(name, at[name]) if name in at else self._table(name))
+        text = _BACKTICK.sub(lambda found: '"' if found[0] == "`" else found[0], sql).format(
+            **{name: f'"{name}"' for name in names}
+        )
         return pa.table(tables.execute(text))
 
     def time_literal(self, ms: int) -> str:
         """A point in time (epoch ms) in the SQL of `query`: of the columns' own type, so that files are skipped by it."""
         return f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+    def in_ms(self, column: str) -> str:
+        """A time column as epoch ms in the SQL of `query`."""
+        return f"(CAST({column} AS BIGINT) / 1000)"
 
     def _table(self, name: str) -> DeltaTable:
         found: DeltaTable | None = vars(self._known).get(name)
@@ -161,8 +187,13 @@ class LocalTables:
             found.update_incremental()
         return found
 
+    def _table_at(self, name: str, version: int | datetime) -> DeltaTable:
+        table = DeltaTable(self._path(name))
+        table.load_as_version(version)
+        return table
+
     def _path(self, table: str) -> str:
-        return f"{self.folder}/{table}"
+        return f"{self.elsewhere.get(table, self.folder)}/{table}"
 
 
 def _bound(value: Any) -> Any:

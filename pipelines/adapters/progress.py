@@ -1,11 +1,21 @@
-"""The `progress` table: how far silver is, and the plan of its last batch, so that a start can complete it."""
+"""The `progress` table: how far silver is, and the plan of its last batch, so that a start can complete it; `versions`: what
+became of each batch; and what a commit to silver says of itself.
+"""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from typing import Any
+
+import pipelines
 from pipelines import tables
 from pipelines.adapters.lake import Lake, wall_clock_ms
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.settings import Settings
+
+_RECENT = 20
+"""After a batch, a start adds a few commits of its own to silver, and maintenance another."""
 
 
 def write_progress(lake: Lake, settings: Settings, plan: BatchPlan) -> None:
@@ -50,3 +60,31 @@ def read_last_batch(lake: Lake) -> BatchPlan | None:
             clocks[partition] = clock
         reset = reason
     return BatchPlan(last, ranges, clocks, has_late=True, reset=reset)
+
+
+def metadata(settings: Settings, plan: BatchPlan) -> str:
+    """What silver's commit of a batch says in its history (`userMetadata`): a JSON object with the batch, `[from, until)` of the
+    offsets by source and partition, the clocks (epoch ms) by partition, the configuration's digest, and the version of the code.
+    """
+    offsets: dict[str, dict[int, list[int]]] = {}
+    for tp, done in plan.ranges.items():
+        offsets.setdefault(tp.source, {})[tp.partition] = [done.from_offset, done.until_offset]
+    facts = {"batch": plan.batch, "offsets": offsets, "clocks": plan.clocks, "configuration": settings.digest}
+    return json.dumps({**facts, "code_version": pipelines.__version__, **({"reset": plan.reset} if plan.reset else {})})
+
+
+def write_version(lake: Lake, plan: BatchPlan) -> None:
+    """Keeps which version of silver the batch made, once; nothing where the log does not know it any more."""
+    for version in lake.history(tables.SILVER, _RECENT):
+        said = _said(version.said)
+        if said.get("batch") == plan.batch:
+            facts = version.number, version.committed_at, said.get("configuration"), said.get("code_version")
+            lake.append_rows([(plan.batch, *facts)], tables.VERSIONS, batch=plan.batch)
+            return
+
+
+def _said(text: str | None) -> dict[str, Any]:
+    with suppress(ValueError, TypeError):
+        said = json.loads(text or "")
+        return said if isinstance(said, dict) else {}
+    return {}

@@ -78,6 +78,12 @@ def spark_session() -> SparkSession:
     return session
 
 
+def will_be_plain() -> bool:
+    """Whether a session would be one of ours, in whose eyes a path is a folder of this machine; known without one."""
+    given = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "DATABRICKS_RUNTIME_VERSION")
+    return SparkSession.getActiveSession() is None and not any(os.environ.get(name) for name in given)
+
+
 def layer_session(spark: SparkSession) -> SparkSession:
     """A session with the settings that the layers rely on, apart from everybody else's: no setting leaks in or out."""
     session = spark.newSession()

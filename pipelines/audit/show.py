@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting": "red"}
@@ -55,6 +56,74 @@ def reset_view(found: dict[str, Any]) -> Group:
     closes = f"{found['open_records_closed']:,} open records {'were' if found['done'] else 'would be'} closed unpublished"
     hint = "" if found["done"] else "\nNothing was changed. Do it with --yes."
     return Group(f"{does} to {found['to']}; {closes}", table, hint)
+
+
+def rebuild_view(found: dict[str, Any]) -> Group:
+    """What silver holds beside what it holds in the rebuild."""
+    lake, rebuilt, timeouts = found["lake"], found["rebuilt"], found["timeout_ms"]
+    titles = [f"{name}, timeout {duration(timeouts[name])}" for name in ("lake", "rebuilt")]
+    table = Table("", *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("records", "open", "timed_out", "valid", "complete"):
+        title = "merge records" if name == "records" else f"  {name.replace('_', ' ')}"
+        table.add_row(title, *_compared(lake[name], rebuilt[name]))
+    for source, of_lake in lake["sources"].items():
+        for name, count in of_lake.items():
+            table.add_row(f"{source}: {name.replace('_', ' ')}", *_compared(count, rebuilt["sources"][source][name]))
+    hint = "complete: with parts of every source"
+    if timeouts["lake"] == timeouts["rebuilt"]:
+        hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
+    return Group(f"silver up to batch {found['batch']}, derived again into {escape(found['into'])}", table, hint)
+
+
+def _compared(one: int, other: int) -> tuple[str, str, str]:
+    return f"{one:,}", f"{other:,}", f"{other - one:+,}" if other != one else "-"
+
+
+def explain_view(found: dict[str, Any]) -> Group:
+    """The life of a key: a paragraph for every merge record, then what was not merged."""
+    key, moment = escape(repr(found["key"])), found["as_of"]
+    when = (
+        "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])}, batch {moment['batch']})"
+    )
+    told: list[RenderableType] = [part for record in found["records"] for part in _merge_record(record)]
+    columns = ("source", "topic", "partition", "offset", "event_time")
+    if found["late"]:
+        told += ["[bold]late: never merged[/]", _coordinates(found["late"], (*columns, "position", "batch", "version"))]
+    if found["waiting"]:
+        told += ["[bold]in bronze, waiting for the clock[/]", _coordinates(found["waiting"], columns)]
+    if found["quarantined"]:
+        rows = _coordinates(found["quarantined"], ("source", "topic", "partition", "offset", "reason", "detail"))
+        told += ["[bold]refused, with this Kafka key[/]", rows]
+    if not told:
+        near = ", ".join(escape(repr(each)) for each in found["near"])
+        return Group(f"nothing is known of the key {key}{when}" + (f"; near ones: {near}" if near else ""))
+    count = len(found["records"])
+    return Group(f"[bold]{key}[/]: {count} merge record{'s' * (count != 1)}{when}", "", *told)
+
+
+def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
+    out, closed = record["published"], record["closed"]
+    published = "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
+    valid = "" if record["valid"] is None else " · valid" if record["valid"] else " · not valid"
+    span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
+    heads = "" if closed is None else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
+    columns = ("source", "topic", "partition", "offset", "event_time", "position", "rule", "batch", "version")
+    lines: list[RenderableType] = [
+        f"[bold]partition {record['partition']} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}",
+        f"  {escape(record['reason'])}",
+        *([f"  heads then: {escape(heads)}"] if heads else []),
+        _coordinates(record["parts"], columns),
+    ]
+    return (*lines, "")
+
+
+def _coordinates(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
+    """A line for each record; times in UTC."""
+    table = Table(*[column.replace("_", " ") for column in columns], box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for row in rows:
+        values = {name: utc(row[name]) if name in ("event_time", "position") else row[name] for name in columns}
+        table.add_row(*["-" if value is None else escape(str(value)) for value in values.values()])
+    return table
 
 
 def utc(ms: int | None) -> str:

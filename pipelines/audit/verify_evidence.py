@@ -43,11 +43,12 @@ def first_of(problems: DataFrame, order: Sequence[str], describe: Callable[[Row]
 
 
 class Reset(NamedTuple):
-    """A batch that merged nothing: where each topic-partition goes on, and when it was decided (microseconds)."""
+    """A batch that merged nothing: where each topic-partition goes on, when it was decided (microseconds), and what for."""
 
     batch: int
     begin: Mapping[TopicPartition, int]
     committed_at: int
+    reason: str
 
 
 class Stretch(NamedTuple):
@@ -202,7 +203,7 @@ def _version(lake: Lake) -> int:
 def _resets(progress: DataFrame) -> list[Reset]:
     rows = (
         progress.where(F.col("reason").isNotNull())
-        .select("batch", "source", "partition", "until_offset", F.unix_micros("committed_at").alias("at"))
+        .select("batch", "source", "partition", "until_offset", F.unix_micros("committed_at").alias("at"), "reason")
         .collect()
     )
     return [
@@ -210,6 +211,7 @@ def _resets(progress: DataFrame) -> list[Reset]:
             batch,
             {TopicPartition(r.source, r.partition): r.until_offset for r in rows if r.batch == batch},
             min(r["at"] for r in rows if r.batch == batch),
+            next(r.reason for r in rows if r.batch == batch),
         )
         for batch in sorted({r.batch for r in rows})
     ]

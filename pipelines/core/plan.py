@@ -28,6 +28,16 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+class End(NamedTuple):
+    """Where somebody stops who repeats a merge: before which offset, and the head (ms) then, which waited perhaps."""
+
+    until: int
+    head: int | None
+
+
+NOTHING: Mapping[TopicPartition, int] = {}
+
+
 class Rows(NamedTuple):
     """What stands in one topic-partition, in order: offsets, and event times in ms (`NO_TIME` where refused).
 
@@ -113,15 +123,17 @@ def plan_batch(
     available: Mapping[TopicPartition, Rows],
     clocks_before: Mapping[int, int],
     timeout_ms: int,
+    heads_beyond: Mapping[TopicPartition, int] = NOTHING,
 ) -> BatchPlan | None:
     """The clock of a partition is the smallest head of what is considered, and never goes back; None: nothing to do.
 
     `cursors` names every topic-partition of every source; `available` holds rows from the cursor on, without a hole, of as
     many topic-partitions as have any: all of them or a first part (the clock is then the smallest head of that part).
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
+    `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, where somebody rebuilds.
     """
     positions = {tp: _positions(cursors[tp], rows) for tp, rows in available.items()}
-    heads = _heads(cursors, positions)
+    heads = {**_heads(cursors, positions), **heads_beyond}
     clocks = _clocks(heads)
     ranges, has_late, passed_in_all = {}, False, 0
     for tp, cursor in cursors.items():

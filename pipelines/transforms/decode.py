@@ -85,6 +85,23 @@ def parsed_value(value: Column, value_type: str) -> Column:
     return F.from_json(text, _with_decimals(kept), {"mode": "FAILFAST"}).cast(kept)
 
 
+def value_sql(value: str, value_type: str) -> str:
+    """The same in SQL."""
+    text, kept = f"CAST({value} AS STRING)", DataType.fromDDL(value_type)
+    if not isinstance(kept, StructType):
+        return text
+    schema = _ddl(_with_decimals(kept)).replace("\\", "\\\\").replace("'", "\\'")
+    return f"CAST(FROM_JSON({text}, '{schema}', MAP('mode', 'FAILFAST')) AS {value_type})"
+
+
+def _ddl(data_type: DataType) -> str:
+    """As SQL writes the type, whatever the names of its fields are."""
+    if isinstance(data_type, StructType):
+        fields = [f"`{f.name.replace('`', '``')}`: {_ddl(f.dataType)}" for f in data_type.fields]
+        return f"STRUCT<{', '.join(fields)}>"
+    return f"ARRAY<{_ddl(data_type.elementType)}>" if isinstance(data_type, ArrayType) else data_type.simpleString()
+
+
 @overload
 def _with_decimals(data_type: StructType) -> StructType: ...
 @overload

@@ -24,7 +24,7 @@ def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
     """One lake, killed at one point after the other; each start has to mend what the kill before left."""
     river = River.make(kafka, tmp_path, "crashes")
     river.flow()
-    for point in ("bronze.quarantine", "silver.merge", "publisher.commit", "publisher.committed"):
+    for point in ("bronze.quarantine", "silver.merge", "silver.version", "publisher.commit", "publisher.committed"):
         river.flow()
         process = river.run("--once", point=point)
         process.await_held()

@@ -114,7 +114,7 @@ def test_files_stay_few_however_many_batches_there_are(root_session: SparkSessio
     settings = settings_for(tmp_path)
     lake = CaseLake(layer_session(root_session), settings, {0: Case({"tracking": [], "orders": []}, 100)})
     silver, case = Silver(lake.lake, settings, 1), lake.cases[0]
-    keeper = Maintenance(lake.lake, settings, kept_by("silver", settings), every=EVERY)
+    keeper = Maintenance(lake.lake, kept_by("silver", settings), every=EVERY)
     most = 0
     for n in range(BATCHES):
         for source in ("tracking", "orders"):
@@ -128,7 +128,7 @@ def test_files_stay_few_however_many_batches_there_are(root_session: SparkSessio
     assert most <= 4 * EVERY, f"{most} files in the worst of {BATCHES} batches"
     assert files(lake.lake, tables.PROGRESS) <= EVERY + 1
     before = lake.silver()
-    done = {row["table"]: row for row in maintain(lake.lake, settings, kept_by("silver", settings))}
+    done = {row["table"]: row for row in maintain(lake.lake, kept_by("silver", settings))}
     assert done[tables.SILVER]["files"] == 2, "one for what is open, one for what is finished"
     assert lake.silver() == before
     assert Silver(lake.lake, settings, 1).cursors, "silver takes up its work from what is left"
@@ -144,12 +144,12 @@ def test_only_what_lies_beyond_the_retention_is_removed(spark: SparkSession, tmp
     for n in range(3):
         rows = spark.createDataFrame([("merge.timeout", str(n), None)], lake.schema(tables.CONFIGURATION))
         lake.append(rows, tables.CONFIGURATION)
-    [done] = maintain(lake, settings, [tables.CONFIGURATION])
+    [done] = maintain(lake, [tables.CONFIGURATION])
     assert (done["files_before"], done["files"]) == (3, 1)
     assert int(str(done["old_files_removed"])) >= 3
     assert lake.read(tables.CONFIGURATION).count() == 3
     longer = settings_for(tmp_path, retention="30d")
-    maintain(Lake(spark, longer), longer, [tables.CONFIGURATION])
+    maintain(Lake(spark, longer), [tables.CONFIGURATION])
     kept = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {lake.identifier(tables.CONFIGURATION)}").collect()}
     assert kept["delta.logRetentionDuration"] == kept["delta.deletedFileRetentionDuration"] == "interval 2592000000 milliseconds"
 
@@ -159,7 +159,7 @@ def test_an_owner_vacuums_after_some_hours(spark: SparkSession, tmp_path: Path, 
     monkeypatch.setattr(Lake, "compact", lambda _, name: done.append(f"compact {name}"))
     monkeypatch.setattr("pipelines.maintenance.vacuum", lambda *arguments: done.append(f"vacuum {arguments[-1]}"))
     settings, now = settings_for(tmp_path), [0.0]
-    keeper = Maintenance(Lake(spark, settings), settings, ["late"], now=lambda: now[0])
+    keeper = Maintenance(Lake(spark, settings), ["late"], now=lambda: now[0])
     for _ in range(2 * COMPACT_EVERY):
         keeper.after_commit()
     assert done == ["compact late"] * 2

@@ -7,13 +7,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.bronze import Bronze
-from pipelines.settings import Settings
+from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from pipelines.transforms.decode import decode
 from tests.support.cases import SOURCES, Case
@@ -45,6 +46,26 @@ def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Seque
             target = target[name]
         target[last] = value
     return Settings.model_validate(values, context={"folder": folder})
+
+
+def write_configuration(settings: Settings, folder: Path) -> Path:
+    """What `settings_for` made, as a file (with the topic, the predicate and the sink that it was given)."""
+    heartbeat = {"field": "type", "equals": "heartbeat"}
+    values = {
+        "name": settings.name,
+        "lake": str(settings.lake),
+        "kafka": {"bootstrap_servers": settings.kafka.bootstrap_servers},
+        "sources": {
+            name: {"topic": source.topic, "key": "k", "event_time": "ts", "heartbeat": heartbeat}
+            for name, source in settings.sources.items()
+        },
+        "merge": {"timeout": f"{settings.merge.timeout_ms}ms", "max_records_per_batch": settings.merge.max_records_per_batch},
+        "publish": {"topic": settings.publish.topic, "valid": settings.publish.valid},
+    }
+    file = folder / "watersmeet.yml"
+    file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    assert load_settings(file, {}).digest == settings.digest
+    return file
 
 
 def fill_bronze(lake: Lake, settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]) -> None:

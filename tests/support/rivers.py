@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -249,6 +250,7 @@ class River:
             ("silver", silver_of(lake), expected_silver(self.cases)),
             ("late", late_of(lake), expected_late(self.cases)),
             ("quarantine", quarantined_of(lake), expected_quarantine(self.cases)),
+            ("versions", *_versions(lake)),
         ):
             if here != there:
                 missing, more = (
@@ -257,6 +259,12 @@ class River:
                 )
                 found.other.append(f"{name}: {sum(missing.values())} rows missing, {sum(more.values())} too many")
         return found
+
+
+def _versions(lake: Lake) -> tuple[list[Any], list[Any]]:
+    """The batches that `versions` knows, each with its version; and as silver's own history has it."""
+    told = [(json.loads(version.said)["batch"], version.number) for version in lake.history(tables.SILVER, 10**6) if version.said]
+    return sorted(lake.rows("SELECT batch, version FROM {versions}")), sorted(told)
 
 
 def by_partition(messages: list[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -403,7 +403,7 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/schema_path", "x"), "unknown field `sources.orders.schema_path`; did you mean `schema`"),
         (("sources/orders/heartbeat", {"feild": "a"}), "unknown field `sources.orders.heartbeat.feild`; did you mean `field`"),
         (("lake", {"catalogue": "a"}), "unknown field `lake.catalogue`; did you mean `catalog`?"),
-        (("colour", "red"), "unknown field `colour`; known here: name, lake, checkpoints, kafka, sources, merge, publish"),
+        (("colour", "red"), "unknown field `colour`; known here: name, lake, checkpoints, kafka, sources, merge, silver, publish"),
         ((1, 2), "unknown field `1`; known here: name"),
         (("name", ABSENT), "required field `name` is missing; add it, such as `name: shop`"),
         (("lake", ABSENT), "required field `lake` is missing"),

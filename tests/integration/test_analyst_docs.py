@@ -1,0 +1,170 @@
+"""docs/analysts.md stays true: its columns are the tables', its queries run, and its example comes out as it says. And the
+glossary is in order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from pipelines import tables
+from pipelines.adapters.lake import Lake
+from pipelines.adapters.spark import layer_session
+from pipelines.bronze import Bronze
+from pipelines.init import write_example
+from pipelines.settings import Settings, load_settings
+from pipelines.silver import Silver
+from tests.support.lakes import fill_bronze
+from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
+
+PAGE = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+
+QUERY = re.compile(r"^```sql\n(.*?)^```\n(?:\n^```\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+SECTION = re.compile(r"^### `([^`]+)`\n\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|\n").split(" | ")]
+
+
+class Example:
+    """The lake of the page's example, in a folder as `make demo` leaves it, and a session with what the page defines."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.folder = folder
+        write_example(folder / "demo-lake")
+        self.settings: Settings = load_settings(folder / "demo-lake" / "watersmeet.yml", {})
+        self.lake = Lake(layer_session(spark), self.settings)
+        self.lake.create_missing()
+        rows = [cells(line) for line in PAGE.splitlines() if re.match(r"\| \d \| `(tracking|orders)` \|", line)]
+        for step in sorted({row[0] for row in rows}):
+            self._arrive([row for row in rows if row[0] == step])
+            list(Silver(self.lake, self.settings, 1).drain())
+        # What gold would have noted, had it published the two records that have timed out.
+        last = self.lake.rows("SELECT event_time, merge_key FROM {silver} WHERE valid ORDER BY event_time DESC LIMIT 1")[0]
+        self.lake.append_rows([(0, 0, 1, *last, 1, 1_767_265_300_000, "merged (a.b)")], tables.PUBLISHED)
+
+    def _arrive(self, rows: list[list[str]]) -> None:
+        for source in self.settings.sources:
+            mine = {(0, int(row[2])): row[3].strip("`").encode() for row in rows if row[1] == f"`{source}`"}
+            fill_bronze(self.lake, self.settings, source, dict(mine))
+            Bronze(self.lake, self.settings, source, 1).quarantine_all()
+
+    def names(self) -> dict[str, Any]:
+        """What the page's Python defines."""
+        found: dict[str, Any] = {}
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+                exec(block, found)
+        finally:
+            os.chdir(before)
+        return found
+
+    def query(self, spark: SparkSession, statement: str) -> DataFrame:
+        [(committed_at,)] = self.lake.rows("SELECT MIN(committed_at) FROM {versions}")
+        time = self.lake.spark.sql(f"SELECT CAST(timestamp_millis({committed_at}) AS STRING)").collect()[0][0]
+        text = statement.replace("LAKE", str(self.settings.lake))
+        return spark.sql(re.sub(r"TIMESTAMP AS OF '[^']+'", f"TIMESTAMP AS OF '{time}'", text))
+
+
+@pytest.fixture(scope="module")
+def example(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Example:
+    return Example(root_session, tmp_path_factory.mktemp("analysts"))
+
+
+@pytest.fixture(scope="module")
+def names(example: Example) -> dict[str, Any]:
+    return example.names()
+
+
+def queries() -> list[tuple[str, str]]:
+    """Every statement, with what the page shows of its answer."""
+    return [(s.strip(), shown) for block, shown in QUERY.findall(PAGE) for s in block.split(";\n") if s.strip()]
+
+
+def shown_by(answer: DataFrame) -> str:
+    """What `show(truncate=False)` prints."""
+    return answer._show_string(20, False).strip()  # type: ignore[no-any-return,operator]
+
+
+@pytest.mark.parametrize(("statement", "shown"), queries(), ids=range(len(queries())))
+def test_a_query_runs_and_answers_as_the_page_says(example: Example, names: dict[str, Any], statement: str, shown: str) -> None:
+    answer = example.query(names["spark"], statement)
+    if shown:
+        assert shown_by(answer) == shown.strip()
+    else:
+        assert answer.collect(), "no row of the example is in the answer"
+
+
+def test_answers_are_shown() -> None:
+    assert sum(bool(shown) for _, shown in queries()) >= 8
+    assert len(queries()) >= 18
+
+
+def test_every_table_is_named(example: Example) -> None:
+    at_a_glance = PAGE.partition("## The tables\n")[2].partition("\n### ")[0]
+    named = set(re.findall(r"^\| `([^`]+)` \|", at_a_glance, re.MULTILINE)) | {tables.CONFIGURATION, tables.LEASES}
+    laid_out = {re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)}
+    assert named == laid_out
+    assert all(f"`{name}`" in at_a_glance for name in laid_out)
+
+
+@pytest.mark.parametrize(("name", "text"), SECTION.findall(PAGE), ids=[name for name, _ in SECTION.findall(PAGE)])
+def test_columns_and_types_are_the_tables(example: Example, name: str, text: str) -> None:
+    described = [tuple(cells(line)[:2]) for line in text.splitlines() if line.startswith("| ")][1:]
+    schema = example.lake.stored_schema(name.replace("<source>", "tracking"))
+    sources = set(example.settings.sources) if name == tables.SILVER else set()
+    stored = [(f"`{f.name}`", f"`{f.dataType.simpleString()}`") for f in schema if f.name not in sources]
+    assert [row for row in described if row[0].startswith("`")] == stored
+    if sources:
+        assert described[5] == ("one for each source, with its name", "`array<struct<offset, event_time, value>>`")
+        assert set(schema.names[5:7]) == sources
+
+
+def test_every_table_but_the_programs_own_has_its_columns(example: Example) -> None:
+    described = {name for name, _ in SECTION.findall(PAGE)}
+    assert described == {re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)} - {
+        tables.CONFIGURATION,
+        tables.LEASES,
+    }
+
+
+# -- both pages
+
+
+@pytest.mark.parametrize("text", [PAGE, GLOSSARY], ids=["analysts", "glossary"])
+def test_links_lead_somewhere(text: str) -> None:
+    anchors = {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)}
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    assert targets
+    for target in targets:
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif not target.startswith("https://"):
+            assert (ROOT / "docs" / target).exists(), target
+    assert REGISTRY.search(text) is None
+
+
+def terms() -> list[str]:
+    return re.findall(r"^- \*\*([^*]+)\*\*", GLOSSARY, re.MULTILINE)
+
+
+def test_terms_are_in_alphabetical_order_each_once() -> None:
+    plain = [term.replace("`", "").lower() for term in terms()]
+    assert plain == sorted(set(plain))
+    assert len(plain) > 50
+
+
+def test_every_term_that_another_refers_to_is_there() -> None:
+    known = {term.replace("`", "").lower() for term in terms()}
+    referred = re.findall(r"→ \*([^*]+)\*", GLOSSARY)
+    assert referred
+    assert {term.lower() for term in referred} <= known

@@ -1,0 +1,67 @@
+"""Silver for people without Spark: who reads it today, deletion vectors and all, and who refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import SparkSession
+
+from pipelines import batch_input, tables
+from pipelines.adapters.spark import layer_session
+from tests.support.cases import random_case
+from tests.support.lakes import CaseLake, settings_for, silver_of
+
+Rows = list[tuple[object, ...]]
+COLUMNS = "partition, merge_key, status, event_time, last_event_time, tracking, orders"
+
+
+def by_delta_rs(path: str) -> pa.Table:
+    """The package `deltalake`, with its own SQL."""
+    return pa.table(QueryBuilder().register("silver", DeltaTable(path)).execute(f"SELECT {COLUMNS} FROM silver"))
+
+
+def by_polars(path: str) -> pa.Table:
+    """Polars reads Delta through delta-rs's log, and the files itself."""
+    return pl.scan_delta(path).select(COLUMNS.split(", ")).collect().to_arrow()
+
+
+def by_duckdb_through_delta_rs(path: str) -> pa.Table:
+    """DuckDB's SQL over what delta-rs reads."""
+    silver = pa.table(QueryBuilder().register("silver", DeltaTable(path)).execute("SELECT * FROM silver"))  # noqa: F841
+    return duckdb.sql(f"SELECT {COLUMNS} FROM silver").to_arrow_table()
+
+
+def as_rows(found: pa.Table) -> Rows:
+    """In the form of `silver_of`."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, list):
+            return tuple((part["offset"], int(part["event_time"].timestamp() * 1000), part["value"]) for part in value)
+        return round(value.timestamp() * 1000) if hasattr(value, "timestamp") else value
+
+    return sorted((tuple(plain(value) for value in row.values()) for row in found.to_pylist()), key=repr)
+
+
+@pytest.fixture(scope="module")
+def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CaseLake:
+    """Silver after many batches by MERGE, whose files have deletion vectors."""
+    settings = settings_for(tmp_path_factory.mktemp("readers"), merge__max_records_per_batch=200)
+    lake = CaseLake(layer_session(root_session), settings, {p: random_case(7300 + p) for p in range(4)})
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(batch_input, "FEW_OPEN", -1)
+        for share in (0.3, 0.6, 1.0):
+            lake.arrive(share)
+            lake.merge()
+    assert list(Path(str(settings.lake), tables.SILVER).rglob("deletion_vector*.bin")), "there is something to get wrong"
+    return lake
+
+
+@pytest.mark.parametrize("read", [by_delta_rs, by_polars, by_duckdb_through_delta_rs], ids=lambda read: read.__name__)
+def test_silver_is_read_as_spark_reads_it(read: Callable[[str], pa.Table], lake: CaseLake) -> None:
+    assert as_rows(read(f"{lake.settings.lake}/{tables.SILVER}")) == silver_of(lake.lake)
