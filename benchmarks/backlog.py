@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from benchmarks import points
 from benchmarks.inputs import fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import ProgramError, embedded_broker, program, tell
+from benchmarks.programs import ProgramError, bytes_in, embedded_broker, program, tell
 from pipelines.adapters.kafka import Cluster
 from pipelines.adapters.publisher import Publisher
 from pipelines.settings import load_settings
@@ -188,18 +188,14 @@ def _cores(small: River, plain: Run) -> Result:
 def _disk(small: River, plain: Run) -> Iterator[Result]:
     """Point 8; whatever maintenance replaces is kept until the retention is over."""
     lake = plain.folder / "lake"
-    yield Result(points.DISK, _bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes})
+    yield Result(points.DISK, bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes})
     with program(plain.folder, "-m", "pipelines", "maintain") as running:
         running.wait()
-    yield Result(points.DISK_MAINTAINED, _bytes_in(lake) / small.input_bytes)
+    yield Result(points.DISK_MAINTAINED, bytes_in(lake) / small.input_bytes)
     present = sum(
         Path(file).stat().st_size for log in lake.glob("*/_delta_log") for file in DeltaTable(str(log.parent)).file_uris()
     )
     yield Result(points.DISK_PRESENT, present / small.input_bytes)
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _steps(log: str, began: float) -> dict[str, float]:

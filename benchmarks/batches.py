@@ -23,11 +23,11 @@ from pyspark.sql import functions as F
 from benchmarks import points
 from benchmarks.inputs import DAY_MS, START_MS, TIMEOUT_MS, heartbeat_value, record_value, write_configuration
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import tell
+from benchmarks.programs import bytes_in, tell
 from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.spark import layer_session, spark_session
-from pipelines.settings import Settings, load_settings
+from pipelines.settings import Settings, SilverSettings, load_settings
 from pipelines.silver import Silver
 
 NUMBERS = frozenset({3, 4, 5})
@@ -115,11 +115,26 @@ def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, folder
     if 3 in numbers:
         yield Result(points.CLOCK_BATCH, _warm(clock)[0], {"rounds": _rounded(clock)})
         yield Result(points.SMALL_BATCH, _warm(small)[0], {"rounds": _rounded(small)})
+        yield from _with_change_data_feed(sizes, spark, folder, lakes[0])
     if 4 in numbers:
         restarts = [[lake.restart_seconds() for lake in lakes] for _ in range(sizes.rounds)]
         yield _ratio(points.HISTORY, lengths, small)
         yield _ratio(points.HISTORY_RESTART, lengths, restarts)
     shutil.rmtree(folder)
+
+
+def _with_change_data_feed(sizes: Sizes, spark: SparkSession, folder: Path, without: SmallBatches) -> Iterator[Result]:
+    """What the option costs: the same batches in a lake that has it, in turns with one that has not."""
+    fed = _lake(folder / "fed", spark, timed_out=sizes.short_history, open_rows=OPEN_ROWS, change_data_feed=True)
+    silvers = [Path(f"{lake.settings.lake}/{tables.SILVER}") for lake in (fed, without)]
+    before = [bytes_in(silver) for silver in silvers]
+    rounds = [
+        [lake.seconds(touched=500, new=500, step_ms=1000) for lake in (fed, without)] for _ in range(max(2, sizes.rounds // 2))
+    ]
+    with_it, without_it = _warm(rounds)
+    grown = [bytes_in(silver) - size for silver, size in zip(silvers, before, strict=True)]
+    yield Result(points.CHANGE_FEED, with_it / without_it, {"rounds": _rounded(rounds)})
+    yield Result(points.CHANGE_FEED_DISK, grown[0] / grown[1], {"bytes": grown, "batches": len(rounds)})
 
 
 def _beside_open_rows(sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
@@ -150,9 +165,12 @@ def _ratio(point: points.Point, lengths: Sequence[int], rounds: Sequence[Sequenc
     return Result(point, long / short, {"seconds_by_timed_out_rows": seconds})
 
 
-def _lake(folder: Path, spark: SparkSession, *, timed_out: int, open_rows: int, parts: int = 1) -> SmallBatches:
+def _lake(
+    folder: Path, spark: SparkSession, *, timed_out: int, open_rows: int, parts: int = 1, change_data_feed: bool = False
+) -> SmallBatches:
     """A lake with so many rows in silver, each of `parts` clicks and an order."""
     settings = load_settings(write_configuration(folder, "127.0.0.1:1"))
+    settings = settings.model_copy(update={"silver": SilverSettings(change_data_feed=change_data_feed)})
     lake = Lake(layer_session(spark), settings)
     lake.create_missing()
     tell(f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ...")

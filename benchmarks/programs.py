@@ -97,3 +97,8 @@ def embedded_broker(folder: Path) -> Iterator[str]:
 def tell(text: str) -> None:
     """A word on how it gets on, beside the results."""
     print(text, file=sys.stderr, flush=True)
+
+
+def bytes_in(folder: Path) -> int:
+    """Of all files below it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -75,12 +75,13 @@ def metadata(settings: Settings, plan: BatchPlan) -> str:
 
 def write_version(lake: Lake, plan: BatchPlan) -> None:
     """Keeps which version of silver the batch made, once; nothing where the log does not know it any more."""
-    for version in lake.history(tables.SILVER, _RECENT):
-        said = _said(version.said)
-        if said.get("batch") == plan.batch:
-            facts = version.number, version.committed_at, said.get("configuration"), said.get("code_version")
-            lake.append_rows([(plan.batch, *facts)], tables.VERSIONS, batch=plan.batch)
-            return
+    for limit in (1, _RECENT):  # the last commit, or where a start came between, one of the last
+        for version in lake.history(tables.SILVER, limit):
+            said = _said(version.said)
+            if said.get("batch") == plan.batch:
+                facts = version.number, version.committed_at, said.get("configuration"), said.get("code_version")
+                lake.append_rows([(plan.batch, *facts)], tables.VERSIONS, batch=plan.batch)
+                return
 
 
 def _said(text: str | None) -> dict[str, Any]:

@@ -38,6 +38,9 @@ SESSION_SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 
+_GIVEN = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "DATABRICKS_RUNTIME_VERSION")
+"""Environment variables by which somebody else has a say in what a session is."""
+
 _LOCAL_SETTINGS = {
     "spark.master": "local[*]",
     "spark.app.name": "watersmeet",
@@ -80,8 +83,7 @@ def spark_session() -> SparkSession:
 
 def will_be_plain() -> bool:
     """Whether a session would be one of ours, in whose eyes a path is a folder of this machine; known without one."""
-    given = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "DATABRICKS_RUNTIME_VERSION")
-    return SparkSession.getActiveSession() is None and not any(os.environ.get(name) for name in given)
+    return SparkSession.getActiveSession() is None and not any(map(os.environ.get, _GIVEN))
 
 
 def layer_session(spark: SparkSession) -> SparkSession:

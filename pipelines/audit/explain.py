@@ -321,7 +321,7 @@ def _near(lake: Lake, key: str) -> list[str]:
         f"AND (left(merge_key, {half}) = {begins} OR right(merge_key, {length - half}) = {ends}) "
         f"GROUP BY merge_key ORDER BY distance, merge_key LIMIT {NEAR}"
     )
-    return [near for near, distance in rows if distance <= max(1, length // 2)]
+    return [near for near, distance in rows if distance <= length // 2]
 
 
 def _ms(time: datetime) -> int:

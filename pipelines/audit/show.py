@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting": "red"}
 
@@ -61,15 +61,16 @@ def reset_view(found: dict[str, Any]) -> Group:
 def rebuild_view(found: dict[str, Any]) -> Group:
     """What silver holds beside what it holds in the rebuild."""
     lake, rebuilt, timeouts = found["lake"], found["rebuilt"], found["timeout_ms"]
-    titles = [f"{name}, timeout {duration(timeouts[name])}" for name in ("lake", "rebuilt")]
-    table = Table("", *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
+    titles = [f"{name}, T = {duration(timeouts[name])}" for name in ("lake", "rebuilt")]
+    first = Column("", no_wrap=True)
+    table = Table(first, *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("records", "open", "timed_out", "valid", "complete"):
         title = "merge records" if name == "records" else f"  {name.replace('_', ' ')}"
         table.add_row(title, *_compared(lake[name], rebuilt[name]))
     for source, of_lake in lake["sources"].items():
         for name, count in of_lake.items():
             table.add_row(f"{source}: {name.replace('_', ' ')}", *_compared(count, rebuilt["sources"][source][name]))
-    hint = "complete: with parts of every source"
+    hint = "T: the timeout; complete: with parts of every source"
     if timeouts["lake"] == timeouts["rebuilt"]:
         hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
     return Group(f"silver up to batch {found['batch']}, derived again into {escape(found['into'])}", table, hint)
@@ -82,18 +83,14 @@ def _compared(one: int, other: int) -> tuple[str, str, str]:
 def explain_view(found: dict[str, Any]) -> Group:
     """The life of a key: a paragraph for every merge record, then what was not merged."""
     key, moment = escape(repr(found["key"])), found["as_of"]
-    when = (
-        "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])}, batch {moment['batch']})"
-    )
+    when = "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
     told: list[RenderableType] = [part for record in found["records"] for part in _merge_record(record)]
-    columns = ("source", "topic", "partition", "offset", "event_time")
     if found["late"]:
-        told += ["[bold]late: never merged[/]", _coordinates(found["late"], (*columns, "position", "batch", "version"))]
+        told += ["[bold]late: never merged[/]", _records(found["late"], "event_time", "position", "batch", "version")]
     if found["waiting"]:
-        told += ["[bold]in bronze, waiting for the clock[/]", _coordinates(found["waiting"], columns)]
+        told += ["[bold]in bronze, waiting for the clock[/]", _records(found["waiting"], "event_time")]
     if found["quarantined"]:
-        rows = _coordinates(found["quarantined"], ("source", "topic", "partition", "offset", "reason", "detail"))
-        told += ["[bold]refused, with this Kafka key[/]", rows]
+        told += ["[bold]refused, with this Kafka key[/]", _records(found["quarantined"], "reason", "detail")]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
         return Group(f"nothing is known of the key {key}{when}" + (f"; near ones: {near}" if near else ""))
@@ -107,23 +104,34 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
     valid = "" if record["valid"] is None else " · valid" if record["valid"] else " · not valid"
     span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
     heads = "" if closed is None else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
-    columns = ("source", "topic", "partition", "offset", "event_time", "position", "rule", "batch", "version")
     lines: list[RenderableType] = [
         f"[bold]partition {record['partition']} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}",
         f"  {escape(record['reason'])}",
         *([f"  heads then: {escape(heads)}"] if heads else []),
-        _coordinates(record["parts"], columns),
+        _records(record["parts"], "event_time", "position", "rule", "batch", "version"),
     ]
     return (*lines, "")
 
 
-def _coordinates(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
-    """A line for each record; times in UTC."""
-    table = Table(*[column.replace("_", " ") for column in columns], box=None, header_style="dim", padding=(0, 2, 0, 0))
+def _records(rows: list[dict[str, Any]], *more: str) -> Table:
+    """A line for each record, narrow enough for a terminal; a position is told by how far it is beyond the event time."""
+    titles = ["record", *[name.replace("_", " ") for name in more]]
+    table = Table(*titles, box=None, header_style="dim", padding=(0, 2, 0, 0))
     for row in rows:
-        values = {name: utc(row[name]) if name in ("event_time", "position") else row[name] for name in columns}
-        table.add_row(*["-" if value is None else escape(str(value)) for value in values.values()])
+        table.add_row(_record(row), *[escape(_cell(row, name)) for name in more])
     return table
+
+
+def _record(row: dict[str, Any]) -> str:
+    source = "" if row["source"] == row["topic"] else f"{row['source']}: "
+    return escape(f"{source}{row['topic']}[{row['partition']}]@{row['offset']}")
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    value = row[name]
+    if name == "position":
+        return f"+{duration(value - row['event_time'])}"
+    return utc(value) if name == "event_time" else "-" if value is None else str(value)
 
 
 def utc(ms: int | None) -> str:

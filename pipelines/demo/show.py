@@ -71,10 +71,10 @@ def run_demo(directory: Path) -> None:
         produced = clickstream.produce(settings.kafka)
         with reporting() as reporter:
             Run(settings, LAYERS, reporter, threading.Event()).once()
-        _show(console, settings, produced)
+        key = _show(console, settings, produced)
     finally:
         broker.stop(directory / "broker")
-    _show_next_steps(console, directory, configuration)
+    _show_next_steps(console, directory, configuration, key)
 
 
 def _make_room(directory: Path) -> None:
@@ -95,7 +95,8 @@ def _write_configuration(directory: Path, bootstrap_servers: str) -> Path:
     return configuration
 
 
-def _show(console: Console, settings: Settings, produced: dict[str, int]) -> None:
+def _show(console: Console, settings: Settings, produced: dict[str, int]) -> str:
+    """What came out; returns the key of a merge record that is worth a closer look."""
     lake = Lake(layer_session(spark_session()), settings)
     cluster = Cluster(settings.kafka)
     consumer = cluster.consumer()
@@ -105,7 +106,8 @@ def _show(console: Console, settings: Settings, produced: dict[str, int]) -> Non
     _headline(console, "Where the records went")
     console.print(_outcomes(lake, settings, produced))
     _headline(console, "Merge records: a session's clicks beside its order (from silver)")
-    for row in _with_orders(lake):
+    examples = _with_orders(lake)
+    for row in examples:
         console.print(_visit(row), "")
     _headline(console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)")
     console.print(_sequence(messages))
@@ -113,6 +115,7 @@ def _show(console: Console, settings: Settings, produced: dict[str, int]) -> Non
     console.print(status_view(status(lake, settings)))
     _headline(console, "What silver is expected to be (Great Expectations)")
     console.print(_expectations(lake, settings))
+    return str(examples[0].merge_key)
 
 
 def _headline(console: Console, text: str) -> None:
@@ -186,14 +189,16 @@ def _expectations(lake: Lake, settings: Settings) -> Table:
     return table
 
 
-def _show_next_steps(console: Console, directory: Path, configuration: Path) -> None:
+def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str) -> None:
     program = Path(".venv/bin")
     silver = directory / "lake" / tables.SILVER
     read = f"spark_session().read.format('delta').load('{silver}').show()"
-    _headline(console, f"The lake stays in {directory}. Three commands to try next:")
+    _headline(console, f"The lake stays in {directory}. Five commands to try next:")
     for command in (
         f"{program}/watersmeet broker start --dir {directory}/broker",
         f"{program}/watersmeet status -c {configuration}",
+        f"{program}/watersmeet explain {key} -c {configuration}",
+        f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
         f'{program}/python -c "from pipelines.adapters.spark import spark_session; {read}"',
     ):
         console.print(f"  {command}", highlight=False, soft_wrap=True)

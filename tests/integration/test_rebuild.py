@@ -189,7 +189,7 @@ def test_the_comparison_is_shown_side_by_side(rebuilt: Rebuilt) -> None:
     console.print(rebuild_view({**rebuilt.found, "timeout_ms": {"lake": 100, "rebuilt": 3_600_000}}))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert "timeout 1h" in shown
+    assert "rebuilt, T = 1h" in shown
     assert f"{rebuilt.found['lake']['complete']:,}" in shown
 
 
