@@ -35,6 +35,11 @@ _NUMBERS = 1 << 32
 COMPACTED_BYTES = 64 * 1024 * 1024
 """Compaction leaves files of this size alone."""
 
+_FINDS_KEYS = {"parquet.bloom.filter.enabled#merge_key": "true", "parquet.bloom.filter.adaptive.enabled": "true"}
+"""Compacted files say which keys they may have, so that whoever looks for one key opens few of them. (In small files that
+would take more than it saves.)
+"""
+
 Rows = Sequence[Sequence[Any]]
 
 
@@ -260,7 +265,8 @@ class Lake:
             if local is not None:
                 local.compact(table, COMPACTED_BYTES)
             else:
-                self.spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
+                with self._set(_FINDS_KEYS):
+                    self.spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
 
     def append_rows(self, rows: Rows, table: str, *, batch: int | None = None, application: str = APPLICATION) -> None:
         """The same for a few rows that the driver has: values in the order of the layout's columns, times in epoch ms."""

@@ -7,12 +7,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
 
 from pipelines.adapters.kafka import Cluster, read_to_end
 from pipelines.adapters.lake import Lake
 from pipelines.core.sequence import ID, SEQ, message_id
 from pipelines.errors import WatersmeetError
 from pipelines.settings import Settings
+
+SOON_S = 3.0
+"""A broker that is there answers within this; the tables know nearly as much."""
 
 
 class _Transaction(NamedTuple):
@@ -91,6 +95,7 @@ class Sink:
         try:
             consumer = Cluster(self.settings.kafka).consumer()
             try:
+                consumer.get_watermark_offsets(KafkaPartition(self.settings.publish.topic, partition), timeout=SOON_S)
                 while True:
                     found = read_to_end(consumer, self.settings.publish.topic, partition, guess, limit=1)
                     headers: dict[str, Any] = dict(found[0].headers() or []) if found else {}

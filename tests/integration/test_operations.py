@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
@@ -130,6 +132,10 @@ def test_files_stay_few_however_many_batches_there_are(root_session: SparkSessio
     before = lake.silver()
     done = {row["table"]: row for row in maintain(lake.lake, kept_by("silver", settings))}
     assert done[tables.SILVER]["files"] == 2, "one for what is open, one for what is finished"
+    for file in DeltaTable(f"{settings.lake}/{tables.SILVER}").file_uris():
+        group = parquet.ParquetFile(file).metadata.row_group(0)
+        [key] = [chunk for n in range(group.num_columns) if (chunk := group.column(n)).path_in_schema == "merge_key"]
+        assert key.bloom_filter_length, "a key is looked for in few files"
     assert lake.silver() == before
     assert Silver(lake.lake, settings, 1).cursors, "silver takes up its work from what is left"
     versions = lake.lake.delta(tables.SILVER).history(1).collect()[0].version

@@ -31,7 +31,7 @@ from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, random_case
 from tests.support.lakes import CaseLake, late_of, settings_for, silver_of, write_configuration
 
-RANDOM = 5
+RANDOM = 3
 IDLE = RANDOM
 
 
@@ -52,6 +52,12 @@ class Rebuilt:
         return Lake(layer_session(self.spark), self.lake.settings.model_copy(update={"lake": str(folder / "lake")}))
 
 
+def rich_cases() -> dict[int, Case]:
+    """Those with most late and open records, by partition."""
+    every = [random_case(seed) for seed in range(200)]
+    return dict(enumerate(sorted(every, key=lambda case: -len(case.merged().late) - len(case.merged().open))[:RANDOM]))
+
+
 def jump(lake: CaseLake, *, back: bool) -> None:
     """A deliberate reset: in every other partition forward by two offsets, in the others to the beginning (or nowhere)."""
     silver = Silver(lake.lake, lake.settings, lake.partitions)
@@ -66,16 +72,13 @@ def jump(lake: CaseLake, *, back: bool) -> None:
 def rebuilt(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Rebuilt:
     """Small batches, a partition in which the idle policy has spoken, a jump back and one ahead, and records that still wait."""
     folder: Path = tmp_path_factory.mktemp("rebuilt")
-    every = sorted(
-        (random_case(seed) for seed in range(200)), key=lambda case: -len(case.merged().late) - len(case.merged().open)
-    )
-    cases = dict(enumerate(every[:RANDOM]))
+    cases = rich_cases()
     silent: dict[str, list[bytes | None]] = {
         "tracking": [keyed("i", t) for t in (10, 50, 200, 400, 450)],
         "orders": [keyed("i", 20)],
     }
     cases[IDLE] = Case(silent, 100, ["tracking"] * 4 + ["orders", "tracking"])
-    settings = settings_for(folder, merge__max_records_per_batch=15 * 2 * len(cases), publish__valid="size(orders) > 0")
+    settings = settings_for(folder, merge__max_records_per_batch=20 * 2 * len(cases), publish__valid="size(orders) > 0")
     lake = CaseLake(layer_session(root_session), settings, cases)
     lake.arrive(0.4)
     lake.merge()
@@ -127,7 +130,7 @@ def parts_of(row: tuple[object, ...], source: int) -> tuple[object, ...]:
 
 
 def test_under_another_timeout_it_is_what_the_model_makes_of_it(spark: SparkSession, tmp_path: Path) -> None:
-    cases = {p: random_case(7100 + p) for p in range(RANDOM)}
+    cases = rich_cases()
     lake = CaseLake(spark, settings_for(tmp_path), cases)
     lake.arrive()
     lake.merge()
