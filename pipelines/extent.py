@@ -42,8 +42,8 @@ def pending_extents(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> d
 
 def finished_since(lake: Lake, times: Mapping[int, int], partitions: int) -> str:
     """SQL: finished, valid records of silver that are no older than their partition's time (all, where it has none)."""
-    finished = _finished(lake, min(times.values()) if len(times) == partitions else None)
-    return f"{finished} AND COALESCE(event_time >= {_by_partition(lake, times)}, TRUE)" if times else finished
+    found = finished(lake, min(times.values()) if len(times) == partitions else None)
+    return f"{found} AND COALESCE(event_time >= {_by_partition(lake, times)}, TRUE)" if times else found
 
 
 def _ties(lake: Lake, tails: Mapping[int, Tail]) -> dict[int, list[Place]]:
@@ -53,7 +53,7 @@ def _ties(lake: Lake, tails: Mapping[int, Tail]) -> dict[int, list[Place]]:
     times = {partition: tail.event_time for partition, tail in tails.items()}
     same = lake.rows(
         f"SELECT `partition`, event_time, merge_key FROM {{{tables.SILVER}}} "
-        f"WHERE {_finished(lake, min(times.values()))} AND event_time = {_by_partition(lake, times)}"
+        f"WHERE {finished(lake, min(times.values()))} AND event_time = {_by_partition(lake, times)}"
     )
     found: dict[int, list[Place]] = {}
     for partition, *place in same:
@@ -66,11 +66,11 @@ def _beyond(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> dict[int,
     """How many records are later than the tail, and the first and last of those by time and key."""
     times = {partition: tail.event_time for partition, tail in tails.items()}
     earliest = min(times.values()) if len(times) == partitions else None
-    finished = _finished(lake, earliest)
+    is_finished = finished(lake, earliest)
     later = f"COALESCE(event_time > {_by_partition(lake, times)}, TRUE)" if times else "TRUE"
     counted = lake.rows(
         f"SELECT `partition`, COUNT(*), MIN(event_time), MAX(event_time) FROM {{{tables.SILVER}}} "
-        f"WHERE {finished} AND {later} GROUP BY `partition`"
+        f"WHERE {is_finished} AND {later} GROUP BY `partition`"
     )
     if not counted:
         return {}
@@ -78,7 +78,7 @@ def _beyond(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> dict[int,
     last = _by_partition(lake, {partition: time for partition, _, _, time in counted})
     ends = lake.rows(
         f"SELECT `partition`, event_time, MIN(merge_key), MAX(merge_key) FROM {{{tables.SILVER}}} "
-        f"WHERE {finished} AND (event_time = {first} OR event_time = {last}) GROUP BY `partition`, event_time"
+        f"WHERE {is_finished} AND (event_time = {first} OR event_time = {last}) GROUP BY `partition`, event_time"
     )
     found: dict[int, tuple[int, list[Place]]] = {partition: (records, []) for partition, records, _, _ in counted}
     for partition, time, *keys in ends:
@@ -86,8 +86,8 @@ def _beyond(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> dict[int,
     return found
 
 
-def _finished(lake: Lake, earliest: int | None) -> str:
-    """With what is true of every row wanted, where that is known: statistics skip files by it."""
+def finished(lake: Lake, earliest: int | None) -> str:
+    """SQL: finished, valid records of silver, no older than `earliest` (ms) where that is known: it lets files be skipped."""
     since = "" if earliest is None else f" AND event_time >= {lake.time_literal(earliest)}"
     return f"status = 'timed_out' AND valid{since}"
 

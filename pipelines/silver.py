@@ -31,7 +31,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipelines import tables
-from pipelines.adapters.decisions import read_decisions, write_decisions
+from pipelines.adapters.decisions import Decided, read_decisions, write_decisions
 from pipelines.adapters.lake import Lake, wall_clock_ms
 from pipelines.adapters.progress import metadata, read_last_batch, write_progress, write_version
 from pipelines.batch_input import BatchInput
@@ -193,10 +193,13 @@ class Silver:
     def _read_idle(self, begun: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Decision]]:
         """The idle policy's heartbeats from these offsets on, by topic-partition."""
         found: dict[TopicPartition, list[Decision]] = {}
-        for tp, decision in read_decisions(self.lake):
+        for tp, decision in self._read_decisions():
             if decision.after_offset + 1 >= begun.get(tp, 0):
                 found.setdefault(tp, []).append(decision)
         return found
+
+    def _read_decisions(self) -> list[Decided]:
+        return read_decisions(self.lake)
 
     def _read_recovered(self) -> DataFrame | None:
         if not self.lake.rows("SELECT 1 FROM {recovered} WHERE merge_key IS NOT NULL LIMIT 1"):

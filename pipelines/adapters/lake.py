@@ -177,6 +177,10 @@ class Lake:
         """The same as Python's values, row by row."""
         return list(zip(*(column.to_pylist() for column in self.query(sql, at).columns), strict=True))
 
+    def rows_if_any(self, sql: str) -> list[tuple[Any, ...]]:
+        """The same; none where a table is not there yet."""
+        return self.rows(sql) if all(map(self.exists, _names_in(sql))) else []
+
     def fetch(self, sql: str, schema: StructType) -> pa.Table:
         """The answer with the types of these columns, times too, so that a DataFrame can be made of it."""
         return self._answer(sql).cast(to_arrow_schema(schema, timezone="UTC"))
@@ -192,7 +196,7 @@ class Lake:
         return self._local is not None
 
     def _answer(self, sql: str, at: At = NOW) -> pa.Table:
-        names = {name for _, name, _, _ in Formatter().parse(sql) if name}
+        names = _names_in(sql)
         if self._local is not None:
             return self._local.query(sql, names, at)
         frames: dict[str, Any] = {name: self.read(name, at.get(name)) for name in names}
@@ -221,13 +225,14 @@ class Lake:
 
     def follow(self, table: str) -> DataFrame:
         """A stream with something in it for every later commit to the table; its rows mean nothing (updates repeat them)."""
-        version = self._version_of(table)
+        version = self.version_of(table)
         stream = self.spark.readStream.format("delta").option("startingVersion", version).option("ignoreChanges", "true")
         if isinstance(self._location, CatalogLake):
             return stream.table(self.identifier(table))
         return stream.load(self._path(table))
 
-    def _version_of(self, table: str) -> int:
+    def version_of(self, table: str) -> int:
+        """The number of the table's last commit."""
         if self._local is not None:
             return self._local.version(table)
         return self.history(table, 1)[0].number
@@ -426,6 +431,10 @@ def suppress_conflict() -> Iterator[None]:
     except Exception as error:
         if "Concurrent" not in str(error):
             raise
+
+
+def _names_in(sql: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(sql) if name}
 
 
 def _in_ms(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -14,7 +14,7 @@ from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.audit.rebuild import OF_BATCH, OF_TIMEOUT, rebuilt_settings
 from pipelines.audit.validate import Problem
-from pipelines.audit.verify_evidence import REBUILD, Findings, first_of, read, read_evidence
+from pipelines.audit.verify_evidence import REBUILD, Findings, first_of, read, read_silver
 from pipelines.audit.verify_silver import place
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.settings import Settings
@@ -26,7 +26,7 @@ def verify_against(lake: Lake, settings: Settings, directory: Path) -> dict[str,
     """
     other = Lake(lake.spark, rebuilt_settings(settings, directory))
     batch = _rebuilt_batch(other, settings, directory)
-    silver, late = _as_of(lake, settings, batch)
+    silver, late = _as_of(lake, batch)
     found = [_silver_differences(silver, other.read(tables.SILVER)), _late_differences(late, other.read(tables.LATE), settings)]
     problems = [problem for findings in found for problem in findings.problems]
     more = sum(findings.more for findings in found)
@@ -47,12 +47,12 @@ def _rebuilt_batch(rebuilt: Lake, settings: Settings, directory: Path) -> int:
     return int(facts[OF_BATCH])
 
 
-def _as_of(lake: Lake, settings: Settings, batch: int) -> tuple[DataFrame, DataFrame]:
+def _as_of(lake: Lake, batch: int) -> tuple[DataFrame, DataFrame]:
     """Silver and late right after a batch."""
     late = read(lake, tables.LATE).where(F.col("batch") <= batch)
-    evidence = read_evidence(lake, settings, 1, full=False)
-    if evidence.last_batch == batch:
-        return evidence.silver, late
+    silver, last_batch = read_silver(lake)
+    if last_batch == batch:
+        return silver, late
     version = lake.rows(f"SELECT version FROM {{versions}} WHERE batch = {batch}")
     if not version:
         raise WatersmeetError(f"it is not known which version of silver batch {batch} made; rebuild anew")

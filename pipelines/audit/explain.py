@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipelines import tables
-from pipelines.adapters.decisions import read_decisions
+from pipelines.adapters.decisions import Decided, read_decisions
 from pipelines.adapters.lake import Lake
 from pipelines.adapters.local import At
 from pipelines.audit.published import Sink
 from pipelines.audit.show import utc
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import Cursor, Rows, TopicPartition, positions_of
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.settings import Settings
 
@@ -65,18 +66,18 @@ def _moment(lake: Lake, as_of: int | datetime | None) -> Moment:
     if as_of is None:
         last = lake.last_commit(tables.SILVER)
         return Moment(-1 if last is None else last.number - 1, None, None)
-    newest = lake.history(tables.SILVER, 1)[0]
+    newest = lake.version_of(tables.SILVER)
     if isinstance(as_of, datetime):
-        at = int(as_of.timestamp() * 1000)
+        at = _ms(as_of)
         [(batch, version)] = lake.rows(
             f"SELECT MAX(batch), MAX(version) FROM {{versions}} WHERE committed_at <= {lake.time_literal(at)}"
         )
         return Moment(-1, 0, at) if version is None else Moment(batch, version, at)
-    if as_of > newest.number:
-        raise ConfigurationError(f"--as-of: silver has no version {as_of} yet; the newest is {newest.number}")
+    if as_of > newest:
+        raise ConfigurationError(f"--as-of: silver has no version {as_of} yet; the newest is {newest}")
     [(batch, made_at)] = lake.rows(f"SELECT MAX(batch), MAX(committed_at) FROM {{versions}} WHERE version <= {as_of}")
     if batch is None:  # it stands before the first batch
-        return Moment(-1, as_of, lake.history(tables.SILVER, newest.number - as_of + 1)[-1].committed_at)
+        return Moment(-1, as_of, lake.history(tables.SILVER, newest - as_of + 1)[-1].committed_at)
     return Moment(batch, as_of, made_at)
 
 
@@ -208,19 +209,18 @@ class _Life:
     def _positions(self, tp: TopicPartition, done: _Range, offsets: Sequence[int]) -> dict[int, int]:
         """The largest event time from the beginning up to each offset: from the position that the batch before has left on."""
         before = self.lake.rows(f"SELECT position FROM {{progress}} WHERE {self._of(tp)} AND batch = {done.batch - 1}")
-        spoken = [
-            (decision.after_offset + 1, decision.event_time)
-            for of, decision in read_decisions(self.lake)
-            if of == tp and done.since <= decision.after_offset + 1 < done.until
-        ]
-        records = self.lake.rows(
+        spoken = [d for of, d in self._decisions if of == tp and done.since <= d.after_offset + 1 < done.until]
+        found = self.lake.query(
             f"SELECT `offset`, event_time FROM {{{tables.bronze(tp.source)}}} WHERE `partition` = {tp.partition} "
-            f"AND `offset` >= {done.since} AND `offset` <= {offsets[-1]} AND event_time IS NOT NULL"
+            f"AND `offset` >= {done.since} AND `offset` <= {offsets[-1]} AND event_time IS NOT NULL ORDER BY `offset`"
         )
-        moves = sorted(spoken + [(done.since, position) for (position,) in before if position is not None] + records)
-        at, times = (np.array(column, dtype=np.int64) for column in zip(*moves, strict=True))
-        largest = np.maximum.accumulate(times)
-        return {offset: int(largest[np.searchsorted(at, offset, side="right") - 1]) for offset in offsets}
+        rows = Rows(found["offset"].to_numpy(), found["event_time"].to_numpy()).with_idle(spoken)
+        positions = positions_of(Cursor(done.since, before[0][0] if before else None), rows)
+        return {offset: int(positions[np.searchsorted(rows.offsets, offset, side="right") - 1]) for offset in offsets}
+
+    @cached_property
+    def _decisions(self) -> list[Decided]:
+        return read_decisions(self.lake)
 
     def late(self) -> list[dict[str, Any]]:
         """Records that came after their time, by position."""

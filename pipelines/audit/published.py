@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from pipelines import tables
 from pipelines.adapters.kafka import Cluster, read_to_end
 from pipelines.adapters.lake import Lake
 from pipelines.core.sequence import ID, SEQ, message_id
 from pipelines.errors import WatersmeetError
+from pipelines.extent import finished
 from pipelines.settings import Settings
 
 SOON_S = 3.0
@@ -53,21 +55,22 @@ class Sink:
 
     @cached_property
     def _name(self) -> str | None:
-        known = "" if self.at is None else f" WHERE committed_at <= {self.lake.time_literal(self.at)}"
-        if not self.lake.exists("published"):
+        if not self.lake.exists(tables.PUBLISHED):
             return None
-        rows = self.lake.rows(f"SELECT sink FROM {{published}}{known} ORDER BY committed_at DESC LIMIT 1")
+        rows = self.lake.rows(f"SELECT sink FROM {{published}} WHERE {self._is_known} ORDER BY committed_at DESC LIMIT 1")
         return rows[0][0] if rows else None
+
+    @property
+    def _is_known(self) -> str:
+        return "TRUE" if self.at is None else f"committed_at <= {self.lake.time_literal(self.at)}"
 
     def _transaction(self, partition: int, event_time: int, key: str) -> _Transaction | None:
         """The first transaction whose last message sorts at or behind the record: it wrote the record."""
         assert self._name is not None
-        time, known = self.lake.time_literal(event_time), ""
-        if self.at is not None:
-            known = f" AND committed_at <= {self.lake.time_literal(self.at)}"
+        time = self.lake.time_literal(event_time)
         rows = self.lake.rows(
             "SELECT last_seq, last_event_time, last_key, sink_offset FROM {published} "
-            f"WHERE `partition` = {partition} AND sink = {self.lake.text_literal(self._name)}{known} AND "
+            f"WHERE `partition` = {partition} AND sink = {self.lake.text_literal(self._name)} AND {self._is_known} AND "
             f"(last_event_time > {time} OR last_event_time = {time} AND last_key >= {self.lake.text_literal(key)}) "
             "ORDER BY last_seq LIMIT 1"
         )
@@ -77,8 +80,8 @@ class Sink:
         """How many finished, valid records sort behind this one and not behind the transaction's last."""
         time, end = (self.lake.time_literal(ms) for ms in (event_time, last.last_event_time))
         [(count,)] = self.lake.rows(
-            f"SELECT COUNT(*) FROM {{silver}} WHERE status = 'timed_out' AND valid AND `partition` = {partition} "
-            f"AND event_time >= {time} AND event_time <= {end} "
+            f"SELECT COUNT(*) FROM {{silver}} WHERE {finished(self.lake, event_time)} AND `partition` = {partition} "
+            f"AND event_time <= {end} "
             f"AND (event_time > {time} OR merge_key > {self.lake.text_literal(key)}) "
             f"AND (event_time < {end} OR merge_key <= {self.lake.text_literal(last.last_key)})"
         )

@@ -6,7 +6,8 @@ reset at the place where it was made. So it can be compared row by row (`verify 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipelines import tables
-from pipelines.adapters.decisions import read_decisions
+from pipelines.adapters.decisions import Decided, read_decisions
 from pipelines.adapters.lake import Lake, wall_clock_ms
 from pipelines.audit.verify_evidence import Evidence, read, read_evidence
-from pipelines.core.idle import Decision
-from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
+from pipelines.core.plan import BatchPlan, End, OffsetRange
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
 from pipelines.silver import Silver
@@ -72,7 +72,7 @@ def content_of(silver: DataFrame, late: DataFrame, settings: Settings) -> dict[s
     how many records were merged, how many of them into a complete merge record, and how many were late.
     """
     sources = list(settings.sources)
-    is_complete = _all([F.size(source) > 0 for source in sources])
+    is_complete = reduce(Column.__and__, [F.size(source) > 0 for source in sources])
     counts = {
         "records": F.lit(True),
         "open": F.col("status") == "open",
@@ -117,14 +117,10 @@ class _Rebuilding(Silver):
                 self.commit(plan)
                 yield plan
 
-    def _read_idle(self, begun: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Decision]]:
-        """As they were decided before the stretch ended."""
+    def _read_decisions(self) -> list[Decided]:
+        """As they were taken before the stretch ended."""
         ended_at = self._evidence.stretches[self._stretch].ended_at
-        found: dict[TopicPartition, list[Decision]] = {}
-        for tp, decision in read_decisions(self.lake, None if ended_at is None else ended_at // 1000):
-            if decision.after_offset + 1 >= begun.get(tp, 0):
-                found.setdefault(tp, []).append(decision)
-        return found
+        return read_decisions(self.lake, None if ended_at is None else ended_at // 1000)
 
     def _read_recovered(self) -> DataFrame | None:
         known = self._evidence.recovered().where(F.col("stretch") <= self._stretch)
@@ -140,10 +136,3 @@ def _partitions(lake: Lake) -> int:
             f"{lake.place}: silver has merged nothing yet, so there is nothing to derive again; run it first"
         )
     return int(found)
-
-
-def _all(conditions: Sequence[Column]) -> Column:
-    first, *rest = conditions
-    for condition in rest:
-        first = first & condition
-    return first

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pipelines import tables
 from pipelines.adapters.lake import Lake
 from pipelines.audit.report_merge import Column, EventTime, Refused, durations, read_event_time, refused, sizes
-from pipelines.audit.report_steps import Steps, in_each, rows, span, steps_over
+from pipelines.audit.report_steps import Steps, in_each, span, steps_over
 from pipelines.audit.report_wall import RATE_STEPS, CountIn, WallTime, read_wall_time
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
@@ -118,7 +118,7 @@ def write_page(out: Path, page: str) -> None:
 
 def last_batch(lake: Lake) -> LastBatch | None:
     """The last batch; None while there is none."""
-    [(batch, committed_at)] = rows(lake, "SELECT MAX(batch), MAX(committed_at) FROM {progress}") or [(None, None)]
+    [(batch, committed_at)] = lake.rows_if_any("SELECT MAX(batch), MAX(committed_at) FROM {progress}") or [(None, None)]
     return None if batch is None else LastBatch(batch, committed_at)
 
 
@@ -127,7 +127,7 @@ def partitions(lake: Lake, settings: Settings) -> list[PartitionCounts]:
     found: dict[int, dict[str, Any]] = {}
 
     def count(name: str, sql: str) -> None:
-        for partition, number in rows(lake, sql):
+        for partition, number in lake.rows_if_any(sql):
             known = found.setdefault(partition, {"clock": None})
             known[name] = number + known.get(name, 0) if name != "clock" else number
 
@@ -160,13 +160,13 @@ def arrivals(lake: Lake, settings: Settings) -> Arrivals | None:
     found = span(
         row
         for bronze in bronzes.values()
-        for row in rows(lake, f"SELECT MIN(kafka_timestamp), MAX(kafka_timestamp) FROM {{{bronze}}}")
+        for row in lake.rows_if_any(f"SELECT MIN(kafka_timestamp), MAX(kafka_timestamp) FROM {{{bronze}}}")
     )
     if found is None:
         return None
     steps = steps_over(*found, RATE_STEPS, narrowest=1000)
     step, counted = steps.of(lake.in_ms("kafka_timestamp")), []
     for source, bronze in bronzes.items():
-        known = dict(rows(lake, f"SELECT {step} AS step, COUNT(*) FROM {{{bronze}}} GROUP BY {step}"))
+        known = dict(lake.rows_if_any(f"SELECT {step} AS step, COUNT(*) FROM {{{bronze}}} GROUP BY {step}"))
         counted += [CountIn(source, at, count) for at, count in in_each(steps, known)]
     return Arrivals(steps, counted)

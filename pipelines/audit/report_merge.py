@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipelines.adapters.lake import Lake
-from pipelines.audit.report_steps import Steps, in_each, rows, span, steps_over
+from pipelines.audit.report_steps import Steps, in_each, span, steps_over
 from pipelines.audit.report_wall import RATE_STEPS, STEPS
 from pipelines.settings import Settings
 
@@ -66,7 +66,7 @@ class EventTime(NamedTuple):
 
 def read_event_time(lake: Lake, settings: Settings, clocks: Sequence[int]) -> EventTime | None:
     """None while silver is empty."""
-    found = span(rows(lake, "SELECT MIN(event_time), MAX(event_time) FROM {silver}"))
+    found = span(lake.rows_if_any("SELECT MIN(event_time), MAX(event_time) FROM {silver}"))
     if found is None:
         return None
     until = max([found[1], *clocks])
@@ -102,8 +102,7 @@ def open_in(lake: Lake, steps: Steps, timeout_ms: int) -> list[OpenIn]:
 def _counted(lake: Lake, steps: Steps, time_sql: str) -> dict[int, tuple[int, float]]:
     """By step, how many merge records have such a time in it, and which share of the step is left after it on average."""
     step = steps.of(time_sql)
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT {step} AS step, COUNT(*), AVG({steps.width} - {time_sql} % {steps.width}) FROM {{silver}} "
         f"WHERE COALESCE(invalid_reason, '') <> 'reset' GROUP BY {step}",
     )
@@ -114,8 +113,7 @@ def matched(lake: Lake, steps: Steps, sources: Sequence[str]) -> list[MatchedIn]
     """By the event time of finished merge records; a step without any is left out."""
     step, has = steps.of(lake.in_ms("event_time")), [f"cardinality(`{source}`) > 0" for source in sources]
     counts = [f"SUM(CASE WHEN {condition} THEN 1 ELSE 0 END)" for condition in [*has, " AND ".join(has)]]
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT {step} AS step, COUNT(*), {', '.join(counts)} FROM {{silver}} WHERE {_FINISHED} GROUP BY {step} ORDER BY step",
     )
     return [MatchedIn(at, records, tuple(by_source), by_all) for at, records, *by_source, by_all in found]
@@ -126,8 +124,10 @@ def matched(lake: Lake, steps: Steps, sources: Sequence[str]) -> list[MatchedIn]
 
 def refused(lake: Lake) -> list[Refused]:
     """Why records were never merged, by source."""
-    late = rows(lake, "SELECT source, COUNT(*) FROM {late} GROUP BY source ORDER BY source")
-    quarantined = rows(lake, "SELECT reason, source, COUNT(*) FROM {quarantine} GROUP BY reason, source ORDER BY reason, source")
+    late = lake.rows_if_any("SELECT source, COUNT(*) FROM {late} GROUP BY source ORDER BY source")
+    quarantined = lake.rows_if_any(
+        "SELECT reason, source, COUNT(*) FROM {quarantine} GROUP BY reason, source ORDER BY reason, source"
+    )
     return [*(Refused(LATE, *row) for row in late), *(Refused(*row) for row in quarantined)]
 
 
@@ -137,7 +137,7 @@ def sizes(lake: Lake, settings: Settings) -> list[Column]:
     cases = " ".join(f"WHEN parts <= {most} THEN {i}" for i, most in enumerate(_SIZES))
     number = f"CASE {cases} ELSE {len(_SIZES)} END"
     all_sizes = f"SELECT {parts} AS parts FROM {{silver}} WHERE {_FINISHED}"
-    known = dict(rows(lake, f"SELECT {number} AS number, COUNT(*) FROM ({all_sizes}) AS sizes GROUP BY {number}"))
+    known = dict(lake.rows_if_any(f"SELECT {number} AS number, COUNT(*) FROM ({all_sizes}) AS sizes GROUP BY {number}"))
     least = (0, *_SIZES)
     return [Column(least[i] + 1, _SIZES[i], known.get(i, 0)) for i in range(max(known, default=-1) + 1)]
 
@@ -148,13 +148,13 @@ def durations(lake: Lake) -> list[Column]:
     """
     lasted = f"({lake.in_ms('last_event_time')} - {lake.in_ms('event_time')})"
     where = f"FROM {{silver}} WHERE {_FINISHED}"
-    [(longest,)] = rows(lake, f"SELECT MAX({lasted}) {where}") or [(None,)]
+    [(longest,)] = lake.rows_if_any(f"SELECT MAX({lasted}) {where}") or [(None,)]
     if longest is None:
         return []
-    [(none,)] = rows(lake, f"SELECT COUNT(*) {where} AND event_time = last_event_time")
+    [(none,)] = lake.rows_if_any(f"SELECT COUNT(*) {where} AND event_time = last_event_time")
     # A column begins with the ms after the one before it: the first of them is 1 ms.
     steps = steps_over(0, max(0, longest - 1), 40)
     step = steps.of(f"({lasted} - 1)")
-    known = dict(rows(lake, f"SELECT {step} AS step, COUNT(*) {where} AND event_time < last_event_time GROUP BY {step}"))
+    known = dict(lake.rows_if_any(f"SELECT {step} AS step, COUNT(*) {where} AND event_time < last_event_time GROUP BY {step}"))
     columns = [Column(at + 1, at + steps.width, count) for at, count in in_each(steps, known)]
     return [Column(0, 0, none), *(columns if longest else [])]

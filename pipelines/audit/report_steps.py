@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from string import Formatter
 from typing import Any, NamedTuple
-
-from pipelines.adapters.lake import Lake
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
 WIDTHS = (
@@ -55,12 +52,6 @@ def _over(first: int, last: int, width: int) -> Steps:
 def in_each(steps: Steps, known: Mapping[int, int]) -> list[tuple[int, int]]:
     """Every step's beginning with what is known of it: 0 where that is nothing, so that no line leaps over a pause."""
     return [(start, known.get(start, 0)) for start in steps.starts]
-
-
-def rows(lake: Lake, sql: str) -> list[tuple[Any, ...]]:
-    """The answer of `Lake.rows`; nothing where a table that is asked for is not there yet."""
-    names = {name for _, name, _, _ in Formatter().parse(sql) if name}
-    return lake.rows(sql) if all(lake.exists(name) for name in names) else []
 
 
 def span(found: Iterable[tuple[Any, ...]]) -> tuple[int, int] | None:

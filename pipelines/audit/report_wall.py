@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipelines import tables
 from pipelines.adapters.lake import Lake
-from pipelines.audit.report_steps import Steps, in_each, rows, span, steps_over
+from pipelines.audit.report_steps import Steps, in_each, span, steps_over
 from pipelines.settings import Settings
 
 STEPS = 240
@@ -89,9 +89,9 @@ def read_wall_time(lake: Lake, settings: Settings, shown: Sequence[int]) -> Wall
     """Of the `shown` partitions what is told by partition, of all the rest; None while no batch is noted."""
     found = span(
         [
-            *rows(lake, "SELECT MIN(committed_at), MAX(committed_at) FROM {progress}"),
-            *rows(lake, "SELECT MIN(committed_at), MAX(committed_at) FROM {published}"),
-            *rows(lake, "SELECT MIN(decided_at), MAX(decided_at) FROM {idle_heartbeats}"),
+            *lake.rows_if_any("SELECT MIN(committed_at), MAX(committed_at) FROM {progress}"),
+            *lake.rows_if_any("SELECT MIN(committed_at), MAX(committed_at) FROM {published}"),
+            *lake.rows_if_any("SELECT MIN(decided_at), MAX(decided_at) FROM {idle_heartbeats}"),
         ]
     )
     if found is None:
@@ -115,8 +115,7 @@ def read_wall_time(lake: Lake, settings: Settings, shown: Sequence[int]) -> Wall
 def clocks(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[ClockAt]:
     """The clocks after the last batch of every step that has one; a batch has a row for every topic-partition."""
     step = _step(lake, steps)
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT p.`partition`, ends.step, MAX(p.clock) FROM {{progress}} p "
         f"JOIN (SELECT {step} AS step, MAX(batch) AS batch FROM {{progress}} GROUP BY {step}) ends ON p.batch = ends.batch "
         f"WHERE {_among('p.`partition`', shown)} GROUP BY p.`partition`, ends.step ORDER BY p.`partition`, ends.step",
@@ -127,8 +126,7 @@ def clocks(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[ClockAt]:
 def leads(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[LeadIn]:
     """The largest lead of every step that has a batch."""
     step = _step(lake, steps)
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT source, `partition`, {step} AS step, MAX({lake.in_ms('head')} - {lake.in_ms('clock')}) FROM {{progress}} "
         f"WHERE clock IS NOT NULL AND head IS NOT NULL AND {_among('`partition`', shown)} "
         f"GROUP BY source, `partition`, {step} ORDER BY source, `partition`, step",
@@ -141,8 +139,7 @@ def held(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[Stretch]:
     next batch where they did in a step's last one.
     """
     step, waits = _step(lake, steps), f"CASE WHEN {_WAITS} THEN 1 ELSE 0 END"
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         # Of the larger number, the remainder is the last batch's.
         f"SELECT source, `partition`, {step} AS step, MAX({waits}), MAX(batch * 2 + {waits}) % 2 FROM {{progress}} "
         f"WHERE {_among('`partition`', shown)} GROUP BY source, `partition`, {step}",
@@ -164,8 +161,7 @@ def held(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[Stretch]:
 def idle(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[Stretch]:
     """The steps in which the idle policy spoke for a source."""
     step = steps.of(lake.in_ms("decided_at"))
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT source, `partition`, {step} AS step FROM {{idle_heartbeats}} "
         f"WHERE {_among('`partition`', shown)} GROUP BY source, `partition`, {step}",
     )
@@ -179,8 +175,7 @@ def idle(lake: Lake, steps: Steps, shown: Sequence[int]) -> list[Stretch]:
 def merged(lake: Lake, steps: Steps, sources: Sequence[str]) -> list[CountIn]:
     """The offsets that silver passed, by source; a jump passes none."""
     step = _step(lake, steps)
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT source, {step} AS step, SUM(until_offset - from_offset) FROM {{progress}} "
         f"WHERE reason IS NULL GROUP BY source, {step}",
     )
@@ -191,8 +186,7 @@ def merged(lake: Lake, steps: Steps, sources: Sequence[str]) -> list[CountIn]:
 def published(lake: Lake, steps: Steps) -> list[CountIn]:
     """The messages that gold published."""
     step = _step(lake, steps)
-    found = rows(
-        lake,
+    found = lake.rows_if_any(
         f"SELECT {step} AS step, SUM(last_seq - first_seq + 1) FROM {{published}} WHERE first_seq <= last_seq GROUP BY {step}",
     )
     known: Mapping[int, int] = dict(found)
@@ -241,7 +235,9 @@ def delays_to_gold(lake: Lake, steps: Steps) -> list[DelayIn]:
 
 
 def _delays(lake: Lake, steps: Steps, of: str, delays: str) -> list[DelayIn]:
-    found = rows(lake, f"SELECT step, MIN(delay), AVG(delay), MAX(delay) FROM ({delays}) AS delays GROUP BY step ORDER BY step")
+    found = lake.rows_if_any(
+        f"SELECT step, MIN(delay), AVG(delay), MAX(delay) FROM ({delays}) AS delays GROUP BY step ORDER BY step"
+    )
     return [DelayIn(of, at, least, round(mean), most) for at, least, mean, most in found if at in steps.starts]
 
 

@@ -175,7 +175,7 @@ def _count(consumer: Consumer, topic: str, partition: int, since: int, end: int)
 
 def _rows(lake: Lake, table: str, select: str, condition: str = "") -> list[tuple[Any, ...]]:
     """Nothing where the table is not there yet."""
-    return lake.rows(f"{select} {{{table}}} {condition}") if lake.exists(table) else []
+    return lake.rows_if_any(f"{select} {{{table}}} {condition}")
 
 
 def _counts(lake: Lake, table: str) -> dict[int, int]:

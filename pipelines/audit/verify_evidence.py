@@ -173,7 +173,7 @@ def by_topic_partition(values: Mapping[TopicPartition, int]) -> Column:
 
 def read_evidence(lake: Lake, settings: Settings, partitions: int, *, full: bool) -> Evidence:
     """Silver as it is now, with all that leads to it."""
-    silver, last_batch = _silver(lake)
+    silver, last_batch = read_silver(lake)
     every = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
     progress = read(lake, tables.PROGRESS).where(F.col("batch") <= last_batch)
     resets = _resets(progress)
@@ -183,21 +183,16 @@ def read_evidence(lake: Lake, settings: Settings, partitions: int, *, full: bool
     return Evidence(lake, settings, silver, last_batch, resets, stretches, one_in)
 
 
-def _silver(lake: Lake) -> tuple[DataFrame, int]:
+def read_silver(lake: Lake) -> tuple[DataFrame, int]:
     """A version of silver, and the last batch in it (-1: none)."""
     if not lake.exists(tables.SILVER):
         return read(lake, tables.SILVER), -1
     while True:
-        version = _version(lake)
+        version = lake.version_of(tables.SILVER)
         commit = lake.last_commit(tables.SILVER)
-        if _version(lake) == version:  # else another batch came between the two questions
+        if lake.version_of(tables.SILVER) == version:  # else another batch came between the two questions
             break
-    frame = lake.spark.sql(f"SELECT * FROM {lake.identifier(tables.SILVER)} VERSION AS OF {version}")
-    return frame, -1 if commit is None else commit.number - 1
-
-
-def _version(lake: Lake) -> int:
-    return int(lake.delta(tables.SILVER).history(1).select("version").collect()[0][0])
+    return lake.read(tables.SILVER, version), -1 if commit is None else commit.number - 1
 
 
 def _resets(progress: DataFrame) -> list[Reset]:

@@ -132,7 +132,7 @@ def plan_batch(
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
     `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, where somebody rebuilds.
     """
-    positions = {tp: _positions(cursors[tp], rows) for tp, rows in available.items()}
+    positions = {tp: positions_of(cursors[tp], rows) for tp, rows in available.items()}
     heads = {**_heads(cursors, positions), **heads_beyond}
     clocks = _clocks(heads)
     ranges, has_late, passed_in_all = {}, False, 0
@@ -159,7 +159,7 @@ def heads_of(
     cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Rows]
 ) -> dict[TopicPartition, int | None]:
     """A head (ms) is the position of the last of what is available, None while nothing has a time."""
-    return _heads(cursors, {tp: _positions(cursors[tp], rows) for tp, rows in available.items()})
+    return _heads(cursors, {tp: positions_of(cursors[tp], rows) for tp, rows in available.items()})
 
 
 def _heads(
@@ -168,7 +168,7 @@ def _heads(
     return {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
 
 
-def _positions(cursor: Cursor, rows: Rows) -> Int64s:
+def positions_of(cursor: Cursor, rows: Rows) -> Int64s:
     """Running maxima of event time, from the committed position on; a refused record inherits, and moves nothing."""
     running: Int64s = np.maximum.accumulate(rows.event_times)
     return running if cursor.position is None else np.maximum(running, cursor.position)

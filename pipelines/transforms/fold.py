@@ -8,7 +8,7 @@ the same merge record, so the cuts between merge records are positions, and part
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -79,7 +79,7 @@ class _Columns(NamedTuple):
 @cache  # a column is hundreds of calls to the JVM
 def _columns(sources: tuple[str, ...], timeout_ms: int) -> _Columns:
     # A row is touched where it gains a part; the first stretch of a key may have none.
-    touched = _any([F.size(_new_parts(source)) > 0 for source in sources])
+    touched = reduce(Column.__or__, [F.size(_new_parts(source)) > 0 for source in sources])
     # The first stretch of a key continues its open row, where it has one.
     updates_open = (F.col("index") == 0) & F.col("open_event_time").isNotNull()
     return _Columns(
@@ -179,10 +179,3 @@ def _merged_parts(source: str, updates_open: Column) -> Column:
 def _extreme(pick: Callable[..., Column], parts: Sequence[Column]) -> Column:
     """The smallest or largest event time of some parts; least and greatest pass over nulls."""
     return pick(*[part["event_time"] for part in parts])
-
-
-def _any(conditions: Sequence[Column]) -> Column:
-    first, *rest = conditions
-    for condition in rest:
-        first = first | condition
-    return first

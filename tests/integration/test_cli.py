@@ -159,7 +159,7 @@ def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_sta
     produce(project.kafka, TRACKING, [(1, heartbeat(200))])
     following.until_published(project, b"a", b"b", b"d")
     family = following.descendants()
-    assert any("java" in process.name() for process in family)
+    assert "java" in following.programs()
     following.process.send_signal(signal.SIGTERM)
     assert following.wait(60) == (0, b""), following.errors.read_text()
     _, alive = psutil.wait_procs(family, timeout=30)

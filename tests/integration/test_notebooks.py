@@ -32,7 +32,7 @@ WARNING = "records that are not in bronze yet are not counted"
 ANSWERS = {
     "01_explore_silver": ["all, and valid", "half_up_to"],
     "02_audit_a_decision": ["clock_of_partition", "until_offset", "opened", "as of version", "first_seq"],
-    "03_late_and_quarantine": ["late_share", "nine_in_ten_up_to_s", "timeout 200ms", "complete: with", "undecodable"],
+    "03_late_and_quarantine": ["late_share", "nine_in_ten_up_to_s", "T = 200ms", "complete: with", "undecodable"],
     "04_operate": ["waiting", "held", "waits_for", "lag of clicks", "latest_decided_at", "lead_of_clicks_s", "MiB"],
 }
 """Words that stand in what a notebook shows, and so in its answers."""
