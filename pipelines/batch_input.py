@@ -108,12 +108,10 @@ class BatchInput:
             return self.lake.frame(self._fetched.open_rows, self.lake.schema(tables.SILVER))
         return self.lake.read(tables.SILVER).where("status = 'open'")
 
-    def with_other_open_rows(self, rows: DataFrame) -> DataFrame:
-        """Beside `rows` (silver's columns) the open rows that are not among `open_rows`, in few files."""
-        if self._fetched is None or self._fetched.others is None:
-            return rows
-        others = self.lake.frame(self._fetched.others, self.lake.schema(tables.SILVER))
-        return rows.unionByName(others).coalesce(self.lake.spark.sparkContext.defaultParallelism)
+    @property
+    def other_open_rows(self) -> pa.Table | None:
+        """Of a small batch that `rewrites_open`, the open rows that are not among `open_rows`; None: there is no such row."""
+        return None if self._fetched is None else self._fetched.others
 
     def _bronze(self, source: str) -> DataFrame:
         if self._fetched is not None:

@@ -27,6 +27,7 @@ from datetime import datetime, timezone
 from functools import reduce
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -300,9 +301,7 @@ class Silver:
             .transform(with_validity(self.settings.publish, sources))
         )
         if batch.rewrites_open:
-            everything = batch.with_other_open_rows(rows.drop("updates_open"))
-            with self._pace(batch):
-                self.lake.replace(everything, tables.SILVER, where="status = 'open'", batch=plan.batch)
+            self._write_open(rows.select(*self.lake.schema(tables.SILVER).names), batch)
             return
         changed = rows.where(F.col("batch") == plan.batch)
         if batch.is_small:
@@ -323,6 +322,17 @@ class Silver:
         )
         with self.lake.once(tables.SILVER, plan.batch, merge_materializeSource="none" if batch.is_small else "all"):
             merge.execute()
+
+    def _write_open(self, rows: DataFrame, batch: BatchInput) -> None:
+        """`rows`, and the open ones that they leave as they are, take the place of all that are open."""
+        others = batch.other_open_rows
+        if others is None:
+            self.lake.replace(rows, tables.SILVER, where="status = 'open'", batch=batch.plan.batch)
+            return
+        with self.lake.interpreted():
+            changed = rows.toArrow().cast(others.schema)
+        everything = pa.concat_tables([changed, others])
+        self.lake.replace_fetched(everything, tables.SILVER, column="status", value="open", batch=batch.plan.batch)
 
     def _start_afresh(self, plan: BatchPlan) -> None:
         """A reset's place of step 4: what is open is closed unpublished, and the decision is kept in `resets`.

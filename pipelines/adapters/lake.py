@@ -22,6 +22,7 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 from pipelines.adapters.files import Files
 from pipelines.adapters.local import NOW, At, LocalTables, Version
 from pipelines.adapters.spark import layer_session, spark_session, will_be_plain
+from pipelines.adapters.transaction import Transactions, knows_delta
 from pipelines.errors import LeaseLostError
 from pipelines.live import live_sql
 from pipelines.settings import CatalogLake, Settings
@@ -73,6 +74,7 @@ class Lake:
         self._inputs = inputs
         self._borrowed: frozenset[str] = frozenset() if inputs is None else inputs_of(settings)
         self._local = self._local_tables(settings.lake)
+        self._transactions: dict[str, Transactions] = {}
 
     @property
     def spark(self) -> SparkSession:
@@ -263,6 +265,17 @@ class Lake:
         with self.once(table, batch, replaceWhere_constraintCheck_enabled="false"):
             self._save(writer, table)
 
+    def replace_fetched(self, rows: pa.Table, table: str, *, column: str, value: str, batch: int) -> None:
+        """The same on a local lake for rows that Spark has handed over, and the rows that go are those of one partition."""
+        own = self._own(table)
+        if own is None:
+            frame = self.frame(rows, self.schema(table))
+            self.replace(frame, table, where=f"{column} = '{value}'", batch=batch)
+            return
+        files = own.local.write(rows, table, apart=column)
+        own.commit(APPLICATION, self._version(batch + 1), files, instead_of={column: value})
+        self._check_written(table, batch + 1, APPLICATION)
+
     def compact(self, table: str) -> None:
         """Rewrites small files into few; no row changes. Where another writer was quicker, it is left for the next time."""
         local = self._local_writer(table)
@@ -295,10 +308,21 @@ class Lake:
     def append_once(self, rows: Rows, table: str, application: str, version: int | None) -> None:
         """Appends in one commit, unless the table has seen this version, or a larger one, of the application."""
         values, local = _as_arrow(rows, self.schema(table)), self._local_writer(table)
+        own = None if rows or version is None else self._own(table)
         if local is not None:
             local.append(values, table, application, version)
+        elif own is not None and version is not None:
+            own.commit(application, version, [])
         else:
             self._append(self.frame(values, self.schema(table)).coalesce(1), table, application, version)
+
+    def _own(self, table: str) -> Transactions | None:
+        """Who commits to a table that only Spark can write, and is quicker; None where that is not known to work."""
+        if self._local is None or not knows_delta(self.spark):
+            return None
+        if table not in self._transactions:
+            self._transactions[table] = Transactions(self.spark, self._local, table, self.delta(table))
+        return self._transactions[table]
 
     def _local_writer(self, table: str) -> LocalTables | None:
         """Who writes few rows to the table without Spark; None where only Spark can."""

@@ -2,7 +2,8 @@
 
 Where a layer stands is asked for at every start and before every batch, and a few rows are noted with each. Spark takes a
 second for such a thing at first and a third of one later, most of it for planning; delta-rs works on the same log and files at
-once. Large batches, and silver, Spark alone writes.
+once. Large batches Spark alone writes; files of silver's small ones are written here, and committed by Delta's own classes
+(`pipelines.adapters.transaction`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _ATTEMPTS = 20
 _BACKTICK = re.compile(r"'(?:[^']|'')*'|`")
 """A text in quotes, in which it means itself, or a backtick."""
 _COMMITS_PER_CHECKPOINT = 20
+_TEXT_OF_BOUND = 32
+_LAST_CHARACTER = "\U0010ffff"
 
 
 At: TypeAlias = Mapping[str, int | datetime]
@@ -45,6 +48,18 @@ At: TypeAlias = Mapping[str, int | datetime]
 
 NOW: At = {}
 """All tables as they are."""
+
+
+class DataFile(NamedTuple):
+    """A data file that no commit names yet: its path below the table, the values of its partition, its size and time of writing
+    (epoch ms), and what Delta is told of its contents.
+    """
+
+    path: str
+    partition: Mapping[str, str]
+    size: int
+    written_at: int
+    statistics: str
 
 
 class Version(NamedTuple):
@@ -93,7 +108,12 @@ class LocalTables:
 
     def transaction_version(self, table: str, application: str) -> int | None:
         """The last transaction version of an application that the table has seen."""
-        return self._table(table).transaction_version(application)
+        return self.seen(table, application)[1]
+
+    def seen(self, table: str, application: str) -> tuple[int, int | None]:
+        """The same, after the number of the last commit that was looked at."""
+        found = self._table(table)
+        return found.version(), found.transaction_version(application)
 
     def append(self, rows: pa.Table, table: str, application: str, version: int | None) -> None:
         """Appends in one commit, unless the table has seen this transaction version, or a larger one, of the application."""
@@ -103,10 +123,10 @@ class LocalTables:
         """The same with a file for each value of an integer column, as Spark would lay out what it reads from Kafka: so a
         file's statistics say exactly what is in it.
         """
-        found = self._table(table)
-        described = found.metadata().configuration.get("delta.dataSkippingStatsColumns", "").split(",")
-        parts = [rows.filter(pc.equal(rows[column], value)) for value in pc.unique(rows[column])]
-        files: list[AddAction | RemoveAction] = [self._write(part, table, described) for part in parts]
+        files: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size, {}, file.written_at, data_change=True, stats=file.statistics)
+            for file in self.write(rows, table, apart=column)
+        ]
         self._commit(
             table,
             application,
@@ -145,21 +165,38 @@ class LocalTables:
         with suppress(CommitFailedError):
             self._table(table).optimize.compact(target_size=target_bytes, max_concurrent_tasks=2, writer_properties=like_spark)
 
-    def _write(self, rows: pa.Table, table: str, described: Sequence[str]) -> AddAction:
-        """A data file that no commit names yet, and the action that would."""
-        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-        file = Path(self._path(table), name)
-        parquet.write_table(rows, file, store_schema=False)
+    def write(self, rows: pa.Table, table: str, *, apart: str) -> list[DataFile]:
+        """The rows in data files, one for each value of the column `apart`, which is told by the path where the table is
+        partitioned by it. No commit names them yet.
+        """
+        metadata = self._table(table).metadata()
+        described = metadata.configuration.get("delta.dataSkippingStatsColumns", "").split(",")
+        return [
+            self._write(
+                rows.filter(pc.equal(rows[apart], value)),
+                table,
+                described,
+                {apart: value.as_py()} if apart in metadata.partition_columns else {},
+            )
+            for value in pc.unique(rows[apart])
+        ]
+
+    def _write(self, rows: pa.Table, table: str, described: Sequence[str], partition: Mapping[str, str]) -> DataFile:
+        folder = "".join(f"{name}={value}/" for name, value in partition.items())
+        path = f"{folder}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        file = Path(self._path(table), path)
+        file.parent.mkdir(exist_ok=True)
+        parquet.write_table(rows.drop_columns(list(partition)), file, store_schema=False)
         nulls = {column: rows[column].null_count for column in described}
         bounds = {column: pc.min_max(rows[column]).as_py() for column in described if nulls[column] < rows.num_rows}
         statistics = {
             "numRecords": rows.num_rows,
-            "minValues": {column: _bound(found["min"]) for column, found in bounds.items()},
-            "maxValues": {column: _bound(found["max"]) for column, found in bounds.items()},
+            "minValues": {column: _lower(found["min"]) for column, found in bounds.items()},
+            "maxValues": {c: bound for c, found in bounds.items() if (bound := _upper(found["max"])) is not None},
             "nullCount": nulls,
         }
         stat = file.stat()
-        return AddAction(name, stat.st_size, {}, int(stat.st_mtime * 1000), data_change=True, stats=json.dumps(statistics))
+        return DataFile(path, partition, stat.st_size, int(stat.st_mtime * 1000), json.dumps(statistics))
 
     def query(self, sql: str, names: Iterable[str], at: At = NOW) -> pa.Table:
         """The answer to `sql`, in which tables stand in braces and odd names in backticks; `at`: not all as they are."""
@@ -196,6 +233,15 @@ class LocalTables:
         return f"{self.elsewhere.get(table, self.folder)}/{table}"
 
 
-def _bound(value: Any) -> Any:
-    """As Delta writes it: a time in whole milliseconds, which all of ours are."""
-    return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z" if isinstance(value, datetime) else value
+def _lower(value: Any) -> Any:
+    """No value is smaller; as Delta writes it: a time in whole milliseconds (ours all are), the beginning of a text."""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
+    return value[:_TEXT_OF_BOUND] if isinstance(value, str) else value
+
+
+def _upper(value: Any) -> Any:
+    """No value is larger; None where that cannot be said briefly."""
+    if not isinstance(value, str) or len(value) <= _TEXT_OF_BOUND:
+        return _lower(value)
+    return None if value[_TEXT_OF_BOUND] == _LAST_CHARACTER else value[:_TEXT_OF_BOUND] + _LAST_CHARACTER

@@ -71,7 +71,9 @@ def spark_session() -> SparkSession:
     if not submitted.contains("spark.master"):
         settings["spark.jars"] = ",".join(str(jar) for jar in _jars())
         log4j = Path(__file__).with_name("log4j2.properties")
-        java_options = f"-Dlog4j2.configurationFile={log4j.as_uri()} -XX:-UsePerfData {os.environ.get(JAVA_OPTIONS, '')}"
+        # In any other zone, Delta reads the whole log again after each commit to compare its own statistics with.
+        own = f"-Dlog4j2.configurationFile={log4j.as_uri()} -XX:-UsePerfData -Duser.timezone=UTC"
+        java_options = f"{own} {os.environ.get(JAVA_OPTIONS, '')}"
         settings["spark.driver.extraJavaOptions"] = java_options.strip()
     for name, value in settings.items():
         if not submitted.contains(name):
