@@ -32,6 +32,9 @@ FEW_OPEN = 40_000
 FEW_OPEN_BYTES = 16 * 1024 * 1024
 """Up to so many open rows and bytes in them are written anew with a small batch in less time than MERGE's small jobs take."""
 
+FEW_FILES = 16
+"""In up to so many files, the open rows that a small batch changes are marked as gone instead (where that can be done)."""
+
 OPEN_PER_OFFSET = 2
 """A large batch writes all open rows anew up to so many for each offset that it passes."""
 
@@ -70,14 +73,33 @@ class BatchInput:
         """Whether its rows were fetched."""
         return self._fetched is not None
 
+    @property
+    def marks_open(self) -> bool:
+        """Whether the open rows that change are marked as gone, without MERGE (where not all of them are written anew)."""
+        return self.is_small and self._can_mark
+
     @cached_property
     def rewrites_open(self) -> bool:
         """Whether all open rows are written anew with the batch, being few."""
-        if self.settings.silver.change_data_feed:
-            return False  # it would call each of them changed
         if self._fetched is not None:
             return self._fetched.others is not None
-        return self._open <= OPEN_PER_OFFSET * self._offsets
+        return not self._feeds_changes and self._open <= OPEN_PER_OFFSET * self._offsets
+
+    @property
+    def _feeds_changes(self) -> bool:
+        """Whether silver has a change data feed: it would call each row that is written anew changed, and none updated."""
+        return self.settings.silver.change_data_feed
+
+    @cached_property
+    def _can_mark(self) -> bool:
+        return not self._feeds_changes and self.lake.can_update(tables.SILVER)
+
+    @property
+    def _takes_all_open(self) -> bool:
+        """Whether a small batch should write all open rows anew, if they are small too."""
+        if self._feeds_changes or self._open > FEW_OPEN:
+            return False
+        return not self._can_mark or self.lake.changing_files(tables.SILVER) > FEW_FILES
 
     def records(self, values: Callable[[str, Column], dict[str, Column]]) -> DataFrame:
         """Every record of the ranges that has a time, of all sources, with the value columns asked for."""
@@ -146,17 +168,17 @@ class BatchInput:
             for source in self.settings.sources
         )
         is_affected = f"(touched.merge_key IS NOT NULL OR COALESCE({self._is_old('silver.')}, FALSE))"
-        is_few = self._open <= FEW_OPEN
+        takes_all = self._takes_all_open
         found = self.lake.fetch(
             f"SELECT {', '.join(f'silver.`{name}`' for name in schema.names)}, {is_affected} AS is_affected "
             "FROM {silver} AS silver "
             f"LEFT JOIN ({keys}) AS touched ON silver.`partition` = touched.`partition` AND silver.merge_key = touched.merge_key "
-            f"WHERE silver.status = 'open' AND {'TRUE' if is_few else is_affected}",
+            f"WHERE silver.status = 'open' AND {'TRUE' if takes_all else is_affected}",
             StructType([*schema, StructField("is_affected", BooleanType())]),
         )
         may_change, rows = found["is_affected"], found.drop_columns(["is_affected"])
         others = rows.filter(pc.invert(may_change))
-        return rows.filter(may_change), others if is_few and others.nbytes <= FEW_OPEN_BYTES else None
+        return rows.filter(may_change), others if takes_all and others.nbytes <= FEW_OPEN_BYTES else None
 
     @cached_property
     def _offsets(self) -> int:

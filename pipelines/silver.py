@@ -279,7 +279,8 @@ class Silver:
         """Step 4: the river's meeting. One exchange by partition serves position and fold together.
 
         The rows that change go to silver by MERGE; where the batch is large beside what is open, all rows that are not
-        finished are written anew, finished ones beside them, in one pass and one commit.
+        finished are written anew, finished ones beside them, in one pass and one commit. What is small is at hand here, and
+        written from here, the open rows that it changes marked as gone.
         """
         plan = batch.plan
         if plan.reset is not None:
@@ -305,9 +306,14 @@ class Silver:
             return
         changed = rows.where(F.col("batch") == plan.batch)
         if batch.is_small:
-            # MERGE reads its source more than once, and knows best what to do with one that is small and at hand.
             with self.lake.interpreted():
-                changed = self.lake.frame(changed.toArrow(), changed.schema)
+                found = changed.toArrow()
+            if batch.marks_open:
+                gone = found.filter(found["updates_open"]).select(["partition", "merge_key"])
+                self.lake.update_fetched(found.drop_columns(["updates_open"]), tables.SILVER, gone=gone, batch=plan.batch)
+                return
+            # MERGE reads its source more than once, and knows best what to do with one that is small and at hand.
+            changed = self.lake.frame(found, changed.schema)
         columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.schema(tables.SILVER).names}
         is_its_open_row = (
             "silver.status = 'open' AND changed.updates_open "
@@ -327,12 +333,12 @@ class Silver:
         """`rows`, and the open ones that they leave as they are, take the place of all that are open."""
         others = batch.other_open_rows
         if others is None:
-            self.lake.replace(rows, tables.SILVER, where="status = 'open'", batch=batch.plan.batch)
+            self.lake.replace(rows, tables.SILVER, batch=batch.plan.batch)
             return
         with self.lake.interpreted():
             changed = rows.toArrow().cast(others.schema)
         everything = pa.concat_tables([changed, others])
-        self.lake.replace_fetched(everything, tables.SILVER, column="status", value="open", batch=batch.plan.batch)
+        self.lake.replace_fetched(everything, tables.SILVER, batch=batch.plan.batch)
 
     def _start_afresh(self, plan: BatchPlan) -> None:
         """A reset's place of step 4: what is open is closed unpublished, and the decision is kept in `resets`.

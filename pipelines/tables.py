@@ -42,12 +42,15 @@ def bronze(source: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A Delta table's layout: its columns as DDL, the columns that partition it, and its properties."""
+    """A Delta table's layout: its columns as DDL, the columns that partition it, and its properties; and the one partition
+    (column and value) that a batch takes rows from, where there is one.
+    """
 
     name: str
     ddl: str
     partitioned_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    changing: tuple[str, str] | None = None
 
     @property
     def needs_spark(self) -> bool:
@@ -113,7 +116,8 @@ def _silver(settings: Settings) -> Table:
     # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
     rarely = {"delta.checkpointInterval": "50"}
     changes = {CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false"}
-    return Table(SILVER, ddl, ("status",), {**statistics, **rarely, **_SPARKS_OWN, **changes})
+    properties = {**statistics, **rarely, **_SPARKS_OWN, **changes}
+    return Table(SILVER, ddl, partitioned_by=("status",), properties=properties, changing=("status", "open"))
 
 
 def _late() -> Table:

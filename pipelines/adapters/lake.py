@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType, TimestampType
 
 from pipelines.adapters.files import Files
-from pipelines.adapters.local import NOW, At, LocalTables, Version
+from pipelines.adapters.local import NOW, At, DataFile, LocalTables, Version
 from pipelines.adapters.spark import layer_session, spark_session, will_be_plain
 from pipelines.adapters.transaction import Transactions, knows_delta
 from pipelines.errors import LeaseLostError
@@ -258,23 +258,48 @@ class Lake:
             table, None, APPLICATION, lambda version: local.append_apart(rows, table, APPLICATION, version, column=apart)
         )
 
-    def replace(self, rows: DataFrame, table: str, *, where: str, batch: int) -> None:
-        """In one commit, the rows that `where` (on partition columns) finds go, and these, of any kind, come; once per batch."""
-        writer = rows.select(*self.schema(table).names).write.format("delta").mode("overwrite").option("replaceWhere", where)
-        # Delta would refuse rows that `where` does not find, which a session setting alone can allow.
+    def replace(self, rows: DataFrame, table: str, *, batch: int) -> None:
+        """In one commit, all rows of the table's changing partition go, and these, of any kind, come; once per batch."""
+        column, value = self._changing(table)
+        writer = rows.select(*self.schema(table).names).write.format("delta").mode("overwrite")
+        # Delta would refuse rows of another partition, which a session setting alone can allow.
         with self.once(table, batch, replaceWhere_constraintCheck_enabled="false"):
-            self._save(writer, table)
+            self._save(writer.option("replaceWhere", f"{column} = '{value}'"), table)
 
-    def replace_fetched(self, rows: pa.Table, table: str, *, column: str, value: str, batch: int) -> None:
-        """The same on a local lake for rows that Spark has handed over, and the rows that go are those of one partition."""
+    def replace_fetched(self, rows: pa.Table, table: str, *, batch: int) -> None:
+        """The same on a local lake for rows that Spark has handed over."""
         own = self._own(table)
         if own is None:
-            frame = self.frame(rows, self.schema(table))
-            self.replace(frame, table, where=f"{column} = '{value}'", batch=batch)
+            self.replace(self.frame(rows, self.schema(table)), table, batch=batch)
             return
-        files = own.local.write(rows, table, apart=column)
-        own.commit(APPLICATION, self._version(batch + 1), files, instead_of={column: value})
+        own.replace(APPLICATION, self._version(batch + 1), self._written(rows, own))
         self._check_written(table, batch + 1, APPLICATION)
+
+    def can_update(self, table: str) -> bool:
+        """Whether `update_fetched` may be called."""
+        return self._own(table) is not None
+
+    def update_fetched(self, rows: pa.Table, table: str, *, gone: pa.Table, batch: int) -> None:
+        """In one commit, the rows of the changing partition with these keys go, and these rows, of any kind, come; once per
+        batch. `gone`: columns of texts and numbers, the most telling one last.
+        """
+        own = self._own(table)
+        assert own is not None
+        own.update(APPLICATION, self._version(batch + 1), self._written(rows, own), gone)
+        self._check_written(table, batch + 1, APPLICATION)
+
+    def changing_files(self, table: str) -> int:
+        """How many files the changing partition of a local lake's table has."""
+        assert self._local is not None
+        return self._local.file_count(table, *self._changing(table))
+
+    def _changing(self, table: str) -> tuple[str, str]:
+        found = self._tables[table].changing
+        assert found is not None
+        return found
+
+    def _written(self, rows: pa.Table, own: Transactions) -> list[DataFile]:
+        return own.local.write(rows, own.table, apart=own.changing[0])
 
     def compact(self, table: str) -> None:
         """Rewrites small files into few; no row changes. Where another writer was quicker, it is left for the next time."""
@@ -318,10 +343,11 @@ class Lake:
 
     def _own(self, table: str) -> Transactions | None:
         """Who commits to a table that only Spark can write, and is quicker; None where that is not known to work."""
-        if self._local is None or not knows_delta(self.spark):
+        changing = self._tables[table].changing
+        if self._local is None or changing is None or not knows_delta(self.spark):
             return None
         if table not in self._transactions:
-            self._transactions[table] = Transactions(self.spark, self._local, table, self.delta(table))
+            self._transactions[table] = Transactions(self.spark, self._local, table, self.delta(table), changing)
         return self._transactions[table]
 
     def _local_writer(self, table: str) -> LocalTables | None:

@@ -184,7 +184,7 @@ class LocalTables:
     def _write(self, rows: pa.Table, table: str, described: Sequence[str], partition: Mapping[str, str]) -> DataFile:
         folder = "".join(f"{name}={value}/" for name, value in partition.items())
         path = f"{folder}part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-        file = Path(self._path(table), path)
+        file = self.path(table) / path
         file.parent.mkdir(exist_ok=True)
         parquet.write_table(rows.drop_columns(list(partition)), file, store_schema=False)
         nulls = {column: rows[column].null_count for column in described}
@@ -228,6 +228,14 @@ class LocalTables:
         table = DeltaTable(self._path(name))
         table.load_as_version(version)
         return table
+
+    def path(self, table: str) -> Path:
+        """Its folder."""
+        return Path(self._path(table))
+
+    def file_count(self, table: str, column: str, value: str) -> int:
+        """How many files one of its partitions has."""
+        return len(self._table(table).file_uris(file_pruning_predicate=f"{column} = '{value}'"))
 
     def _path(self, table: str) -> str:
         return f"{self.elsewhere.get(table, self.folder)}/{table}"

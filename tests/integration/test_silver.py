@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pipelines import batch_input, tables
+from pipelines.adapters import transaction
 from pipelines.adapters.spark import layer_session
 from pipelines.batch_input import BatchInput
 from pipelines.silver import Silver
@@ -110,9 +111,11 @@ def test_a_batch_is_one_commit_and_a_drained_lake_gets_none(spark: SparkSession,
     assert [row.operation for row in lake.lake.delta(tables.SILVER).history().collect()] == operations
 
 
-WAYS = {
-    "few rows, open ones written anew": {},
-    "few rows, MERGE": {"FEW_OPEN": -1},
+WAYS: dict[str, dict[str, int]] = {
+    "few rows, open ones marked as gone": {},
+    "few rows, open ones marked as gone or written anew, in turns": {"FEW_FILES": 2},
+    "few rows, another Delta, open ones written anew": {},
+    "few rows, another Delta, MERGE": {"FEW_OPEN": -1},
     "many rows, open ones written anew": {"FEW_ROWS": -1, "OPEN_PER_OFFSET": 1000},
     "many rows, MERGE": {"FEW_ROWS": -1, "OPEN_PER_OFFSET": -1},
 }
@@ -124,14 +127,18 @@ def test_silver_equals_the_merge_model_whichever_way_a_batch_is_written(
 ) -> None:
     for name, value in WAYS[way].items():
         monkeypatch.setattr(batch_input, name, value)
+    if "another Delta" in way:
+        monkeypatch.setattr(transaction, "DELTA", "0.0.0")
     lake = CaseLake(spark, settings_for(tmp_path), cases(6000, 30))
-    for share in (0.4, 0.7, 1.0):
+    for share in (0.2, 0.4, 0.6, 0.8, 1.0) if "marked" in way else (0.4, 0.7, 1.0):
         lake.arrive(share)
         lake.merge()
     assert lake.silver() == expected_silver(lake.cases)
     assert late_of(lake.lake) == expected_late(lake.cases)
     written = {row.operation for row in lake.lake.delta(tables.SILVER).history().collect()} - {"CREATE TABLE"}
     assert written == {"MERGE" if "MERGE" in way else "WRITE"}
+    marks = list(Path(str(lake.settings.lake), tables.SILVER).glob("deletion_vector_*.bin"))
+    assert bool(marks) == ("marked" in way or "MERGE" in way)
 
 
 def test_a_start_completes_the_batch_that_a_crash_cut_short(

@@ -1,0 +1,96 @@
+"""Deletion vectors: which rows of a data file are gone, as Delta keeps them beside it, written by Delta's own classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+
+from pipelines.adapters.scala import NONE, scala_object, some
+
+_DELTA = "org.apache.spark.sql.delta"
+
+
+@dataclass
+class DeletionVectors:
+    """The vectors of one commit to a table in a folder of this machine (`log`: Delta's of it), all in one file."""
+
+    spark: SparkSession
+    log: Any
+    folder: Path
+    marked: int = 0
+    """How many rows they mark that no earlier one did."""
+
+    def mark(self, file: Any, gone: pa.Table) -> list[Any]:
+        """The actions after which the rows with these keys (columns of texts and numbers, the most telling one last) are not in
+        the file any more; none where it has no such row.
+        """
+        rows = self._rows(file, gone)
+        if not len(rows):
+            return []
+        bitmap, before = self._bitmap(rows), file.deletionVector()
+        if before is not None:
+            bitmap.merge(self._store.read(before, self.log.dataPath()))
+        new = bitmap.cardinality() - (before.cardinality() if before is not None else 0)
+        if not new:
+            return []
+        self.marked += new
+        if bitmap.cardinality() == file.numPhysicalRecords().get():
+            return [file.remove()]
+        action = file.removeRows(self._write(bitmap), True, True)  # so that its statistics count as bounds from now on
+        return [action._1(), action._2()]
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
+    def _rows(self, file: Any, gone: pa.Table) -> NDArray[np.int64]:
+        """Where in the file those keys are, also where they are marked already."""
+        *others, telling = gone.column_names
+        keys = parquet.read_table(self.folder / unquote(file.path()), columns=gone.column_names, partitioning=None)
+        found = np.flatnonzero(pc.is_in(keys[telling], value_set=gone[telling]).to_numpy())
+        wanted = set(zip(*(gone[name].to_pylist() for name in gone.column_names), strict=True))
+        hits = zip(*(keys[name].take(found).to_pylist() for name in (*others, telling)), strict=True)
+        rows: NDArray[np.int64] = found[np.fromiter((hit in wanted for hit in hits), bool, len(found))]
+        return rows
+
+    def _bitmap(self, rows: NDArray[np.int64]) -> Any:
+        jvm: Any = self.spark._jvm
+        numbers = self.spark.sparkContext._gateway.new_array(jvm.long, len(rows))  # type: ignore[union-attr]
+        jvm.java.nio.ByteBuffer.wrap(np.asarray(rows, dtype=">i8").tobytes()).asLongBuffer().get(numbers)
+        sequence = scala_object(self.spark, "scala.collection.immutable.ArraySeq").unsafeWrapArray(numbers)
+        return scala_object(self.spark, f"{_DELTA}.deletionvectors.RoaringBitmapArray").apply(sequence)
+
+    def _write(self, bitmap: Any) -> Any:
+        portable = scala_object(self.spark, f"{_DELTA}.deletionvectors.RoaringBitmapArrayFormat").Portable()
+        bitmap.runOptimize()
+        content = bitmap.serializeAsByteArray(portable)
+        place = some(self.spark, self._writer.write(content).offset())
+        descriptor = scala_object(self.spark, f"{_DELTA}.actions.DeletionVectorDescriptor")
+        return descriptor.onDiskWithRelativePath(
+            self._id, "", len(content), bitmap.cardinality(), place, scala_object(self.spark, NONE)
+        )
+
+    @cached_property
+    def _id(self) -> Any:
+        jvm: Any = self.spark._jvm
+        return jvm.java.util.UUID.randomUUID()
+
+    @cached_property
+    def _store(self) -> Any:
+        return scala_object(self.spark, f"{_DELTA}.storage.dv.DeletionVectorStore").createInstance(self.log.newDeltaHadoopConf())
+
+    @cached_property
+    def _writer(self) -> Any:
+        """Makes the file with the first vector."""
+        table = self._store.pathWithFileSystem(self.log.dataPath())
+        return self._store.createWriter(self._store.generateFileNameInTable(table, self._id, ""))
