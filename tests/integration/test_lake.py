@@ -191,11 +191,11 @@ def test_a_merge_is_done_once_per_batch_and_no_setting_stays_behind(lake: Lake) 
     assert seqs(lake) == [50, 60, 61]
 
 
-def test_rows_of_one_kind_are_replaced_by_rows_of_any_kind_once_per_batch_and_no_setting_stays_behind(lake: Lake) -> None:
+def test_open_rows_are_replaced_by_rows_of_any_kind_once_per_batch_and_no_setting_stays_behind(lake: Lake) -> None:
     lake.append(silver_rows(lake, ("a", "open"), ("b", "open"), ("c", "timed_out")), tables.SILVER)
     after = silver_rows(lake, ("a", "timed_out"), ("d", "open"))
     for _ in range(2):
-        lake.replace(after, tables.SILVER, where="status = 'open'", batch=0)
+        lake.replace(after, tables.SILVER, batch=0)
     found = lake.read(tables.SILVER).orderBy("merge_key").select("merge_key", "status").collect()
     assert [tuple(row) for row in found] == [("a", "timed_out"), ("c", "timed_out"), ("d", "open")]
     assert lake.has_batch(tables.SILVER, 0)
