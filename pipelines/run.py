@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import reduce
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -30,7 +31,7 @@ from pipelines.observability import Reporter
 from pipelines.settings import Settings
 from pipelines.silence import Silence
 from pipelines.silver import Silver
-from pipelines.streaming import Gate, Stream, new_checkpoint, trigger
+from pipelines.streaming import Follower, Gate, Query, Stream, new_checkpoint, trigger
 from pipelines.watch import Patience, Watch
 
 LAYERS = ("bronze", "silver", "gold")
@@ -208,28 +209,21 @@ class Owned:
     def _follower(
         self, name: str, upstream: Sequence[str], drain: Callable[[], None], is_due: Callable[[], bool] = lambda: False
     ) -> Stream:
-        """A query that calls `drain` whenever a table upstream has a new commit, and whenever it is due for another reason.
+        """What calls `drain` whenever a table upstream has a new commit, and whenever it is due for another reason.
 
-        The rows of the stream are not looked at: they only say that there is news. It drains once after its start as well,
-        so that nothing depends on where exactly it begins.
+        It drains once after its start as well, so that nothing depends on where exactly it begins.
         """
         lake = self.lake()
 
-        def begin(gate: Gate) -> StreamingQuery:
-            news = None
-            for table in upstream:
-                stream = lake.follow(table).select(F.lit(1))
-                news = stream if news is None else news.union(stream)
-            assert news is not None
-
-            def work(_: DataFrame) -> None:
-                drain()
-
+        def begin(gate: Gate) -> Query:
+            if lake.is_local:
+                return Follower(lake, upstream, lambda: gate.run(drain))
+            news = reduce(DataFrame.union, [lake.follow(table).select(F.lit(1)) for table in upstream])
             return (
                 news.writeStream.queryName(f"watersmeet {name}")
                 .option("checkpointLocation", new_checkpoint(lake, self._settings, name))
                 .trigger(**trigger(once=False))
-                .foreachBatch(gate.guard(work))
+                .foreachBatch(gate.guard(lambda _: drain()))  # its rows only say that there is news
                 .start()
             )
 

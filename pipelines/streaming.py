@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.adapters.lake import Lake
 from pipelines.errors import WatersmeetError, is_trouble_with_kafka, root_cause
@@ -20,6 +20,10 @@ from pipelines.watch import Patience
 
 POLL = "200 milliseconds"
 """How often a waiting query looks for news: each look lists a folder, and must not eat the cores of a laptop."""
+
+_LOOK_S = 0.05
+_LOOKS_PER_READING = 40
+"""How often a follower looks for a file of the name that a table's next commit has, and how often it reads the log."""
 
 FROM_KAFKA = "1 second"
 """How often bronze asks Kafka: each batch costs about as much as a thousand records, and the later layers need the cores too."""
@@ -67,15 +71,74 @@ class Gate:
             pass
 
 
+class Query(Protocol):
+    """What runs until it is stopped, or fails: a StreamingQuery, or a `Follower`."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """Whether it runs."""
+        ...
+
+    def exception(self) -> Exception | None:
+        """What has ended it."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it."""
+        ...
+
+
+class Follower:
+    """Calls `work` whenever one of some tables of a local lake has a new commit. Spark's stream on a Delta table would do the
+    same, and plan and note a micro-batch each time, of which nothing is wanted but that there is news.
+    """
+
+    def __init__(self, lake: Lake, tables: Sequence[str], work: Callable[[], None]) -> None:
+        self._lake, self._work = lake, work
+        self._versions = {table: lake.version_of(table) for table in tables}
+        self._failure: Exception | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"follows {', '.join(tables)}", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        try:
+            for look in count():
+                if self._ended.wait(_LOOK_S):
+                    return
+                # The next commit's file may be gone again by the time that long work is done.
+                is_thorough = look % _LOOKS_PER_READING == 0
+                if is_thorough or any(self._lake.has_version(table, seen + 1) for table, seen in self._versions.items()):
+                    before, self._versions = self._versions, {table: self._lake.version_of(table) for table in self._versions}
+                    if self._versions != before:
+                        self._work()
+        except Exception as failure:
+            self._failure = failure
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """Whether it still looks."""
+        return self._thread.is_alive()
+
+    def exception(self) -> Exception | None:
+        """What has ended it: no log could be read."""
+        return self._failure
+
+    def stop(self) -> None:
+        """Returns once it does not look any more, and nothing of its work is under way."""
+        self._ended.set()
+        self._thread.join()
+
+
 @dataclass
 class Stream:
     """A query that is begun anew where Kafka was away, and its gate. `drain` is also done at the start and when it `is_due`."""
 
     gate: Gate
-    begin: Callable[[Gate], StreamingQuery]
+    begin: Callable[[Gate], Query]
     drain: Callable[[], None] = lambda: None
     is_due: Callable[[], bool] = lambda: False
-    _query: StreamingQuery | None = None
+    _query: Query | None = None
     _aside: threading.Thread | None = None
 
     def start(self) -> None:

@@ -239,6 +239,11 @@ class Lake:
             return self._local.version(table)
         return self.history(table, 1)[0].number
 
+    def has_version(self, table: str, number: int) -> bool:
+        """Whether a local lake's table has the commit of this number, where it has the one before: at next to no cost."""
+        assert self._local is not None
+        return self._local.has_version(table, number)
+
     def delta(self, table: str) -> DeltaTable:
         """The table for MERGE and history."""
         return DeltaTable.forName(self.spark, self.identifier(table))

@@ -93,6 +93,10 @@ class LocalTables:
         """The number of its last commit."""
         return self._table(table).version()
 
+    def has_version(self, table: str, number: int) -> bool:
+        """Whether it has the commit of this number, where it has the one before."""
+        return (self.path(table) / "_delta_log" / f"{number:020d}.json").exists()
+
     def properties(self, table: str) -> Mapping[str, str]:
         """Its table properties."""
         return self._table(table).metadata().configuration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,23 @@ def test_silver_equals_the_merge_model_whichever_way_a_batch_is_written(
     assert written == {"MERGE" if "MERGE" in way else "WRITE"}
     marks = list(Path(str(lake.settings.lake), tables.SILVER).glob("deletion_vector_*.bin"))
     assert bool(marks) == ("marked" in way or "MERGE" in way)
+
+
+def test_the_change_data_feed_tells_each_change_with_its_batch(spark: SparkSession, tmp_path: Path) -> None:
+    lake = CaseLake(spark, settings_for(tmp_path, silver={"change_data_feed": True}), cases(7000, 20))
+    for share in (0.5, 0.8, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    columns = ["partition", "merge_key", "event_time", "status", "batch"]
+    feed = spark.read.option("readChangeFeed", "true").option("startingVersion", 0).table(lake.lake.identifier(tables.SILVER))
+    changes = feed.select("_change_type", *columns, "_commit_version").orderBy("_commit_version").collect()
+    after = Counter(row[1:6] for row in changes if row._change_type in ("insert", "update_postimage"))
+    before = Counter(row[1:6] for row in changes if row._change_type in ("delete", "update_preimage"))
+    assert after - before == Counter(map(tuple, lake.lake.read(tables.SILVER).select(*columns).collect()))
+    assert {row._change_type for row in changes} == {"insert", "update_preimage", "update_postimage"}
+    made = dict(lake.lake.rows("SELECT version, batch FROM {versions}"))
+    assert all(row.batch == made[row._commit_version] for row in changes if row._change_type != "update_preimage")
+    assert lake.silver() == expected_silver(lake.cases)
 
 
 def test_a_start_completes_the_batch_that_a_crash_cut_short(
