@@ -6,7 +6,7 @@ only those of its own keys, and those that time out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import NamedTuple
@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from pipelines import tables
 from pipelines.adapters.lake import Lake
@@ -32,13 +33,28 @@ FEW_OPEN = 40_000
 FEW_OPEN_BYTES = 16 * 1024 * 1024
 """Up to so many open rows and bytes in them are written anew with a small batch in less time than MERGE's small jobs take."""
 
-FEW_FILES = 16
+FEW_FILES = 8
 """In up to so many files, the open rows that a small batch changes are marked as gone instead (where that can be done)."""
 
 OPEN_PER_OFFSET = 2
 """A large batch writes all open rows anew up to so many for each offset that it passes."""
 
-_RECORD = ("topic", "partition", "offset", "merge_key", "heartbeat", "event_time", "value")
+_RECORD = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("merge_key", StringType()),
+        StructField("heartbeat", BooleanType()),
+        StructField("event_time", TimestampType()),
+        StructField("value", BinaryType()),
+    ]
+)
+"""What is read of bronze."""
+
+_COLUMNS = StructType([*_RECORD, StructField("source", StringType()), StructField("is_idle", BooleanType())])
+_BUT_VALUE = [name for name in _COLUMNS.names if name != "value"]
+_IDLE_COLUMNS = StructType([_COLUMNS[name] for name in ("source", "partition", "offset", "heartbeat", "event_time", "is_idle")])
 
 
 class _Fetched(NamedTuple):
@@ -101,27 +117,20 @@ class BatchInput:
             return False
         return not self._can_mark or self.lake.changing_files(tables.SILVER) > FEW_FILES
 
-    def records(self, values: Callable[[str, Column], dict[str, Column]]) -> DataFrame:
-        """Every record of the ranges that has a time, of all sources, with the value columns asked for."""
-        frames = []
-        for source in self.settings.sources:
-            value_columns = [value.alias(name) for name, value in values(source, F.col("value")).items()]
-            frames.append(
-                self._bronze(source).select(
-                    F.lit(source).alias("source"),
-                    "topic",
-                    "partition",
-                    "offset",
-                    "merge_key",
-                    "heartbeat",
-                    "event_time",
-                    F.lit(False).alias("is_idle"),
-                    *value_columns,
-                )
-            )
+    def records(self, values: Mapping[str, Mapping[str, Column]]) -> DataFrame:
+        """Every record of the ranges that has a time, of all sources, and the idle policy's heartbeats in them. `values`: of each
+        source, columns (of its `value`) by name.
+        """
         idle = self._idle_rows()
-        if idle is not None:
-            frames.append(idle)
+        if self._fetched is not None:
+            found = [_of_source(rows, source) for source, rows in self._fetched.records.items()]
+            rows = pa.concat_tables([*found, idle], promote_options="default").select(_COLUMNS.names)
+            return self.lake.frame(rows, _COLUMNS).select(*_BUT_VALUE, *_of_each_source(values))
+        frames = [self.lake.frame(idle, _IDLE_COLUMNS)] if idle.num_rows else []
+        for source in self.settings.sources:
+            own = [column.alias(name) for name, column in values[source].items()]
+            bronze = self._bronze(source).withColumns({"source": F.lit(source), "is_idle": F.lit(False)})
+            frames.append(bronze.select(*_BUT_VALUE, *own))
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     def open_rows(self) -> DataFrame:
@@ -136,8 +145,6 @@ class BatchInput:
         return None if self._fetched is None else self._fetched.others
 
     def _bronze(self, source: str) -> DataFrame:
-        if self._fetched is not None:
-            return self.lake.frame(self._fetched.records[source], self._record(source))
         rows = self.lake.read(tables.bronze(source))
         return rows.where(is_within(self._ranges(source)) & F.col("event_time").isNotNull())
 
@@ -151,14 +158,8 @@ class BatchInput:
         return fetched if fetched.nbytes <= FEW_BYTES else None
 
     def _fetch_records(self, source: str) -> pa.Table:
-        columns = ", ".join(f"`{name}`" for name in _RECORD)
-        return self.lake.fetch(
-            f"SELECT {columns} FROM {{{tables.bronze(source)}}} WHERE {self._timed_in(source)}", self._record(source)
-        )
-
-    def _record(self, source: str) -> StructType:
-        schema = self.lake.schema(tables.bronze(source))
-        return StructType([schema[name] for name in _RECORD])
+        columns = ", ".join(f"`{name}`" for name in _RECORD.names)
+        return self.lake.fetch(f"SELECT {columns} FROM {{{tables.bronze(source)}}} WHERE {self._timed_in(source)}", _RECORD)
 
     def _fetch_open(self) -> tuple[pa.Table, pa.Table | None]:
         """The open rows of the batch's keys and those that time out if nothing joins them; and the others."""
@@ -219,15 +220,29 @@ class BatchInput:
             if tp.source == source and not done.is_empty
         }
 
-    def _idle_rows(self) -> DataFrame | None:
+    def _idle_rows(self) -> pa.Table:
         """The idle policy's heartbeats within the batch's ranges. One that stands at the end of a range moves nothing in it."""
         rows = [
-            (tp.source, tp.partition, h.after_offset, True, h.event_time, True)
+            (tp.source, tp.partition, h.after_offset, True, h.event_time * 1000, True)
             for tp, heartbeats in self.idle.items()
             for h in heartbeats
             if (done := self.plan.ranges[tp]).from_offset <= h.after_offset + 1 < done.until_offset
         ]
-        if not rows:
-            return None
-        ddl = "source STRING, partition INT, offset BIGINT, heartbeat BOOLEAN, event_time BIGINT, is_idle BOOLEAN"
-        return self.lake.spark.createDataFrame(rows, ddl).withColumn("event_time", F.timestamp_millis("event_time"))
+        columns = list(zip(*rows, strict=True)) or [()] * len(_IDLE_COLUMNS)
+        types = to_arrow_schema(_IDLE_COLUMNS, timezone="UTC")
+        return pa.table([pa.array(column, field.type) for column, field in zip(columns, types, strict=True)], schema=types)
+
+
+def _of_source(rows: pa.Table, source: str) -> pa.Table:
+    """Fetched records of a source, with what tells them from others."""
+    count = rows.num_rows
+    return rows.append_column("source", pa.repeat(source, count)).append_column("is_idle", pa.repeat(False, count))
+
+
+def _of_each_source(values: Mapping[str, Mapping[str, Column]]) -> list[Column]:
+    """The value columns where the records of all sources are rows of one frame: each source fills its own."""
+    of_name: dict[str, list[Column]] = {}
+    for source, columns in values.items():
+        for name, column in columns.items():
+            of_name.setdefault(name, []).append(F.when(F.col("source") == source, column))
+    return [F.coalesce(*columns).alias(name) for name, columns in of_name.items()]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 import pyarrow as pa
@@ -258,7 +258,7 @@ class Silver:
         """Step 3."""
         plan = batch.plan
         late = (
-            batch.records(lambda _, value: {"value": value})
+            batch.records({source: {"value": F.col("value")} for source in self.settings.sources})
             .transform(with_position(_positions_before(plan)))
             .transform(lambda records: split_late(self.settings.merge.timeout_ms)(records).late)
             .withColumn("batch", F.lit(plan.batch).cast("bigint"))
@@ -418,9 +418,10 @@ class Silver:
             return rows.repartitionById(self.partitions, "partition")
         return rows.repartition(tasks, "partition")
 
-    def _parsed(self, source: str, value: Column) -> dict[str, Column]:
-        """A column for each source, so that their types may differ; a record fills its own."""
-        return {f"value_{source}": parsed_value(value, self.settings.sources[source].value_type)}
+    @cached_property
+    def _parsed(self) -> dict[str, dict[str, Column]]:
+        """A column for each source, so that their types may differ."""
+        return {name: {f"value_{name}": parsed_value(F.col("value"), s.value_type)} for name, s in self.settings.sources.items()}
 
 
 def _has_part_of(comes_again: Mapping[str, Column]) -> Column:
