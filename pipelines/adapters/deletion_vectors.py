@@ -44,7 +44,8 @@ class DeletionVectors:
         if not new:
             return []
         self.marked += new
-        if bitmap.cardinality() == file.numPhysicalRecords().get():
+        records = file.numPhysicalRecords()
+        if records.isDefined() and bitmap.cardinality() == records.get():
             return [file.remove()]
         action = file.removeRows(self._write(bitmap), True, True)  # so that its statistics count as bounds from now on
         return [action._1(), action._2()]
