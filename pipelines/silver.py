@@ -5,7 +5,7 @@ Progress is in tables, never in a Spark checkpoint. A batch is committed in this
 1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch (`plan_next`; writes nothing);
 2. *progress*: the plan as rows of `progress` (`write_progress`): from here on the batch is decided;
 3. *late*: the batch's late records (`_write_late`);
-4. *merge*: the rows that change, by MERGE or with all open rows written anew (`_merge`);
+4. *merge*: the rows that change, by MERGE, or marked as gone and added, or with all open rows written anew (`_merge`);
 5. *version*: which version of silver that was, as a row of `versions` (`write_version`).
 
 A start completes the last batch of `progress` first: each write carries the batch's number, and Delta's own record of it says
