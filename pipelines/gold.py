@@ -155,8 +155,7 @@ class Gold:
     ) -> list[Publication]:
         """The same for few messages."""
         ascending: list[tuple[str, Literal["ascending"]]] = [(c, "ascending") for c in ("partition", "event_time", "key")]
-        with self.lake.interpreted():
-            rows = _outgoing(pending).toArrow()
+        rows = self.lake.collect(_outgoing(pending))
         return self._home.publish(rows.sort_by(ascending), headers, tails)
 
     @cached_property

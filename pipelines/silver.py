@@ -306,8 +306,7 @@ class Silver:
             return
         changed = rows.where(F.col("batch") == plan.batch)
         if batch.is_small:
-            with self.lake.interpreted():
-                found = changed.toArrow()
+            found = self.lake.collect(changed)
             if batch.marks_open:
                 gone = found.filter(found["updates_open"]).select(["partition", "merge_key"])
                 self.lake.update_fetched(found.drop_columns(["updates_open"]), tables.SILVER, gone=gone, batch=plan.batch)
@@ -335,9 +334,7 @@ class Silver:
         if others is None:
             self.lake.replace(rows, tables.SILVER, batch=batch.plan.batch)
             return
-        with self.lake.interpreted():
-            changed = rows.toArrow().cast(others.schema)
-        everything = pa.concat_tables([changed, others])
+        everything = pa.concat_tables([self.lake.collect(rows).cast(others.schema), others])
         self.lake.replace_fetched(everything, tables.SILVER, batch=batch.plan.batch)
 
     def _start_afresh(self, plan: BatchPlan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,14 +28,14 @@ class DeletionVectors:
     spark: SparkSession
     log: Any
     folder: Path
+    gone: pa.Table
+    """The keys of the rows that go: columns of texts and numbers, the most telling one last."""
     marked: int = 0
     """How many rows they mark that no earlier one did."""
 
-    def mark(self, file: Any, gone: pa.Table) -> list[Any]:
-        """The actions after which the rows with these keys (columns of texts and numbers, the most telling one last) are not in
-        the file any more; none where it has no such row.
-        """
-        rows = self._rows(file, gone)
+    def mark(self, file: Any) -> list[Any]:
+        """The actions after which the rows that go are not in the file any more; none where it has no such row."""
+        rows = self._rows(file)
         if not len(rows):
             return []
         bitmap, before = self._bitmap(rows), file.deletionVector()
@@ -54,15 +55,18 @@ class DeletionVectors:
         """Ends the file."""
         self._writer.close()
 
-    def _rows(self, file: Any, gone: pa.Table) -> NDArray[np.int64]:
+    def _rows(self, file: Any) -> NDArray[np.int64]:
         """Where in the file those keys are, also where they are marked already."""
-        *others, telling = gone.column_names
-        keys = parquet.read_table(self.folder / unquote(file.path()), columns=gone.column_names, partitioning=None)
-        found = np.flatnonzero(pc.is_in(keys[telling], value_set=gone[telling]).to_numpy())
-        wanted = set(zip(*(gone[name].to_pylist() for name in gone.column_names), strict=True))
-        hits = zip(*(keys[name].take(found).to_pylist() for name in (*others, telling)), strict=True)
-        rows: NDArray[np.int64] = found[np.fromiter((hit in wanted for hit in hits), bool, len(found))]
+        telling = self.gone.column_names[-1]
+        keys = parquet.read_table(self.folder / unquote(file.path()), columns=self.gone.column_names, partitioning=None)
+        found = np.flatnonzero(pc.is_in(keys[telling], value_set=self.gone[telling]).to_numpy())
+        hits = _tuples(keys.select(self.gone.column_names).take(found))
+        rows: NDArray[np.int64] = found[np.fromiter((hit in self._wanted for hit in hits), bool, len(found))]
         return rows
+
+    @cached_property
+    def _wanted(self) -> set[tuple[Any, ...]]:
+        return set(_tuples(self.gone))
 
     def _bitmap(self, rows: NDArray[np.int64]) -> Any:
         jvm: Any = self.spark._jvm
@@ -95,3 +99,7 @@ class DeletionVectors:
         """Makes the file with the first vector."""
         table = self._store.pathWithFileSystem(self.log.dataPath())
         return self._store.createWriter(self._store.generateFileNameInTable(table, self._id, ""))
+
+
+def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in rows.columns), strict=True)

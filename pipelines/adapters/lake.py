@@ -348,12 +348,10 @@ class Lake:
 
     def _own(self, table: str) -> Transactions | None:
         """Who commits to a table that only Spark can write, and is quicker; None where that is not known to work."""
-        changing = self._tables[table].changing
-        if self._local is None or changing is None or not knows_delta(self.spark):
-            return None
-        if table not in self._transactions:
-            self._transactions[table] = Transactions(self.spark, self._local, table, self.delta(table), changing)
-        return self._transactions[table]
+        own, changing = self._transactions.get(table), self._tables[table].changing
+        if own is None and self._local is not None and changing is not None and knows_delta(self.spark):
+            own = self._transactions[table] = Transactions(self.spark, self._local, table, self.delta(table), changing)
+        return own
 
     def _local_writer(self, table: str) -> LocalTables | None:
         """Who writes few rows to the table without Spark; None where only Spark can."""
@@ -397,6 +395,11 @@ class Lake:
         """
         with self._set({"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}):
             yield
+
+    def collect(self, rows: DataFrame) -> pa.Table:
+        """The rows of a small query, `interpreted`."""
+        with self.interpreted():
+            return rows.toArrow()
 
     @contextmanager
     def _set(self, settings: Mapping[str, str]) -> Iterator[None]:

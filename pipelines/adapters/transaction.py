@@ -71,9 +71,9 @@ class Transactions:
         transaction = self._begin(application, number)
         if transaction is None:
             return
-        vectors, stay, changes = DeletionVectors(self.spark, self._log, self._folder), [], []
+        vectors, stay, changes = DeletionVectors(self.spark, self._log, self._folder, gone), [], []
         for file in self._files(transaction):
-            marked = vectors.mark(file, gone) if gone.num_rows else []
+            marked = vectors.mark(file) if gone.num_rows else []
             changes += marked
             stay += marked[:-1] if marked else [file]  # the last one removes what was there before
         vectors.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,15 +17,8 @@ from pipelines.run import LAYERS, Run
 from pipelines.streaming import Follower
 from tests.support.cases import expected_messages
 from tests.support.lakes import settings_for
-from tests.support.rivers import Losses, River
+from tests.support.rivers import Losses, River, until
 from tests.support.topics import published
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 120) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -71,7 +62,7 @@ def test_a_follower_hears_of_a_commit_whose_file_is_gone(lake: Lake) -> None:
     follower = Follower(lake, [tables.RESETS], lambda: seen.append(lake.version_of(tables.RESETS)))
     try:
         follower._versions = {tables.RESETS: -2}
-        until(lambda: bool(seen))
+        until(lambda: bool(seen), "the news", 120)
     finally:
         follower.stop()
     assert seen == [1]
@@ -100,7 +91,7 @@ def test_stopping_a_follower_waits_for_what_is_under_way(lake: Lake) -> None:
 def test_a_follower_that_cannot_read_a_log_says_so(lake: Lake) -> None:
     follower = Follower(lake, [tables.RESETS], lambda: None)
     shutil.rmtree(f"{lake.place}/{tables.RESETS}")
-    until(lambda: not follower.isActive)
+    until(lambda: not follower.isActive, "its end", 120)
     assert follower.exception() is not None
 
 
@@ -129,7 +120,7 @@ def test_where_the_lake_is_no_folder_here_sparks_streams_follow(
         running.start()
         try:
             for _ in range(2):
-                until(partial(is_out, len(expected_messages(river.cases))), 240)
+                until(partial(is_out, len(expected_messages(river.cases))), "the messages", 240)
                 river.flow()
         finally:
             stopping.set()
