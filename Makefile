@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test faults check format bench clean
+.PHONY: help install demo test test-core faults check format bench clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker"
 	@echo "make test      every test that CI runs"
-	@echo "make faults    kills runs at every step, again and again, and compares the end with the merge model (half an hour)"
+	@echo "make test-core the pure functions' tests alone, a minute, for every change"
+	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make check     lint, format check, types"
 	@echo "make bench     the benchmarks: eight points with their marks (BENCH='1 8 --records 550000' for some of them, smaller)"
 	@echo "make format    rewrite the code in the project's format"
@@ -37,11 +38,16 @@ demo: install
 test: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-SEED ?= 1
-KILLS ?= 51
+test-core: install
+	$(BIN)/python -m pytest tests/core tests/unit/test_architecture.py
 
+SEED ?= 1
+KILLS ?= 36
+LAKE ?= both
+
+# KILLS on each kind of lake; LAKE=folder or LAKE=catalog for one of them.
 faults: install
-	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS)
+	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
 
 check: install
@@ -56,8 +62,12 @@ format: install
 
 BENCH ?=
 
-bench: install
+bench: install $(VENV)/jars/benchmarks
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# Spark's own Kafka source, for what the benchmarks compare with.
+$(VENV)/jars/benchmarks: benchmarks/ivy.xml | install
+	$(BIN)/python bin/fetch-jars $<
 
 clean:
 	rm -rf $(VENV) demo-lake .pytest_cache .mypy_cache .ruff_cache .hypothesis

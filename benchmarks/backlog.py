@@ -21,8 +21,8 @@ from benchmarks import points
 from benchmarks.inputs import fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import ProgramError, bytes_in, embedded_broker, program, tell
-from pipelines.adapters.kafka import Cluster
-from pipelines.adapters.publisher import Publisher
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.publisher import Publisher
 from pipelines.settings import load_settings
 
 NUMBERS = frozenset({1, 6, 7, 8})
@@ -33,13 +33,6 @@ PEERS = {
     "merge_job": points.OF_MERGE_JOB,
     "state_job": points.OF_STATE_JOB,
 }
-_WITH_MASTER = """\
-import sys
-from pipelines.adapters import spark
-spark._LOCAL_SETTINGS["spark.master"] = sys.argv.pop(1)
-from pipelines.cli import main
-main()
-"""
 
 
 @dataclass(frozen=True)
@@ -75,12 +68,11 @@ class River:
     def run(self, name: str, master: str | None = None) -> Run:
         """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not every session came out."""
         folder = self.folder / name
-        settings = load_settings(write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}"))
-        begin = ("-m", "pipelines") if master is None else ("-c", _WITH_MASTER, master)
-        with program(folder, *begin, "run", "--once") as running:
+        spark = {} if master is None else {"spark.master": master}
+        settings = load_settings(write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}", spark=spark))
+        with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
-        tails = [Publisher(settings).read_tail(partition) for partition in range(self.partitions)]
-        published = sum(tail.seq + 1 for tail in tails if tail is not None)
+        published = sum(tail.seq + 1 for tail in Publisher(settings).tails(self.partitions).values())
         if published != self.sessions:
             raise ProgramError(f"{published} messages came out of {self.sessions} sessions: {running.said()[-2000:]}")
         tell(f"run {name}: {self.records / running.seconds:,.0f} records/s over {self.partitions} partitions")
@@ -96,7 +88,7 @@ class River:
         cluster = Cluster(load_settings(self.folder / "watersmeet.yml").kafka)
         topic = f"merged_by_{name}"
         messages = 0
-        if topic in cluster.partition_counts():
+        if topic in cluster.partition_counts([topic]):
             messages = sum(end - first for first, end in cluster.bounds(topic, self.partitions).values())
         tell(f"{name}: {self.records / running.seconds:,.0f} records/s, {messages:,} messages")
         return running.seconds, messages
@@ -121,7 +113,7 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     if not numbers & NUMBERS:
         return
     with river(folder / "backlog", sizes.records, sizes.partitions) as small:
-        small.peer(WARM_UP)  # whoever comes first reads Spark's own files from the disk
+        small.peer(WARM_UP)  # the first one reads Spark's own files from the disk
         plain = small.run("plain")
         if 1 in numbers:
             yield from _against_others(small, plain)
@@ -174,6 +166,7 @@ def _memory(small: River, plain: Run, large: River) -> Iterator[Result]:
     """Point 6; the broker is not counted."""
     run = large.run("plain")
     peaks = {large.records: run.peak_bytes, small.records: plain.peak_bytes}
+    yield Result(points.LARGE_BACKLOG, large.records / run.seconds, {"records": large.records, "seconds": round(run.seconds, 1)})
     yield Result(points.MEMORY, run.peak_bytes / 2**30, {"peak_bytes_by_records": peaks})
     yield Result(points.MEMORY_GROWTH, run.peak_bytes / plain.peak_bytes)
 

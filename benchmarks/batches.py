@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
 
@@ -24,9 +23,13 @@ from benchmarks import points
 from benchmarks.inputs import DAY_MS, START_MS, TIMEOUT_MS, heartbeat_value, record_value, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import bytes_in, tell
-from pipelines import tables
-from pipelines.adapters.lake import Lake
-from pipelines.adapters.spark import layer_session, spark_session
+from pipelines.core.types import ddl
+from pipelines.engine.session import spark_session
+from pipelines.engine.spark import SparkEngine
+from pipelines.lake import tables
+from pipelines.lake.place import Lake
+from pipelines.owner import Owner
+from pipelines.run import create_missing
 from pipelines.settings import Settings, SilverSettings, load_settings
 from pipelines.silver import Silver
 
@@ -34,14 +37,13 @@ NUMBERS = frozenset({3, 4, 5})
 PARTITIONS = 4
 OPEN_ROWS = 30_000
 CHUNK = 1_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass
 class SmallBatches:
     """A lake whose bronze gets one small batch after the other, and the silver that merges each of them at once."""
 
-    lake: Lake
+    engine: SparkEngine
     settings: Settings
     open_rows: int
     silver: Silver
@@ -64,9 +66,10 @@ class SmallBatches:
             rows[source].append(self._row(source, partition, event_time, key))
         for source, own in rows.items():
             own += [self._row(source, partition, self.now_ms, None) for partition in range(PARTITIONS)]
+            table = tables.bronze(source)
             # As from Kafka: a file for each topic-partition.
-            frame = self.lake.spark.createDataFrame(own, self.lake.schema(tables.bronze(source)))
-            self.lake.append(frame.repartitionById(PARTITIONS, "partition"), tables.bronze(source))
+            frame = self.engine.rows(self.engine.lake.layout[table].rows(own))
+            self.engine.append(table, frame.repartitionById(PARTITIONS, "partition"))
         began = time.perf_counter()
         plan = next(self.silver.drain())
         seconds = time.perf_counter() - began
@@ -78,7 +81,7 @@ class SmallBatches:
     def restart_seconds(self) -> float:
         """How long a new silver takes to find out where it stands, and that there is nothing to do."""
         began = time.perf_counter()
-        batches = list(Silver(self.lake, self.settings, PARTITIONS).drain())
+        batches = list(Silver(Owner(self.engine), self.settings, PARTITIONS).drain())
         seconds = time.perf_counter() - began
         if batches:
             raise RuntimeError(f"{len(batches)} batches were left")
@@ -88,15 +91,15 @@ class SmallBatches:
         offset = self._offsets[source, partition]
         self._offsets[source, partition] += 1
         value = heartbeat_value(event_time) if key is None else record_value(key, event_time, source)
-        at = _EPOCH + timedelta(milliseconds=event_time)
-        return source, partition, offset, at, 0, None, value.encode(), [], key, at, key is None, None, None
+        of_kafka: tuple[object, ...] = (source, partition, offset, event_time, 0, None, value.encode(), [])
+        return *of_kafka, key, event_time, key is None, None, None
 
 
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points."""
     if not numbers & NUMBERS:
         return
-    spark = spark_session()
+    spark = spark_session({})
     try:
         if numbers & {3, 4}:
             yield from _beside_history(numbers, sizes, spark, folder / "history")
@@ -171,16 +174,16 @@ def _lake(
     """A lake with so many rows in silver, each of `parts` clicks and an order."""
     settings = load_settings(write_configuration(folder, "127.0.0.1:1"))
     settings = settings.model_copy(update={"silver": SilverSettings(change_data_feed=change_data_feed)})
-    lake = Lake(layer_session(spark), settings)
-    lake.create_missing()
+    engine = SparkEngine(spark, Lake(settings))
+    create_missing(engine)
     tell(f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ...")
-    _add_rows(lake, "timed_out", timed_out, parts, first_ms=START_MS - 400 * DAY_MS, span_ms=365 * DAY_MS)
+    _add_rows(engine, "timed_out", timed_out, parts, first_ms=START_MS - 400 * DAY_MS, span_ms=365 * DAY_MS)
     # A second is left on either side: nothing times out before the clock has moved that far.
-    _add_rows(lake, "open", open_rows, parts, first_ms=START_MS - TIMEOUT_MS + 1000, span_ms=TIMEOUT_MS - 2000)
-    return SmallBatches(lake, settings, open_rows, Silver(lake, settings, PARTITIONS))
+    _add_rows(engine, "open", open_rows, parts, first_ms=START_MS - TIMEOUT_MS + 1000, span_ms=TIMEOUT_MS - 2000)
+    return SmallBatches(engine, settings, open_rows, Silver(Owner(engine), settings, PARTITIONS))
 
 
-def _add_rows(lake: Lake, status: str, rows: int, parts: int, *, first_ms: int, span_ms: int) -> None:
+def _add_rows(engine: SparkEngine, status: str, rows: int, parts: int, *, first_ms: int, span_ms: int) -> None:
     """Rows with event times spread evenly over a span, in chunks; their parts' offsets are below those of bronze."""
     event_time = F.timestamp_millis(F.expr(f"{first_ms} + id * {span_ms} div {max(1, rows)}"))
 
@@ -202,9 +205,9 @@ def _add_rows(lake: Lake, status: str, rows: int, parts: int, *, first_ms: int, 
         "batch": F.lit(-1),
     }
     for begin in range(0, rows, CHUNK):
-        chunk = lake.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
-        schema = lake.schema(tables.SILVER)
-        lake.append(chunk.select(*[columns[f.name].cast(f.dataType).alias(f.name) for f in schema.fields]), tables.SILVER)
+        chunk = engine.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
+        schema = engine.lake.layout[tables.SILVER].schema
+        engine.append(tables.SILVER, chunk.select(*[columns[f.name].cast(ddl(f.type)).alias(f.name) for f in schema]))
 
 
 def _open_key(n: int) -> str:

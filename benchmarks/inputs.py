@@ -6,14 +6,14 @@ by a heartbeat a day later, so that everything times out: one merge record per s
 
 from __future__ import annotations
 
+import json
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from confluent_kafka import Producer
-
-from pipelines.adapters.kafka import Cluster, client_options
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.options import ListeningProducer
 from pipelines.settings import Settings
 
 TOPICS = ("tracking", "orders")
@@ -31,17 +31,26 @@ sources:
   orders: {{topic: orders, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
 merge: {{timeout: {timeout_ms}ms}}
 publish: {{topic: {sink}}}
+spark: {spark}
 """
 
 _SLICE = 20_000
 """So many sessions are sorted together: a few hundred thousand records are in memory, however many there are in all."""
 
 
-def write_configuration(folder: Path, bootstrap_servers: str, *, timeout_ms: int = TIMEOUT_MS, sink: str = "merged") -> Path:
-    """The folder's `watersmeet.yml`, for a lake beside it."""
+def write_configuration(
+    folder: Path,
+    bootstrap_servers: str,
+    *,
+    timeout_ms: int = TIMEOUT_MS,
+    sink: str = "merged",
+    spark: Mapping[str, str] | None = None,
+) -> Path:
+    """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it starts."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
-    file.write_text(CONFIGURATION.format(bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms, sink=sink))
+    values = {"bootstrap_servers": bootstrap_servers, "timeout_ms": timeout_ms, "sink": sink}
+    file.write_text(CONFIGURATION.format(**values, spark=json.dumps(dict(spark or {}))))
     return file
 
 
@@ -84,7 +93,7 @@ def fill_topics(cluster: Cluster, settings: Settings, tracking: int, orders: int
     """Makes and fills both topics; returns how many records they hold, heartbeats included, and the bytes of their values."""
     for topic in TOPICS:
         cluster.create_topic(topic, partitions, {"retention.ms": "-1"})
-    producer = Producer({**client_options(settings.kafka), "linger.ms": 50, "queue.buffering.max.messages": 500_000})
+    producer = ListeningProducer(settings.kafka, linger_ms=50, queue_buffering_max_messages=500_000)
     count, size = 0, 0
     for topic, partition, event_time, value in _messages(tracking, orders, partitions):
         while True:

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message, Producer
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from benchmarks import points
 from benchmarks.inputs import TOPICS, record_value, session_key, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import Program, ProgramError, embedded_broker, program, tell
-from pipelines.adapters.kafka import Cluster, client_options, sink_settings
 from pipelines.core.sequence import ID, parse_message_id
+from pipelines.kafka.cluster import Cluster, sink_settings
+from pipelines.kafka.options import ListeningConsumer, ListeningProducer
 from pipelines.settings import Settings, load_settings
 
 NUMBERS = frozenset({2})
@@ -44,7 +45,7 @@ class Sender:
         self.acknowledged: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
         """By topic and partition, in order: when a record was acknowledged (s), and its event time (ms)."""
         self._partitions, self._rate, self._random = partitions, rate, random.Random(1)
-        self._producer = Producer({**client_options(settings.kafka), "linger.ms": 5})
+        self._producer = ListeningProducer(settings.kafka, linger_ms=5)
 
     def send_until(self, is_over: Callable[[], bool]) -> int:
         """Returns how many records were sent, once all of them are acknowledged."""
@@ -77,7 +78,7 @@ class Receiver:
     def __init__(self, settings: Settings, partitions: int) -> None:
         self.arrivals: list[tuple[float, int, int]] = []
         self._latest = dict.fromkeys(range(partitions), 0)
-        self._consumer = Cluster(settings.kafka).consumer()
+        self._consumer = ListeningConsumer(settings.kafka)
         self._consumer.assign([KafkaPartition(settings.publish.topic, p, OFFSET_BEGINNING) for p in range(partitions)])
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._receive, name="receiver", daemon=True)

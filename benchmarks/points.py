@@ -42,6 +42,7 @@ HISTORY_RESTART = Point(4, "silver's restart, long history to short", "x", 1.15,
 OPEN_STATE = Point(5, "batch that touches 1,000 of many open rows", "s", 3.0, None, "lower")
 OPEN_GROWTH = Point(5, "same batch, many open rows to few", "x", None, None, "lower")
 OPEN_CONTENT = Point(5, "same batch, open rows of ten times the content", "x", None, None, "lower")
+LARGE_BACKLOG = Point(6, "large backlog, whole run", "records/s", None, None, "higher")
 MEMORY = Point(6, "peak memory, large backlog", "GiB", 3.0, None, "lower")
 MEMORY_GROWTH = Point(6, "peak memory, large backlog to small", "x", 1.0, None, "lower")
 CORES = Point(7, "local[2] to local[1]", "x", 1.6, None, "higher")
@@ -53,11 +54,13 @@ DISK_PRESENT = Point(8, "the same, without what the retention keeps", "x", None,
 
 @dataclass(frozen=True)
 class Result:
-    """A point's figure, and what it was made of."""
+    """A point's figure, the engine and the kind of lake that it was measured with, and what it was made of."""
 
     point: Point
     value: float
     details: Mapping[str, object] = field(default_factory=dict)
+    engine: str = "spark"
+    lake: str = "folder"
 
     def document(self) -> dict[str, object]:
         """The result as JSON keeps it."""
@@ -65,6 +68,8 @@ class Result:
         return {
             "point": point.number,
             "name": point.name,
+            "engine": self.engine,
+            "lake": self.lake,
             "value": round(self.value, 3),
             "unit": point.unit,
             "first_mark": point.first_mark,
@@ -103,25 +108,32 @@ class Sizes:
 
 def print_results(results: Sequence[Result], document: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:
     """A table of the points: figure, marks, which of them are reached, and what the figure was in the baseline."""
-    known: dict[str, float] = {}
-    if baseline is not None:
-        known = {result["name"]: result["value"] for result in baseline["results"]}
-    columns = ["point", "", "figure", "first mark", "second mark", "reached", *(["baseline"] if baseline else [])]
+    known = {} if baseline is None else {_key(result): result["value"] for result in baseline["results"]}
+    columns = ["point", "", "engine", "lake", "figure", "first mark", "second mark", "reached"]
+    columns += ["baseline"] if baseline else []
     table = Table(*columns, title=_title(document, baseline), title_justify="left")
     for result in sorted(results, key=lambda result: result.point.number):
         point = result.point
         cells = [
             str(point.number),
             point.name,
+            result.engine,
+            result.lake,
             f"{_figure(result.value)} {point.unit}",
             _mark(point, point.first_mark),
             _mark(point, point.second_mark),
             _reached(result),
         ]
         if baseline is not None:
-            cells.append(_figure(known[point.name]) if point.name in known else "–")
+            before = known.get(_key(result.document()))
+            cells.append("–" if before is None else _figure(before))
         table.add_row(*cells)
     Console().print(table)
+
+
+def _key(result: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What two figures must have in common to be compared; documents of earlier versions know one engine and one kind of lake."""
+    return result["name"], result.get("engine", "spark"), result.get("lake", "folder")
 
 
 def _title(document: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import PeakMemory
-from pipelines.adapters import broker
+from pipelines.dev import broker
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_RUN_S = 7200.0

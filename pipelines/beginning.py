@@ -12,31 +12,38 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Message
 
-from pipelines import tables
-from pipelines.adapters.decisions import write_decisions
-from pipelines.adapters.kafka import Cluster, read_backwards
-from pipelines.adapters.lake import Lake, bronze_application, wall_clock_ms
-from pipelines.adapters.progress import read_last_batch
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState, sink_state
 from pipelines.core.sequence import ID, parse_message_id
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import read_backwards
+from pipelines.lake import tables
+from pipelines.lake.commits import bronze_application
+from pipelines.lake.decisions import decision_rows
+from pipelines.lake.progress import last_batch
+from pipelines.lake.questions import Questions, within
+from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings, StartOffsets, StartTimestamp
-from pipelines.transforms.ranges import within
 
 EARLIEST = -2
-"""Spark's name for the first offset that Kafka still has."""
+"""Stands for the first offset that Kafka still has, where no table says where to begin."""
 
 
 @dataclass
 class Beginning:
-    """The offsets at which bronze reads the sources of one configuration, each with `partitions` Kafka partitions."""
+    """The offsets at which bronze reads the sources of one configuration, each with `partitions` Kafka partitions.
 
-    lake: Lake
+    Without an `owner`, it only looks.
+    """
+
+    questions: Questions
     settings: Settings
     partitions: int
+    owner: Owner | None = None
 
     def decide(self) -> None:
         """Afterwards the tables say where every source begins; `earliest` needs no saying.
@@ -55,34 +62,34 @@ class Beginning:
         """Per partition the offset at which reading goes on: after the last row of bronze, or where a beginning was decided;
         `EARLIEST` where nothing is said.
         """
-        last = read_last_batch(self.lake)
-        passed = {tp.partition: done.until_offset for tp, done in (last.ranges.items() if last else ()) if tp.source == source}
+        last = last_batch(self.questions)
+        passed = {tp.partition: done.until_offset for tp, done in (last[0].ranges.items() if last else ()) if tp.source == source}
         # What silver has long passed is not read.
-        is_new = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        rows = self.lake.rows(
-            f"SELECT `partition`, MAX(`offset`) + 1 FROM {{{tables.bronze(source)}}} WHERE {is_new} GROUP BY `partition`"
-        )
+        beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
+        found = self.questions.summary(tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond)
+        rows = zip(found["partition"].to_pylist(), (last + 1 for last in found["last"].to_pylist()), strict=True)
         said: dict[int, int] = {}
-        for p, offset in [*rows, *begun(self.lake, source)]:
+        for p, offset in [*rows, *begun(self.questions, source)]:
             said[p] = max(offset, said.get(p, 0))
         known = {p: max(said.get(p, EARLIEST), passed.get(p, EARLIEST)) for p in range(self.partitions)}
         return {p: EARLIEST if p not in said and offset == 0 else offset for p, offset in known.items()}
 
     def checked_offsets(self, source: str) -> dict[int, int]:
-        """The same, certain to be in Kafka, where a gap is not an error accepted and kept in `resets`.
+        """The offsets at which reading goes on, all of them in Kafka. A gap that is accepted is kept in `resets`.
 
         Raises DataLossError where Kafka has deleted offsets that were not read and `on_data_loss` is `stop`.
         """
         topic = self.settings.sources[source].topic
         bounds = Cluster(self.settings.kafka).bounds(topic, self.partitions)
-        offsets = self.next_offsets(source)
-        lost = self._lost(source, offsets, bounds)
+        known = self.next_offsets(source)
+        lost = self._lost(source, known, bounds)
+        offsets = {p: max(offset, bounds[p][0]) for p, offset in known.items()}
         if not lost:
             return offsets
         if self.settings.kafka.on_data_loss == "stop":
             raise DataLossError(source, topic, lost)
         self._keep({(source, p): gap for p, gap in lost.items()}, "on_data_loss: continue")
-        return offsets | {p: first for p, (_, first) in lost.items()}
+        return offsets
 
     def _lost(self, source: str, offsets: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """By partition, the offsets that are to be read and that Kafka has deleted."""
@@ -126,9 +133,12 @@ class Beginning:
 
     def _is_begun(self, source: str) -> bool:
         """Whether the lake has read of the source, or has decided where to."""
-        if not self.lake.exists(tables.RESETS):
+        if not self.questions.exists(tables.RESETS):
             return False
-        return bool(begun(self.lake, source) or self.lake.rows(f"SELECT 1 FROM {{{tables.bronze(source)}}} LIMIT 1"))
+        if begun(self.questions, source):
+            return True
+        found = self.questions.summary(tables.bronze(source), [], {"records": ("count", "*")})
+        return bool(found["records"][0].as_py())
 
     def _begin(self, sources: list[str]) -> None:
         begun = {}
@@ -167,9 +177,17 @@ class Beginning:
         """One commit for all of them, so that a start is decided whole or not at all."""
         if not gaps:
             return
-        now, topics = wall_clock_ms(), {s: kept.topic for s, kept in self.settings.sources.items()}
+        now, topics = now_ms(), {s: kept.topic for s, kept in self.settings.sources.items()}
         rows = [(source, topics[source], p, *gap, now, reason) for (source, p), gap in gaps.items()]
-        self.lake.append_rows(rows, tables.RESETS, application=bronze_application())
+        self._append(tables.RESETS, rows)
+
+    def _append(self, table: str, rows: list[tuple[Any, ...]]) -> None:
+        self._write(table, tables.layout(self.settings)[table].rows(rows))
+
+    def _write(self, table: str, rows: pa.Table) -> None:
+        if self.owner is None:
+            raise ValueError("a beginning can only be decided by the owner of bronze")
+        self.owner.append(table, rows, bronze_application())
 
     # -- a lake that was lost
 
@@ -178,7 +196,7 @@ class Beginning:
 
         Offsets that Kafka has deleted since are passed over: what they held is out, or lost for good.
         """
-        states, now = self._sink_states, wall_clock_ms()
+        states, now = self._sink_states, now_ms()
         sources = self.settings.sources
         idle = [
             (TopicPartition(source, p), decision)
@@ -192,33 +210,28 @@ class Beginning:
         for source, kept in sources.items():
             bounds = Cluster(self.settings.kafka).bounds(kept.topic, self.partitions)
             begun += [(p, None, None, source, offset, now) for p, offset in self._chosen(source, bounds).items()]
-        if idle and not self.lake.rows("SELECT 1 FROM {idle_heartbeats} LIMIT 1"):
-            write_decisions(self.lake, self.settings, idle, bronze_application())
-        self.lake.append_rows(messages + begun, tables.RECOVERED, application=bronze_application())
+        known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
+        if idle and not known["decisions"][0].as_py():
+            self._write(tables.IDLE_HEARTBEATS, decision_rows(self.settings, idle, now))
+        self._append(tables.RECOVERED, messages + begun)
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
         """Per partition what the sink says; where there is no sink, or nothing in it, nothing."""
         topic, cluster = self.settings.publish.topic, Cluster(self.settings.kafka)
         nothing = {p: SinkState({}, {}, ()) for p in range(self.partitions)}
-        if topic not in cluster.partition_counts():
+        if topic not in cluster.partition_counts([topic]):
             return nothing
-        consumer = cluster.consumer()
-        try:
-            return {
-                p: sink_state(map(_as_read_back, read_backwards(consumer, topic, p)), self.settings.merge.timeout_ms)
-                for p in nothing
-            }
-        finally:
-            consumer.close()
+        messages = {p: read_backwards(self.settings.kafka, topic, p) for p in nothing}
+        return {p: sink_state(map(_as_read_back, found), self.settings.merge.timeout_ms) for p, found in messages.items()}
 
 
-def begun(lake: Lake, source: str) -> list[tuple[int, int]]:
+def begun(questions: Questions, source: str) -> list[tuple[int, int]]:
     """The beginnings that the tables keep for a source: (partition, offset)."""
-    return lake.rows(
-        f"SELECT `partition`, to_offset FROM {{resets}} WHERE source = '{source}' "
-        f"UNION ALL SELECT `partition`, `offset` FROM {{recovered}} WHERE source = '{source}'"
-    )
+    of_source = [[("source", "=", source)]]
+    resets = questions.select(tables.RESETS, ["partition", "to_offset"], of_source)
+    recovered = questions.select(tables.RECOVERED, ["partition", "offset"], of_source)
+    return [tuple(row.values()) for found in (resets, recovered) for row in found.to_pylist()]
 
 
 def _as_read_back(message: Message) -> tuple[int, str, Mapping[str, bytes | None]]:

@@ -1,190 +1,167 @@
 """Bronze: what Kafka said, every record once, raw, with its coordinates and what the merge needs to plan.
 
-One Structured Streaming query per source. Its checkpoint is thrown away at every start: the table itself says where
-reading goes on. A micro-batch of which too large a share would be refused is not written at all. Any other is committed in
-this order:
+One stream per source, whose records arrive read (`core.reading.read_records`). Where it begins, the tables say. A batch of which
+too large a share would be refused is not written at all. Any other is made in these steps:
 
-1. *append*: its rows to `bronze_<source>`, in one Delta commit (`_append`);
-2. *quarantine*: the refused ones among them, read back from bronze, to `quarantine` (`_quarantine_missing`).
+1. *commit*: its rows to `bronze_<source>`, in one Delta commit;
+2. *note*: the refused ones among them, read back from bronze, to `quarantine`.
 
-After a crash before 1 the records are read from Kafka again; between 1 and 2, the next start finds the refused rows that
-quarantine lacks and appends them. Quarantine is written in bronze's order, so its largest offset says what it has.
+After a crash before 1 the records are read from Kafka again. After one between 1 and 2, a start finds in bronze's last commit
+which offsets it was, and completes the note; that carries the transaction version of the commit, so it is written once.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
+import pyarrow.compute as pc
 
-from pipelines import tables
-from pipelines.adapters.kafka import spark_options
-from pipelines.adapters.lake import Lake, bronze_application
-from pipelines.core.reading import ReadingRules
+from pipelines.core.merge import int64s
+from pipelines.engine import Engine, KafkaInput, Rows, Running
 from pipelines.errors import QuarantineLimitError
 from pipelines.faults import reach
-from pipelines.maintenance import Maintenance
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
+from pipelines.lake.maintenance import Maintenance
+from pipelines.lake.questions import Where, within
 from pipelines.observability import Reporter
+from pipelines.owner import Owner
 from pipelines.settings import Settings
-from pipelines.streaming import FROM_KAFKA, Gate, new_checkpoint, offsets_under_way, trigger
-from pipelines.transforms.decode import decode, decode_fetched
-from pipelines.transforms.ranges import is_within
-
-FEW_RECORDS = 20_000
-FEW_BYTES = 64 * 1024 * 1024
-"""The driver takes a batch of up to so many offsets, and so many bytes if its records are no larger than others were."""
-
-LARGE_RECORD = 64 * 1024
-"""So many bytes a record may have for all that is known before the first."""
 
 QUARANTINE_SAMPLE = 1000
 """The share of refused records is looked at once so many were read: of a few, half may well be bad."""
 
 
+def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int]) -> KafkaInput:
+    """What is read of a source: from these offsets on, by partition."""
+    of_source = settings.sources[source]
+    rules = of_source.reading_rules(settings.merge.max_future_ms)
+    return KafkaInput(source, settings.kafka, of_source.topic, dict(offsets), settings.kafka.max_offsets_per_batch, rules)
+
+
 @dataclass
 class Bronze:
-    """The bronze stream of one source with `partitions` Kafka partitions; one owner at a time."""
+    """The bronze table of one source; one owner at a time."""
 
-    lake: Lake
+    owner: Owner
     settings: Settings
     source: str
-    partitions: int
     reporter: Reporter = field(default_factory=Reporter)
-    must_mend: bool = True
-    """Whether the owner before may have left a batch half written."""
     maintenance: Maintenance | None = None
     _unjudged: tuple[int, int] = (0, 0)
-    _bytes_each: float = 0.0
-    """The largest average of a batch yet."""
 
     @property
-    def topic(self) -> str:
-        """The Kafka topic of the source."""
-        return self.settings.sources[self.source].topic
+    def table(self) -> str:
+        """The name of the table."""
+        return tables.bronze(self.source)
 
-    def start(self, gate: Gate, offsets: Mapping[int, int], *, once: bool) -> StreamingQuery:
-        """The running query: from the offsets given for each partition to what Kafka has now (`once`), or on and on."""
-        if self.must_mend:
-            self._quarantine_missing()
-            self.must_mend = False
-        kafka = (
-            self.lake.spark.readStream.format("kafka")
-            .options(**spark_options(self.settings.kafka))
-            # These partitions and no others: one that is added later has keys of the others, and must not be merged.
-            .option("assign", json.dumps({self.topic: list(range(self.partitions))}))
-            .option("startingOffsets", json.dumps({self.topic: {str(p): offset for p, offset in offsets.items()}}))
-            .option("maxOffsetsPerTrigger", self.settings.kafka.max_offsets_per_batch)
-            .option("failOnDataLoss", "true")
-            .option("includeHeaders", "true")
-        )
-        checkpoint = new_checkpoint(self.lake, self.settings, tables.bronze(self.source))
+    def start(self, offsets: Mapping[int, int], guard: Callable[[Callable[[], None]], None], *, once: bool) -> Running:
+        """The running stream: from the offsets given for each partition to what Kafka has now (`once`), or on and on.
 
-        def append(kafka: DataFrame) -> None:
-            count = offsets_under_way(self.lake, checkpoint, self.topic, offsets) if self.lake.is_local else None
-            self._append(kafka, count)
+        `guard` calls the work of a batch, or does not.
+        """
+        self.complete()
+        source = kafka_input(self.settings, self.source, offsets)
+        return self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
 
-        return (
-            kafka.load()
-            .writeStream.queryName(f"watersmeet {tables.bronze(self.source)}")
-            .option("checkpointLocation", checkpoint)
-            .trigger(**trigger(once=once, every=FROM_KAFKA))
-            .foreachBatch(gate.guard(append))
-            .start()
-        )
-
-    def _append(self, kafka: DataFrame, offsets: int | None) -> None:
-        few = min(FEW_RECORDS, FEW_BYTES / (self._bytes_each or LARGE_RECORD))
-        is_small = offsets is not None and offsets <= few
-        records, refused = self._append_fetched(kafka) if is_small else self._append_by_spark(kafka)
-        if not records:
-            return
-        reach("bronze.quarantine")
-        if refused:
-            self._quarantine_missing()
+    def _take(self, rows: Rows) -> None:
+        with self._engine.held(rows) as kept:
+            values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
+            found = self._engine.summary(kept, ["partition", "reason"], values)
+            records, refused = _counts(found)
+            if not records:
+                return
+            self._check_share(found, records, refused)
+            reach("bronze.append")
+            commit = self.append(kept, found)
+        self.note(commit)
         reach("bronze.done")
-        self.reporter.tell(tables.bronze(self.source), f"{records} records, {refused} refused")
+        self.reporter.tell(self.table, f"{records} records, {refused} refused")
         if self.maintenance is not None:
             self.maintenance.after_commit()
 
-    @cached_property
-    def _rules(self) -> ReadingRules:
-        return self.settings.sources[self.source].reading_rules(self.settings.merge.max_future_ms)
+    def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
+        """Step 1. `found`: by partition and reason, how many rows there are, and the first and last offset. `fills`: the rows lie
+        between others that are there already.
+        """
+        ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
+        columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
+        ranges = {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
+        facts = {"ranges": ranges_fact(ranges), "refused": _counts(found)[1], "fills": fills}
+        return self.owner.append(self.table, rows, facts=facts)
 
-    @cached_property
-    def _decode_fetched(self) -> Callable[[pa.Table], pa.Table]:
-        return decode_fetched(self._rules)
+    def note(self, commit: Commit) -> None:
+        """Step 2. What is written already is skipped."""
+        if not commit.facts["refused"]:
+            return
+        reach("bronze.quarantine")
+        ranges = ranges_of(commit.facts["ranges"])
+        refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
+        schema = self._engine.lake.layout[tables.QUARANTINE].schema
+        columns = [name for name in schema.names if name != "source"]
+        inputs = [self._engine.read(self.table, columns, refused, constants={"source": self.source})]
+        if commit.facts["fills"]:
+            known: Where = [[("source", "=", self.source), *terms] for terms in within(ranges)]
+            inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], known))
+        rows = self._engine.per_partition(partial(_to_note, ranges=ranges), inputs, schema)
+        note = replace(commit, application=bronze_application(self.source))
+        self._engine.append(tables.QUARANTINE, rows, note)
 
-    def _append_fetched(self, kafka: DataFrame) -> tuple[int, int]:
-        """Step 1 for few records: read by Spark, the rest by the driver; how many, and how many of them are refused."""
-        found = self._decode_fetched(kafka.toArrow())
-        records, refused = found.num_rows, found.num_rows - found["reason"].null_count
-        if records:
-            self._judge(lambda: self.lake.frame(found, self.lake.schema(tables.bronze(self.source))), records, refused)
-            self.lake.append_fetched(found, tables.bronze(self.source), apart="partition")
-            self._bytes_each = max(self._bytes_each, found.nbytes / records)
-        return records, refused
+    def complete(self) -> None:
+        """Completes what a crash has left of the last commit."""
+        last = last_decision(self._engine.questions, self.table)
+        if last is None:
+            return
+        noted = last_commit(self._engine.questions, tables.QUARANTINE, bronze_application(self.source))
+        if noted is None or noted[1].transaction_version < last[1].transaction_version:
+            self.note(last[1])
 
-    def _append_by_spark(self, kafka: DataFrame) -> tuple[int, int]:
-        """The same for many; they are kept while it is found out how many are refused."""
-        rows = kafka.transform(decode(self._rules)).persist()
-        try:
-            counts = F.count(F.lit(1)).alias("records"), F.count("reason").alias("refused")
-            found = rows.agg(*counts, F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("bytes")).collect()[0]
-            if found.records:
-                self._judge(lambda: rows, found.records, found.refused)
-                self.lake.append(rows, tables.bronze(self.source))
-                self._bytes_each = max(self._bytes_each, found.bytes / found.records)
-        finally:
-            rows.unpersist()
-        return found.records, found.refused
-
-    def _judge(self, rows: Callable[[], DataFrame], records: int, refused: int) -> None:
-        """The last thing before step 1: raises QuarantineLimitError where too many are refused."""
-        self._check_share(rows, records, refused)
-        reach("bronze.append")
-
-    def _check_share(self, rows: Callable[[], DataFrame], records: int, refused: int) -> None:
+    def _check_share(self, found: pa.Table, records: int, refused: int) -> None:
         """A batch is judged together with those before it, until they are enough to judge."""
         seen, bad = self._unjudged
         if seen + records < QUARANTINE_SAMPLE:
             self._unjudged = seen + records, bad + refused
             return
         if refused and bad + refused > self.settings.kafka.quarantine_limit * (seen + records):
-            where = F.concat_ws("", "topic", F.lit("["), "partition", F.lit("]@"), "offset")
-            counts = F.count(F.lit(1)).alias("n"), F.min(where).alias("at")
-            of_reason = rows().where("reason IS NOT NULL").groupBy("reason").agg(*counts)
-            worst = of_reason.orderBy(F.desc("n"), "reason").first()
-            assert worst is not None
-            raise QuarantineLimitError(self.source, refused, records, worst.reason, worst.at)
+            reasons = found.filter(pc.is_valid(found["reason"]))
+            worst = (
+                reasons.group_by("reason")
+                .aggregate([("records", "sum")])
+                .sort_by([("records_sum", "descending"), ("reason", "ascending")])
+            )
+            reason = worst["reason"][0].as_py()
+            first = reasons.filter(pc.equal(reasons["reason"], reason)).sort_by("partition").slice(0, 1).to_pylist()[0]
+            topic = self.settings.sources[self.source].topic
+            raise QuarantineLimitError(self.source, refused, records, reason, f"{topic}[{first['partition']}]@{first['first']}")
         self._unjudged = 0, 0
 
-    def _quarantine_missing(self) -> None:
-        """Every refused row of bronze is in quarantine afterwards, once: both are written in the order of offsets."""
-        bronze, last = tables.bronze(self.source), "SELECT `partition`, MAX(`offset`) FROM"
-        refused: dict[int, int] = dict(self.lake.rows(f"{last} {{{bronze}}} WHERE reason IS NOT NULL GROUP BY `partition`"))
-        held: dict[int, int] = dict(self.lake.rows(f"{last} {{quarantine}} WHERE source = '{self.source}' GROUP BY `partition`"))
-        missing = {p: (held.get(p, -1) + 1, offset + 1) for p, offset in refused.items() if held.get(p, -1) < offset}
-        if missing:
-            self._append_quarantine(self._refused().where(is_within(missing)))
+    @property
+    def _engine(self) -> Engine:
+        return self.owner.engine
 
-    def quarantine_all(self) -> None:
-        """The same where records were added to bronze out of their order."""
-        missing = self._refused().join(self._quarantine(), ["partition", "offset"], "left_anti")
-        if not missing.isEmpty():
-            self._append_quarantine(missing)
 
-    def _refused(self) -> DataFrame:
-        return self.lake.read(tables.bronze(self.source)).where(F.col("reason").isNotNull())
+def _to_note(rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+    """The rows whose offset is in their partition's range `[from, until)`, and that are not among the known ones."""
+    partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
+    ends = np.array([ranges.get(int(p), (0, 0)) for p in partitions], np.int64).reshape(-1, 2)[numbers]
+    offsets = int64s(rows["offset"])
+    found = rows.filter(pa.array((offsets >= ends[:, 0]) & (offsets < ends[:, 1])))
+    return found if known is None else without_known(found, known)
 
-    def _quarantine(self) -> DataFrame:
-        return self.lake.read(tables.QUARANTINE).where(F.col("source") == self.source).select("partition", "offset")
 
-    def _append_quarantine(self, refused: DataFrame) -> None:
-        rows = refused.withColumn("source", F.lit(self.source)).select(*self.lake.schema(tables.QUARANTINE).names)
-        self.lake.append(rows, tables.QUARANTINE, application=bronze_application(self.source))
+def without_known(rows: pa.Table, known: pa.Table) -> pa.Table:
+    """The rows whose partition and offset are not among the known ones."""
+    place = ["partition", "offset"]
+    numbered = rows.select(place).append_column("row", pa.array(range(rows.num_rows), pa.int64()))
+    new = numbered.join(known.select(place), place, join_type="left anti")  # a join takes no lists, such as headers, along
+    return rows.take(new["row"].sort())
+
+
+def _counts(found: pa.Table) -> tuple[int, int]:
+    """How many records there are, and how many of them are refused."""
+    refused = found.filter(pc.is_valid(found["reason"]))
+    return sum(found["records"].to_pylist()), sum(refused["records"].to_pylist())

@@ -1,4 +1,7 @@
-"""The command line: parses, builds Settings, calls one function. Answers go to standard output, all else to standard error."""
+"""The command line: parses, builds Settings, calls one function. Answers go to standard output, all else to standard error.
+
+Each command imports what it needs: `--help` and what only reads a lake with a path start neither Spark nor a JVM.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import threading
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,10 +21,13 @@ from rich.table import Table
 from rich.text import Text
 
 import pipelines
-from pipelines.core.reading import parse_iso_8601
+from pipelines.core.times import parse_iso_8601
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import reporting, set_up_logging
 from pipelines.settings import Settings, load_settings, parse_duration
+
+if TYPE_CHECKING:
+    from pipelines.lake.questions import Questions
 
 app = typer.Typer(
     name="watersmeet",
@@ -55,7 +61,7 @@ def _main(
     context: typer.Context,
     config: Config = DEFAULT_CONFIG,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole story of an error.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the stack trace of an error.")] = False,
 ) -> None:
     set_up_logging(verbose=verbose)
     context.default_map = {name: {"config": str(config)} for name in WITH_CONFIG}
@@ -70,7 +76,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented watersmeet.yml and example schemas."""
-    from pipelines.init import write_example
+    from pipelines.dev.init import write_example
 
     written = [str(path) for path in write_example(directory)]
     if as_json:
@@ -86,7 +92,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     if as_json:
         _print_json({"ok": not problems, "problems": problems})
     elif problems:
-        table = Table("what", "where", "fix", title=f"{len(problems)} to mend", title_justify="left")
+        table = Table("what", "where", "fix", title=f"{len(problems)} to correct", title_justify="left")
         for problem in problems:
             table.add_row(problem["what"], problem["where"], problem["fix"])
         Console().print(table)
@@ -101,16 +107,21 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
     """What is wrong, and where nothing is, what a run would read."""
-    from pipelines.audit.validate import Problem, check_kafka, check_schemas, check_with_spark
+    from pipelines.audit.problems import Problem
+    from pipelines.audit.validate import check_kafka, check_lake, check_schemas
+    from pipelines.engine.choice import open_engine
+    from pipelines.lake.place import Lake
 
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
-        return [Problem(str(error), str(config), "mend the configuration")._asdict()], []
+        return [Problem(str(error), str(config), "correct the configuration")._asdict()], []
     problems = check_kafka(settings) + check_schemas(settings)
     preview: list[dict[str, Any]] = []
     if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
-        of_lake, preview = check_with_spark(_lake(settings), settings, with_kafka=not problems)
+        of_lake, preview = check_lake(
+            Lake(settings), _unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
+        )
         problems += of_lake
     return [problem._asdict() for problem in problems], preview
 
@@ -146,7 +157,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.audit.status import status as find_status
 
     settings = load_settings(config)
-    found = find_status(_lake(settings), settings)
+    found = find_status(_questions(settings), settings)
     if as_json:
         _print_json(found)
         return
@@ -168,7 +179,7 @@ def explain(
     from pipelines.audit.explain import explain as tell
 
     settings = load_settings(config)
-    found = tell(_lake(settings), settings, key, None if as_of is None else parse_as_of(as_of))
+    found = tell(_questions(settings), settings, key, None if as_of is None else parse_as_of(as_of))
     if as_json:
         _print_json(found)
         return
@@ -186,11 +197,15 @@ def verify(
 ) -> None:
     """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where one is broken."""
     from pipelines.audit.compare import verify_against
+    from pipelines.audit.rebuild import rebuilt_settings
     from pipelines.audit.verify import verify as find_broken
 
     settings = load_settings(config)
-    lake = _lake(settings)
-    found = find_broken(lake, settings, full=full) if against is None else verify_against(lake, settings, against)
+    asked = _questions(settings)
+    if against is None:
+        found = find_broken(asked, settings, full=full, evaluate=_evaluate(settings) if full else None)
+    else:
+        found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
     if as_json:
         _print_json(found)
     elif not found["ok"]:
@@ -202,6 +217,9 @@ def verify(
         _print(f"{config}: silver and late are what {against} has")
     else:
         _print(f"{config}: every promise is kept" + ("" if full else " (silver: by a sample of its keys; --full: all of them)"))
+    if not as_json:
+        for note in found.get("notes", ()):
+            _print(note)
     if not found["ok"]:
         raise typer.Exit(3)
 
@@ -220,7 +238,7 @@ def rebuild(
     timeout_ms = None if timeout is None else parse_duration(timeout)
     with reporting() as reporter:
         found = derive_again(
-            _lake(settings), settings, into, timeout_ms, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
+            _questions(settings), settings, into, timeout_ms, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
         )
     if as_json:
         _print_json(found)
@@ -237,14 +255,13 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was refused, match rates."""
-    from pipelines.adapters.lake import wall_clock_ms
-    from pipelines.audit.report import check_writable, read_report, write_page
+    from pipelines.audit.report import read_report
+    from pipelines.audit.report_page import check_writable, page, write_page
+    from pipelines.owner import now_ms
 
     settings = load_settings(config)
     check_writable(out)  # before the lake is read for it
-    from pipelines.audit.report_page import page
-
-    write_page(out, page(read_report(_lake(settings), settings, wall_clock_ms())))
+    write_page(out, page(read_report(_questions(settings), settings, now_ms())))
     if as_json:
         _print_json({"written": str(out)})
     else:
@@ -266,7 +283,8 @@ def reset(
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
         with this_run.owned() as owned:
-            jump = Reset(owned.lake(), settings, this_run.partitions, target)
+            owned.gold.recover()  # what a crash has left is completed, so that the jump is from where everything stands
+            jump = Reset(owned.owner, settings, owned.silver, this_run.partitions, target)
             found = {**jump.preview(), "done": yes}
             if yes:
                 jump.commit()
@@ -281,13 +299,13 @@ def reset(
 @app.command()
 def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Compact the tables and remove what lies further back than the retention; a run does so by itself."""
-    from pipelines.maintenance import maintain as maintain_tables
+    from pipelines.lake.maintenance import maintain as maintain_tables
     from pipelines.run import LAYERS, Run, kept_by
 
     settings = load_settings(config)
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-        done = maintain_tables(owned.lake(), names)
+        done = maintain_tables(owned.owner.engine, names)
     if as_json:
         _print_json({"tables": done})
         return
@@ -302,7 +320,7 @@ def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and broker live.")] = Path("demo-lake"),
 ) -> None:
     """Run the whole pipeline on real clickstream data against a real broker, and show what came out."""
-    from pipelines.demo import run_demo
+    from pipelines.dev.demo import run_demo
 
     run_demo(directory)
 
@@ -318,7 +336,7 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Start the broker, and return once it answers."""
-    from pipelines.adapters import broker
+    from pipelines.dev import broker
 
     _show_broker(broker.start(directory, port), as_json)
 
@@ -326,7 +344,7 @@ def start(
 @broker_app.command()
 def stop(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
     """Stop the broker; its data stays."""
-    from pipelines.adapters import broker
+    from pipelines.dev import broker
 
     _show_broker(broker.stop(directory), as_json)
 
@@ -334,7 +352,7 @@ def stop(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
 @broker_app.command("status")
 def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
     """Say whether the broker runs, and where."""
-    from pipelines.adapters import broker
+    from pipelines.dev import broker
 
     _show_broker(broker.status(directory), as_json)
 
@@ -372,10 +390,35 @@ def parse_as_of(text: str) -> int | datetime:
     return datetime.fromtimestamp(time_ms / 1000, timezone.utc)
 
 
-def _lake(settings: Settings) -> Any:
-    from pipelines.adapters.lake import Lake
+def _questions(settings: Settings) -> Questions:
+    """What may be asked about the lake. Raises ConfigurationError where an earlier version has made it."""
+    from pipelines.lake.identity import check_layout
+    from pipelines.lake.place import Lake
 
-    return Lake(None, settings)
+    asked = _unchecked(settings)
+    check_layout(asked, Lake(settings))
+    return asked
+
+
+def _unchecked(settings: Settings) -> Questions:
+    """What may be asked about whatever there is. Spark is started by the first question, and only for a lake that needs it."""
+    from pipelines.lake.place import Lake
+    from pipelines.lake.questions import questions
+
+    def spark() -> Any:
+        from pipelines.engine.session import spark_session
+
+        return spark_session(settings.spark)
+
+    return questions(Lake(settings), spark)
+
+
+def _evaluate(settings: Settings) -> Any:
+    """What evaluates the SQL expressions of the configuration; None where it has none."""
+    from pipelines.audit.validate import has_expressions
+    from pipelines.engine.choice import open_engine
+
+    return open_engine(settings).evaluate if has_expressions(settings.publish) else None
 
 
 def _print(text: object) -> None:
@@ -396,7 +439,7 @@ def main() -> None:
     except WatersmeetError as error:
         _fail(str(error), error.exit_code)
     except Exception as error:  # the last resort: nobody should meet a stack trace without having asked for it
-        logging.getLogger("watersmeet").debug("the whole story", exc_info=True)
+        logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
         _fail(root_cause(error), 1)
 
 

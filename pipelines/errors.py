@@ -10,6 +10,8 @@ class WatersmeetError(Exception):
     """A failure while running (exit status 1)."""
 
     exit_code = 1
+    retriable = False
+    """Whether the same thing may succeed a little later, so that a run waits and tries again."""
 
 
 class ConfigurationError(WatersmeetError):
@@ -21,9 +23,19 @@ class ConfigurationError(WatersmeetError):
 class KafkaUnreachableError(WatersmeetError):
     """No broker answered at the configured address within the time given."""
 
+    retriable = True
+
     def __init__(self, bootstrap_servers: str, detail: str) -> None:
         super().__init__(f"no Kafka broker answers at {bootstrap_servers} ({detail}); start it, or mend kafka.bootstrap_servers")
         self.bootstrap_servers = bootstrap_servers
+
+
+class KafkaAccessError(WatersmeetError):
+    """Kafka refused the client: its password, a certificate or a missing permission. Waiting does not help."""
+
+
+class KafkaRequestError(WatersmeetError):
+    """Kafka answered a request with an error that waiting does not cure."""
 
 
 class BrokerError(WatersmeetError):
@@ -79,12 +91,12 @@ class QuarantineLimitError(WatersmeetError):
 
 
 class FencedError(WatersmeetError):
-    """Another publisher has taken a sink partition over; this one can write nothing more."""
+    """Another publisher has taken the sink (or one partition of it) over; this one can write nothing more."""
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int | None = None) -> None:
+        place = topic if partition is None else f"{topic}[{partition}]"
         super().__init__(
-            f"{topic}[{partition}] is published to by another process now: this one is fenced and writes nothing more; "
-            "run one of the two"
+            f"{place} is published to by another process now: this one is fenced and writes nothing more; run one of the two"
         )
         self.topic, self.partition = topic, partition
 
@@ -103,13 +115,13 @@ class ForeignMessageError(WatersmeetError):
 class PublishingError(WatersmeetError):
     """A publication failed before its commit; nothing of it is seen by readers of committed messages."""
 
-    def __init__(self, topic: str, partition: int, reason: str) -> None:
-        super().__init__(f"publishing to {topic}[{partition}] failed: {reason}")
-        self.topic, self.partition, self.reason = topic, partition, reason
+    def __init__(self, topic: str, partition: int | None, reason: str, *, retriable: bool = True) -> None:
+        super().__init__(f"publishing to {topic if partition is None else f'{topic}[{partition}]'} failed: {reason}")
+        self.topic, self.partition, self.reason, self.retriable = topic, partition, reason, retriable
 
 
 def root_cause(error: BaseException) -> str:
-    """The sentence at the bottom of an error: of a Python function on an executor, its own last line."""
+    """The sentence at the bottom of an error: of a Python function in a Spark worker, its own last line."""
     if isinstance(error, WatersmeetError):
         return str(error)
     _, sentence = _bottom(error)
@@ -119,28 +131,27 @@ def root_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def is_trouble_with_kafka(error: BaseException) -> bool:
-    """Whether the broker was away, slow or in between: the same thing may succeed a little later."""
+def is_retriable(error: BaseException) -> bool:
+    """Whether the same thing may succeed a little later: a broker was away, or slow.
+
+    An error of ours says so itself. One that a Python worker of Spark raised reaches the driver as the text of its traceback;
+    the name of its class, which begins the traceback's last line, says what it was.
+    """
+    if isinstance(error, WatersmeetError):
+        return error.retriable
     name, _ = _bottom(error)
-    if isinstance(error, (KafkaUnreachableError, PublishingError)) or name in ("KafkaUnreachableError", "PublishingError"):
-        return True
-    if isinstance(error, WatersmeetError) or name is not None:
-        return False
-    text = str(error)
-    return any(sign in text for sign in _SIGNS_OF_KAFKA)
+    kind = globals().get(name or "")
+    return isinstance(kind, type) and issubclass(kind, WatersmeetError) and kind.retriable
 
 
-_SIGNS_OF_KAFKA = (
-    "org.apache.kafka.common.errors.",
-    "KafkaException",
-    "KafkaError{",
-    "TimeoutException: Cannot fetch record",
-    "spark.sql.kafka010",
-)
-"""What the clients' own errors look like, on the driver and from an executor."""
+def is_known(error: BaseException) -> bool:
+    """Whether an error is one of ours, or says that one of ours has caused it."""
+    return isinstance(error, WatersmeetError) or _bottom(error)[0] in globals()
 
 
 def _bottom(error: BaseException) -> tuple[str | None, str | None]:
-    """The name and sentence of an error of ours that an executor has raised, out of the traces of everything above it."""
-    found = re.findall(r"pipelines\.errors\.(\w+): (.+)", str(error))
+    """The class name and sentence of an error of ours that a Python worker has raised: the last line of its traceback that
+    begins with the class's full name, whatever Spark wrote around it.
+    """
+    found = re.findall(r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     return found[-1] if found else (None, None)

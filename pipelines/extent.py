@@ -1,100 +1,86 @@
-"""How far a publication reaches: which finished, valid records silver has beyond each partition's tail, by small questions."""
+"""How far a publication reaches: which finished, valid records silver has beyond the sink's tails."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
+import numpy as np
+
+from pipelines.core.merge import int64s
 from pipelines.core.sequence import Tail
-from pipelines.transforms.ranges import case
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions, Where
 
-
-class Place(NamedTuple):
-    """A record's place in its partition's sequence: event time (ms), then key."""
-
-    event_time: int
-    merge_key: str
+_TERMS = 16
+"""So many conditions by partition a question has at most; partitions whose tails are near in time share one."""
 
 
 class Extent(NamedTuple):
-    """How many records of a partition are pending, and the places of the first and the last."""
+    """What is published of a partition: about how many records, and the event times (ms) of the first and the last of them."""
 
     records: int
-    first: Place
-    last: Place
+    first: int
+    last: int
 
 
-def pending_extents(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> dict[int, Extent]:
-    """By partition, for those that have any: finished, valid records that sort after the tail (all, where there is none).
+def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int) -> tuple[dict[int, Extent], bool]:
+    """By partition, for those that have any: the records that sort after the tail; and whether there are more than `limit`.
 
-    Keys are compared here, as UTF-8: a key may be anything, and has no place in a text of SQL.
+    All records of one event time go together. Whatever times out later has a later event time, so that an extent stays what it
+    is while silver moves on. Where there are more than `limit`, each partition gives about an equal share of its records.
     """
-    beyond, ties = _beyond(lake, tails, partitions), _ties(lake, tails)
+    found = questions.select(tables.SILVER, ["partition", "event_time"], finished_since(tails, partitions))
+    of_rows, times = int64s(found["partition"]), int64s(found["event_time"])
+    after = np.array([tails[p].event_time if p in tails else -1 for p in range(partitions)], np.int64)
+    later = times > after[of_rows]
+    is_pending = later | np.isin(of_rows, _with_ties(questions, tails, of_rows[times == after[of_rows]])) & (
+        times == after[of_rows]
+    )
+    of_rows, times = of_rows[is_pending], times[is_pending]
+    share = min(1.0, limit / max(1, len(times)))
+    order = np.lexsort((times, of_rows))
+    begins = np.flatnonzero(np.diff(of_rows[order], prepend=-1))
     extents = {}
-    for partition in beyond.keys() | ties.keys():
-        places = [*ties.get(partition, ()), *beyond.get(partition, (0, []))[1]]
-        records = len(ties.get(partition, ())) + beyond.get(partition, (0, []))[0]
-        extents[partition] = Extent(records, min(places, key=_order), max(places, key=_order))
-    return extents
+    for here in np.split(order, begins[1:]) if len(order) else []:
+        mine = times[here]
+        last = int(mine[max(1, int(len(mine) * share)) - 1])
+        extents[int(of_rows[here[0]])] = Extent(int(np.searchsorted(mine, last, side="right")), int(mine[0]), last)
+    return extents, share < 1.0
 
 
-def finished_since(lake: Lake, times: Mapping[int, int], partitions: int) -> str:
-    """SQL: finished, valid records of silver that are no older than their partition's time (all, where it has none)."""
-    found = finished(lake, min(times.values()) if len(times) == partitions else None)
-    return f"{found} AND COALESCE(event_time >= {_by_partition(lake, times)}, TRUE)" if times else found
+def finished_since(tails: Mapping[int, Tail], partitions: int, extents: Mapping[int, Extent] | None = None) -> Where:
+    """Finished, valid records that are no older than their partition's tail, and more; with `extents`, no later than those."""
+    finished = [("status", "=", "timed_out"), ("valid", "=", True)]
+    wanted = sorted(range(partitions) if extents is None else extents, key=lambda p: tails[p].event_time if p in tails else -1)
+    size = -(-len(wanted) // _TERMS) or 1
+    where = []
+    for mine in (wanted[i : i + size] for i in range(0, len(wanted), size)):
+        terms = [*finished, ("partition", "in", sorted(mine))]
+        if all(p in tails for p in mine):
+            terms.append(("event_time", ">=", min(tails[p].event_time for p in mine)))
+        if extents is not None:
+            terms.append(("event_time", "<=", max(extents[p].last for p in mine)))
+        where.append(terms)
+    return where
 
 
-def _ties(lake: Lake, tails: Mapping[int, Tail]) -> dict[int, list[Place]]:
-    """Pending records of the very time of the tail."""
-    if not tails:
-        return {}
-    times = {partition: tail.event_time for partition, tail in tails.items()}
-    same = lake.rows(
-        f"SELECT `partition`, event_time, merge_key FROM {{{tables.SILVER}}} "
-        f"WHERE {finished(lake, min(times.values()))} AND event_time = {_by_partition(lake, times)}"
-    )
-    found: dict[int, list[Place]] = {}
-    for partition, *place in same:
-        if _order(Place(*place)) > _order(Place(tails[partition].event_time, tails[partition].key)):
-            found.setdefault(partition, []).append(Place(*place))
-    return found
+def _with_ties(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> list[int]:
+    """The partitions that have a record of the tail's very event time that sorts after it, by its key as UTF-8 bytes.
 
-
-def _beyond(lake: Lake, tails: Mapping[int, Tail], partitions: int) -> dict[int, tuple[int, list[Place]]]:
-    """How many records are later than the tail, and the first and last of those by time and key."""
-    times = {partition: tail.event_time for partition, tail in tails.items()}
-    earliest = min(times.values()) if len(times) == partitions else None
-    is_finished = finished(lake, earliest)
-    later = f"COALESCE(event_time > {_by_partition(lake, times)}, TRUE)" if times else "TRUE"
-    counted = lake.rows(
-        f"SELECT `partition`, COUNT(*), MIN(event_time), MAX(event_time) FROM {{{tables.SILVER}}} "
-        f"WHERE {is_finished} AND {later} GROUP BY `partition`"
-    )
-    if not counted:
-        return {}
-    first = _by_partition(lake, {partition: time for partition, _, time, _ in counted})
-    last = _by_partition(lake, {partition: time for partition, _, _, time in counted})
-    ends = lake.rows(
-        f"SELECT `partition`, event_time, MIN(merge_key), MAX(merge_key) FROM {{{tables.SILVER}}} "
-        f"WHERE {is_finished} AND (event_time = {first} OR event_time = {last}) GROUP BY `partition`, event_time"
-    )
-    found: dict[int, tuple[int, list[Place]]] = {partition: (records, []) for partition, records, _, _ in counted}
-    for partition, time, *keys in ends:
-        found[partition][1].extend(Place(time, key) for key in keys)
-    return found
-
-
-def finished(lake: Lake, earliest: int | None) -> str:
-    """SQL: finished, valid records of silver, no older than `earliest` (ms) where that is known: it lets files be skipped."""
-    since = "" if earliest is None else f" AND event_time >= {lake.time_literal(earliest)}"
-    return f"status = 'timed_out' AND valid{since}"
-
-
-def _by_partition(lake: Lake, times: Mapping[int, int]) -> str:
-    return case({partition: lake.time_literal(time) for partition, time in times.items()})
-
-
-def _order(place: Place) -> tuple[int, bytes]:
-    return place.event_time, place.merge_key.encode()
+    Only a failure leaves such a record behind, since all records of one event time are published together.
+    """
+    times = {int(p): tails[int(p)].event_time for p in partitions}
+    if not times:
+        return []
+    where = [
+        [
+            ("status", "=", "timed_out"),
+            ("valid", "=", True),
+            ("partition", "in", list(times)),
+            ("event_time", "in", sorted(set(times.values()))),
+        ]
+    ]
+    found = questions.select(tables.SILVER, ["partition", "event_time", "merge_key"], where)
+    rows = zip(*(found[name].to_pylist() for name in ("partition", "event_time", "merge_key")), strict=True)
+    return sorted({p for p, time, key in rows if times.get(p) == time and key.encode() > tails[p].key.encode()})

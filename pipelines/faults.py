@@ -16,20 +16,19 @@ ARMED_BY: Final = "WATERSMEET_FAULT"
 
 POINTS: Final = (
     "bronze.append",  # a micro-batch was read, nothing of it is written
-    "bronze.quarantine",  # its rows are in bronze, the refused ones not yet in quarantine
-    "bronze.done",  # all of it is written, and Spark does not know yet
-    "idle.decide",  # a source counts as idle, and nothing says so yet
-    "silver.progress",  # a batch is planned, nothing is written
-    "silver.late",  # it is decided, its late records are not written
-    "silver.merge",  # its late records are written, silver does not have it
-    "silver.version",  # silver has it, and nothing says in which version
-    "silver.done",  # that is noted, and gold does not know
+    "bronze.quarantine",  # its rows are in bronze, the refused ones among them not in quarantine
+    "bronze.done",  # all of it is written, and the stream's query does not know yet
+    "idle.decide",  # a source counts as idle, and nothing says so
+    "silver.merge",  # a batch is planned, nothing is written
+    "silver.notes",  # silver has it, no note is written
+    "silver.progress",  # its late records are written, progress is not
+    "silver.done",  # all of it is written, and gold does not know
+    "publisher.begin",  # an earlier publisher is fenced, its transaction aborted, the sink's tails are not read
     "gold.publish",  # what is to be published is known, no transaction has begun
-    "publisher.begin",  # a producer has taken the partition over
-    "publisher.produce",  # a transaction has begun, the first message is not produced
+    "publisher.produce",  # a transaction has begun, the next piece of its messages is not produced
     "publisher.commit",  # every message has reached the broker, the transaction is open
     "publisher.committed",  # the transaction is committed, and nothing in the lake says so
-    "gold.note",  # every partition's transaction is committed, none is noted
+    "gold.note",  # the same, for the layer: published lacks the rows
     "gold.done",  # all is noted
 )
 """Every point, in the order of the river."""

@@ -7,109 +7,131 @@ is the clock, or that have none. So a source that is stuck is seen here first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pipelines import tables
-from pipelines.core.plan import TopicPartition
-from pipelines.settings import Settings, SourceSettings
-from pipelines.transforms.decode import value_sql
-from pipelines.transforms.ranges import within
+import pyarrow as pa
+
+from pipelines.core.types import ddl, quoted
+from pipelines.lake import tables
+from pipelines.lake.by_spark import sql_name
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import within
+from pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pipelines.engine.spark import SparkEngine
+
+VIEW = "live"
+"""The name of the view in a catalog."""
+
+Skipping = Mapping[str, Mapping[int, int]]
+"""By source and partition, the offsets that the merge has passed: files of bronze before them need not be opened."""
 
 
-class Passed(NamedTuple):
-    """How far the merge has passed a topic-partition: the next offset, and the position (ms) there, None while there is none."""
+def live(engine: SparkEngine, settings: Settings) -> DataFrame:
+    """Merge records, open and timed out, and what waits in bronze for the clock (status `waiting`).
 
-    until: int
-    position: int | None
-
-
-def live_sql(settings: Settings, identifier: Callable[[str], str], passed: Mapping[TopicPartition, Passed] | None = None) -> str:
-    """The view as a query; with `passed`, only files of bronze beyond that are opened.
-
-    Columns: those of silver (status also `waiting`), and `waits_for ARRAY<STRING>`, null for what has been merged.
+    Columns: silver's, and `waits_for` (an array of source names; null for what has been merged).
     """
-    sources = list(settings.sources)
-    ctes = [("passed", _passed(identifier) if passed is None else _given(passed))]
-    for name, source in settings.sources.items():
-        ctes.append((f"beyond_{name}", _beyond(name, source, identifier(tables.bronze(name)), passed)))
-    heads = [f"SELECT '{name}' AS source, `partition`, event_time AS head FROM beyond_{name}" for name in sources]
+    asked, passed = engine.questions, dict[str, dict[int, int]]()
+    last = asked.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+    if last is not None:
+        of_last = asked.select(tables.PROGRESS, ["source", "partition", "until_offset"], [[("batch", "=", last)]])
+        for row in of_last.to_pylist():
+            passed.setdefault(row["source"], {})[row["partition"]] = row["until_offset"]
+    return engine.spark.sql(live_sql(engine.lake, settings, passed))
+
+
+def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None) -> str:
+    """The view as a query in Spark SQL, with the columns of `live`."""
+    sources, known = list(settings.sources), skipping or {}
+    progress = sql_name(lake, tables.PROGRESS)
+    last = f"(SELECT MAX(batch) FROM {progress})"
+    ctes = [("passed", f"SELECT source, `partition`, until_offset, position FROM {progress} WHERE batch = {last}")]
+    types = {source: kept.value_type for source, kept in settings.sources.items()}
+    ctes += [(f"beyond_{source}", _beyond(source, lake, types[source], known.get(source, {}))) for source in sources]
+    heads = [f"SELECT '{source}' AS source, `partition`, event_time AS head FROM beyond_{source}" for source in sources]
     idle = (
-        f"SELECT i.source, i.`partition`, i.event_time AS head FROM {identifier(tables.IDLE_HEARTBEATS)} AS i "
+        f"SELECT i.source, i.`partition`, i.event_time AS head FROM {sql_name(lake, tables.IDLE_HEARTBEATS)} AS i "
         "LEFT JOIN passed AS p USING (source, `partition`) WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)"
     )
-    by_source = ", ".join(f"MAX(CASE WHEN source = '{name}' THEN head END) AS `{name}`" for name in sources)
+    by_source = ", ".join(f"MAX(CASE WHEN source = '{source}' THEN head END) AS `{source}`" for source in sources)
     every = " UNION ALL ".join(["SELECT source, `partition`, position AS head FROM passed", *heads, idle])
     ctes.append(("heads", f"SELECT `partition`, {by_source} FROM ({every}) GROUP BY `partition`"))
     ctes.append(("stuck", f"SELECT `partition`, {_waits_for(sources)} AS waits_for FROM heads"))
-    ctes.append(("waiting", " UNION ALL ".join(_waiting(name, settings.sources) for name in sources)))
-    arrays = ", ".join(_sorted_parts(name) for name in sources)
-    of_sources = ", ".join(f"`{name}`" for name in sources)
+    ctes.append(("waiting", " UNION ALL ".join(_waiting(source, settings) for source in sources)))
+    arrays = ", ".join(_sorted_parts(source) for source in sources)
+    of_sources = ", ".join(f"`{source}`" for source in sources)
     common = "`partition`, merge_key, status, event_time, last_event_time"
     return (
         f"WITH {', '.join(f'{name} AS ({query})' for name, query in ctes)} "
         f"SELECT {common}, {of_sources}, valid, invalid_reason, batch, CAST(NULL AS ARRAY<STRING>) AS waits_for "
-        f"FROM {identifier(tables.SILVER)} UNION ALL "
+        f"FROM {sql_name(lake, tables.SILVER)} UNION ALL "
         f"SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {arrays}, CAST(NULL AS BOOLEAN), "
         "CAST(NULL AS STRING), CAST(NULL AS BIGINT), FIRST(waits_for) "
         "FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"
     )
 
 
-def _passed(identifier: Callable[[str], str]) -> str:
-    return (
-        "SELECT source, `partition`, MAX_BY(until_offset, batch) AS until_offset, MAX_BY(position, batch) AS position "
-        f"FROM {identifier(tables.PROGRESS)} GROUP BY source, `partition`"
-    )
-
-
-def _given(passed: Mapping[TopicPartition, Passed]) -> str:
-    rows = ", ".join(
-        f"('{tp.source}', {tp.partition}, {at.until}L, {'NULL' if at.position is None else f'{at.position}L'})"
-        for tp, at in passed.items()
-    )
-    columns = "source, CAST(`partition` AS INT) AS `partition`, until_offset, timestamp_millis(CAST(ms AS BIGINT)) AS position"
-    values = f"VALUES {rows}" if rows else "SELECT '', 0, 0L, 0L WHERE FALSE"
-    return f"SELECT {columns} FROM ({values}) AS t(source, `partition`, until_offset, ms)"
-
-
-def _beyond(name: str, source: SourceSettings, bronze: str, passed: Mapping[TopicPartition, Passed] | None) -> str:
+def _beyond(source: str, lake: Lake, value_type: pa.DataType, passed: Mapping[int, int]) -> str:
     """Records of bronze that the merge has not passed."""
-    read = bronze
+    read = sql_name(lake, tables.bronze(source))
     if passed:
-        known = {tp.partition: at.until for tp, at in passed.items() if tp.source == name}
-        others = f"`partition` NOT IN ({', '.join(map(str, known))})"
-        read = f"(SELECT * FROM {bronze} WHERE {within({p: (until, None) for p, until in known.items()})} OR {others})"
+        near = within({partition: (until, None) for partition, until in passed.items()})
+        terms = [" AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term) for term in near]
+        others = f"`partition` NOT IN ({', '.join(map(str, passed))})"
+        read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
     return (
-        f"SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value_sql('b.value', source.value_type)} "
-        f"AS value FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition` "
-        f"WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.reason IS NULL"
+        f"SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {_value('b.value', value_type)} AS value "
+        f"FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition` "
+        "WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.reason IS NULL"
     )
 
 
-def _waits_for(sources: list[str]) -> str:
+def _value(value: str, value_type: pa.DataType) -> str:
+    """A record's value as silver keeps it."""
+    text = f"CAST({value} AS STRING)"
+    if not pa.types.is_struct(value_type):
+        return text
+    schema = _json_ddl(value_type).replace("\\", "\\\\").replace("'", "\\'")
+    return f"CAST(FROM_JSON({text}, '{schema}', MAP('mode', 'FAILFAST')) AS {ddl(value_type)})"
+
+
+def _json_ddl(kind: pa.DataType) -> str:
+    """JSON Schema calls 1.0 and 1e3 integers, which Spark reads as a decimal only; the schema's bounds make the cast exact."""
+    if pa.types.is_struct(kind):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_json_ddl(field.type)}' for field in kind)}>"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_json_ddl(kind.value_type)}>"
+    return "DECIMAL(19, 0)" if kind == pa.int64() else ddl(kind)
+
+
+def _waits_for(sources: Sequence[str]) -> str:
     """The sources without a head; where all have one, those whose head is the smallest."""
-    names = ", ".join(f"`{name}`" for name in sources)
-    missing = ", ".join(f"CASE WHEN `{name}` IS NULL THEN '{name}' END" for name in sources)
-    slowest = ", ".join(f"CASE WHEN `{name}` = LEAST({names}) THEN '{name}' END" for name in sources)
-    all_known = " AND ".join(f"`{name}` IS NOT NULL" for name in sources)
+    names = ", ".join(f"`{source}`" for source in sources)
+    missing = ", ".join(f"CASE WHEN `{source}` IS NULL THEN '{source}' END" for source in sources)
+    slowest = ", ".join(f"CASE WHEN `{source}` = LEAST({names}) THEN '{source}' END" for source in sources)
+    all_known = " AND ".join(f"`{source}` IS NOT NULL" for source in sources)
     return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
 
 
-def _waiting(name: str, sources: Mapping[str, SourceSettings]) -> str:
+def _waiting(source: str, settings: Settings) -> str:
     """A source's records that wait, each as a part in the column of its source."""
     parts = [
-        f"{'STRUCT(event_time, `offset`, value)' if other == name else _null(source)} AS `{other}`"
-        for other, source in sources.items()
+        f"{'STRUCT(event_time, `offset`, value)' if other == source else _no_part(kept.value_type)} AS `{other}`"
+        for other, kept in settings.sources.items()
     ]
-    return f"SELECT `partition`, merge_key, event_time, {', '.join(parts)} FROM beyond_{name} WHERE NOT heartbeat"
+    return f"SELECT `partition`, merge_key, event_time, {', '.join(parts)} FROM beyond_{source} WHERE NOT heartbeat"
 
 
-def _null(source: SourceSettings) -> str:
-    return f"CAST(NULL AS STRUCT<event_time: TIMESTAMP, `offset`: BIGINT, value: {source.value_type}>)"
+def _no_part(value_type: pa.DataType) -> str:
+    return f"CAST(NULL AS STRUCT<event_time: TIMESTAMP, `offset`: BIGINT, value: {ddl(value_type)}>)"
 
 
-def _sorted_parts(name: str) -> str:
+def _sorted_parts(source: str) -> str:
     """As silver stores them: by (event time, offset)."""
     part = "p -> NAMED_STRUCT('offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
-    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{name}`)), {part}) AS `{name}`"
+    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`)), {part}) AS `{source}`"

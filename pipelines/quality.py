@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
+from pipelines.dev.init import schemas_directory
 from pipelines.errors import WatersmeetError
-from pipelines.init import schemas_directory
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:

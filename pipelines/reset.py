@@ -1,26 +1,32 @@
 """A deliberate jump: reading goes on elsewhere, with fresh state. It says first what it would do.
 
 The jump is a batch of silver that merges nothing, so it is decided, completed after a crash, and kept out of a second owner's
-hands just as any other (`pipelines.silver`): open records are closed unpublished, and `resets` has a row for every
-topic-partition. Where it goes back, records that bronze lacks are read first; what it has is merged again.
+hands just as any other (`pipelines.silver`): open merge records are closed unpublished (`core.reset`), and `resets` has a row for
+every topic-partition. Where it goes back, records that bronze lacks are read first; what it has is merged again.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipelines import tables
-from pipelines.adapters.kafka import Cluster, spark_options
-from pipelines.adapters.lake import Lake
+import pyarrow as pa
+
 from pipelines.beginning import Beginning
-from pipelines.bronze import Bronze
+from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
-from pipelines.gold import Gold
+from pipelines.core.reset import closed, published_again
+from pipelines.engine import Engine, Rows
+from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit
+from pipelines.lake.questions import within
+from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
-from pipelines.silver import Silver
-from pipelines.transforms.decode import decode
+
+if TYPE_CHECKING:
+    from pipelines.silver import Silver
 
 
 class Jump(NamedTuple):
@@ -45,18 +51,20 @@ class Jump(NamedTuple):
 
 @dataclass
 class Reset:
-    """A jump of every topic-partition of a lake that this process owns, to `earliest`, `latest` or a Kafka timestamp (ms)."""
+    """A jump of every topic-partition of a lake that this process owns, to `earliest`, `latest` or a Kafka timestamp (ms).
 
-    lake: Lake
+    What a crash has left must be complete, so that the jump is from where everything stands.
+    """
+
+    owner: Owner
     settings: Settings
+    silver: Silver
     partitions: int
     to: str | int
 
     def __post_init__(self) -> None:
-        """Completes what a crash has left, so that the jump is from where everything stands."""
-        Gold(self.lake, self.settings, self.partitions).recover()
-        self._silver = Silver(self.lake, self.settings, self.partitions)
-        cursors, cluster = self._silver.cursors, Cluster(self.settings.kafka)
+        """Asks Kafka where the jump leads."""
+        cluster, cursors = Cluster(self.settings.kafka), self.silver.planner.cursors
         self.jumps = []
         for source, kept in self.settings.sources.items():
             bounds = cluster.bounds(kept.topic, self.partitions)
@@ -69,9 +77,9 @@ class Reset:
 
     def preview(self) -> dict[str, Any]:
         """What the jump does: by topic-partition, and how many open records it closes."""
-        open_rows = self.lake.read(tables.SILVER).where("status = 'open'").count()
+        found = self.owner.engine.questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
         jumps = [{**jump._asdict(), "skipped": jump.skipped, "read_again": jump.read_again} for jump in self.jumps]
-        return {"to": str(self.to), "open_records_closed": open_rows, "jumps": jumps}
+        return {"to": str(self.to), "open_records_closed": found["open"][0].as_py(), "jumps": jumps}
 
     def commit(self) -> None:
         """Makes the jump."""
@@ -82,32 +90,74 @@ class Reset:
             for jump in self.jumps
         }
         reason = f"reset --to {self.to}"
-        self._silver.commit(BatchPlan(self._silver.next_batch, ranges, {}, has_late=False, reset=reason))
+        self.silver.commit(BatchPlan(self.silver.planner.next_batch, ranges, {}, has_late=False, reset=reason))
 
     def _fetch_missing(self, source: str) -> None:
         """Bronze has every record between where the jump goes back to and where it was, each once."""
-        topic = self.settings.sources[source].topic
-        ahead = Beginning(self.lake, self.settings, self.partitions).next_offsets(source)
+        ahead = Beginning(self.owner.engine.questions, self.settings, self.partitions).next_offsets(source)
         back = {j.partition: (j.to_offset, ahead[j.partition]) for j in self.jumps if j.source == source and j.read_again}
         back = {p: (since, until) for p, (since, until) in back.items() if since < until}
         if not back:
             return
-        kafka = (
-            self.lake.spark.read.format("kafka")
-            .options(**spark_options(self.settings.kafka))
-            .option("assign", json.dumps({topic: sorted(back)}))
-            .option("startingOffsets", json.dumps({topic: {str(p): since for p, (since, _) in back.items()}}))
-            .option("endingOffsets", json.dumps({topic: {str(p): until for p, (_, until) in back.items()}}))
-            .option("includeHeaders", "true")
+        engine, table = self.owner.engine, tables.bronze(source)
+        kafka = engine.read_kafka(kafka_input(self.settings, source, {}), back)
+        known = engine.read(table, ["partition", "offset"], within(back))
+        missing = engine.per_partition(without_known, [kafka, known], engine.lake.layout[table].schema)
+        bronze = Bronze(self.owner, self.settings, source)
+        with engine.held(missing) as rows:
+            values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
+            found = engine.summary(rows, ["partition", "reason"], values)
+            if found.num_rows:
+                bronze.note(bronze.append(rows, found, fills=True))
+
+
+def reset_rows(engine: Engine, settings: Settings, plan: BatchPlan) -> Rows:
+    """What a reset changes in silver, as `Engine.merge` takes it."""
+    again, sources = taken_back(plan), list(settings.sources)
+    schema = engine.lake.layout[tables.SILVER].schema
+    rows = engine.read(tables.SILVER, schema.names, () if again else [[("status", "=", "open")]])
+    changed = schema.append(pa.field("replaces", schema.field("event_time").type))
+    return engine.per_partition(partial(closed, again=again, sources=sources, batch=plan.batch), [rows], changed)
+
+
+def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Commit, version: int) -> None:
+    """What follows from a reset's commit, which made this version of silver: a replay changes nothing.
+
+    Late records that come again leave `late`. A message that holds a record that comes again stays published, and `recovered`
+    remembers it. `resets` has the jump of every topic-partition.
+    """
+    again = taken_back(plan)
+    if again:
+        late = [
+            [("source", "=", tp.source), ("partition", "=", tp.partition), ("offset", ">=", since)] for tp, since in again.items()
+        ]
+        engine.delete(tables.LATE, late, commit)
+        schema = pa.schema(
+            [engine.lake.layout[tables.RECOVERED].schema.field(name) for name in ("partition", "merge_key", "event_time")]
         )
-        known = self.lake.read(tables.bronze(source)).select("partition", "offset")
-        missing = (
-            kafka.load()
-            .transform(decode(self.settings.sources[source].reading_rules(self.settings.merge.max_future_ms)))
-            .join(known, ["partition", "offset"], "left_anti")
-            .select(*self.lake.schema(tables.bronze(source)).names)
-            .sortWithinPartitions("partition", "offset")
-        )
-        if not missing.isEmpty():
-            self.lake.append(missing, tables.bronze(source))
-        Bronze(self.lake, self.settings, source, self.partitions).quarantine_all()
+        columns = ["partition", "merge_key", "event_time", *settings.sources]
+        before = engine.read(tables.SILVER, columns, [[("valid", "=", True)]], version=version - 1)
+        function = partial(published_again, again=again, tails=_published(engine), sources=list(settings.sources))
+        messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
+        rows = [(r["partition"], r["merge_key"], r["event_time"], None, None, now_ms()) for r in messages.to_pylist()]
+        engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows(rows), commit)
+    now, topics = now_ms(), {name: source.topic for name, source in settings.sources.items()}
+    jumps = [
+        (tp.source, topics[tp.source], tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)
+        for tp, jump in plan.ranges.items()
+    ]
+    engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(jumps), commit)
+
+
+def taken_back(plan: BatchPlan) -> dict[TopicPartition, int]:
+    """By topic-partition that a reset takes back, the offset from which its records come again; no other batch takes any back."""
+    return {tp: jump.until_offset for tp, jump in plan.ranges.items() if jump.until_offset < jump.from_offset}
+
+
+def _published(engine: Engine) -> dict[int, tuple[int, str]]:
+    """By partition, event time (ms) and key of the last message, as `published` knows it."""
+    latest = engine.questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")})
+    last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
+    found = engine.questions.select(tables.PUBLISHED, ["partition", "last_seq", "last_event_time", "last_key"])
+    rows = zip(*(found[name].to_pylist() for name in found.column_names), strict=True)
+    return {p: (time, key) for p, seq, time, key in rows if last.get(p) == seq}

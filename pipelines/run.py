@@ -9,35 +9,31 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import reduce
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
-
-from pipelines import tables
-from pipelines.adapters.kafka import Cluster, co_partitioned
-from pipelines.adapters.lake import APPLICATION, Lake, bronze_application
-from pipelines.adapters.lease import Lease
-from pipelines.adapters.spark import layer_session, spark_session
-from pipelines.audit.validate import check_expressions, check_tables
+from pipelines.audit.validate import check_expressions, check_tables, has_expressions
 from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze
+from pipelines.engine import Engine, Running
+from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.gold import Gold
-from pipelines.identity import identity, keep_identity
-from pipelines.maintenance import Maintenance
+from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
+from pipelines.kafka.options import check_options
+from pipelines.kafka.silence import Silence
+from pipelines.kafka.watch import Watch
+from pipelines.lake import tables
+from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
+from pipelines.lake.identity import check_layout, identity, keep_identity
+from pipelines.lake.lease import Lease
+from pipelines.lake.maintenance import Maintenance, keep_properties
+from pipelines.live import VIEW, live_sql
 from pipelines.observability import Reporter
+from pipelines.owner import Owner
 from pipelines.settings import Settings
-from pipelines.silence import Silence
 from pipelines.silver import Silver
-from pipelines.streaming import Follower, Gate, Query, Stream, new_checkpoint, trigger
-from pipelines.watch import Patience, Watch
+from pipelines.streams import Gate, Patience, Stream
 
 LAYERS = ("bronze", "silver", "gold")
-
-_WITH_BRONZE = (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
-"""What bronze and silver both write to."""
 
 
 @dataclass
@@ -52,55 +48,66 @@ class Run:
     """For how long trouble with Kafka is waited out."""
 
     def __post_init__(self) -> None:
-        """Asks Kafka before it starts Spark: what is wrong there is said at once. Raises WatersmeetError."""
-        self.partitions = co_partitioned(self.settings, Cluster(self.settings.kafka).partition_counts())
-        self._patience = Patience(self.reporter, self.stopping, self.patience_s)
-        self._spark = spark_session()
-        lake = self._lake()
-        problems = check_expressions(lake.spark, lake, self.settings) + check_tables(lake, self.settings)
-        if problems:
-            what, where, fix = problems[0]
+        """Asks Kafka before it starts an engine: what is wrong there is said at once. Raises WatersmeetError."""
+        if problems := check_options(self.settings.kafka):
+            raise ConfigurationError(problems[0])
+        cluster = Cluster(self.settings.kafka)
+        self.partitions = co_partitioned(self.settings, cluster.partition_counts(topics_of(self.settings)))
+        self.patience = Patience(self.reporter, self.stopping, self.patience_s)
+        self.engine = open_engine(self.settings)
+        check_layout(self.engine.questions, self.engine.lake)
+        found = check_expressions(self.engine, self.settings) if has_expressions(self.settings.publish) else []
+        found += check_tables(self.engine.lake, self.engine.questions)
+        if found:
+            what, where, fix = found[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
-        lake.create_missing()
+        create_missing(self.engine)
         self.reporter.tell("lake", "ready")
 
     def once(self) -> None:
         """Everything available now passes through the layers, one after the other."""
         with self.owned() as owned:
             if "bronze" in self.layers:
-                watch = Watch(self.settings, self.partitions, self._patience)
-                streams = [owned.bronze(source, once=True) for source in self.settings.sources]
-                try:
-                    for stream in streams:
-                        stream.start()
-                    while any(stream.is_active for stream in streams) and not owned.is_lost:
-                        watch.look()
-                        time.sleep(0.05)
-                finally:
-                    for stream in streams:
-                        stream.stop()
-                for stream in streams:
-                    stream.raise_failure()
+                self._bronze_once(owned)
             owned.raise_if_lost()
             if "silver" in self.layers:
-                self._patience.bear(owned.drain_silver)
+                self.patience.bear(owned.drain_silver)
             if "gold" in self.layers:
-                self._patience.bear(owned.drain_gold)
+                self.patience.bear(owned.drain_gold)
             owned.raise_if_lost()
+
+    def _bronze_once(self, owned: Owned) -> None:
+        watch = self._watch()
+        streams = [owned.bronze(source, once=True) for source in self.settings.sources]
+        try:
+            for stream in streams:
+                stream.start()
+            while not (all(stream.is_done for stream in streams) or self.stopping.is_set()):
+                watch.look()
+                for stream in streams:
+                    stream.look_after()
+                time.sleep(0.05)
+        except BaseException:
+            self.stopping.set()  # so that no batch is cut in two
+            raise
+        finally:
+            for stream in streams:
+                stream.stop()
+        for stream in streams:
+            stream.raise_failure()
 
     def until_stopped(self) -> None:
         """Every layer follows the one before it. Returns once `stopping` is set and every batch under way is done; raises
         WatersmeetError where a stream failed, the others having been stopped in the same way.
         """
         with self.owned(can_be_idle=True) as owned:
-            watch = Watch(self.settings, self.partitions, self._patience) if {"bronze", "gold"} & set(self.layers) else None
+            watch = self._watch()
             streams = owned.streams()
             try:
                 for stream in streams:
                     stream.start()
                 while not self.stopping.wait(0.5):
-                    if watch is not None:
-                        watch.look()
+                    watch.look()
                     for stream in streams:
                         stream.look_after()
             finally:
@@ -111,48 +118,46 @@ class Run:
             for stream in streams:
                 stream.raise_failure()
 
+    def _watch(self) -> Watch:
+        return Watch(self.settings, self.partitions, lambda news: self.reporter.tell("kafka", news), self.patience_s)
+
     @contextmanager
     def owned(self, *, can_be_idle: bool = False) -> Iterator[Owned]:
         """The layers, written by this process alone; what an owner before left incomplete can no longer be written by it."""
-        lake = self._lake()
+        questions = self.engine.questions
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
-        lease = Lease(lake, self.settings, self.layers, on_lost=self.stopping.set)
-        lease.take(lambda: max((commit.token for pair in written if (commit := lake.last_commit(*pair))), default=0))
+        lease = Lease(self.engine.lake, questions, self.engine.append, self.layers, on_lost=self.stopping.set)
+        lease.take(lambda: max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0))
         try:
+            owner = Owner(self.engine, lease.token)
             if lease.must_fence:
                 with ThreadPoolExecutor(4) as pool:
-                    list(pool.map(lambda pair: self._lake(lease.token).fence(*pair), written))
-            keep_identity(lake, identity(self.settings, self.partitions))
+                    list(pool.map(lambda pair: owner.fence(*pair), written))
+            ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
+            keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
             if "silver" in self.layers:
-                self._lake(lease.token).keep_properties(tables.SILVER)
+                keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:
-                Beginning(self._lake(lease.token), self.settings, self.partitions).decide()
-            yield Owned(self, lease, can_be_idle=can_be_idle)
+                Beginning(questions, self.settings, self.partitions, owner).decide()
+            yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
-            lease.release(complete=False)
+            lease.release()
             if lease.lost is not None:
                 raise lease.lost from None
             raise
         lease.release()
 
-    def _lake(self, token: int = 0) -> Lake:
-        """Each layer has a session of its own, so that none sees another's settings."""
-        return Lake(layer_session(self._spark), self.settings, token)
-
 
 class Owned:
     """The layers of a run that holds their lease."""
 
-    def __init__(self, run: Run, lease: Lease, *, can_be_idle: bool) -> None:
-        self._run, self._settings, self._lease = run, run.settings, lease
+    def __init__(self, run: Run, owner: Owner, lease: Lease, *, can_be_idle: bool) -> None:
+        self._run, self._settings, self.owner, self._lease = run, run.settings, owner, lease
         idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
         self._silence = Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
-        self._silver = Silver(self.lake(), self._settings, run.partitions, self._silence)
-        self._gold = Gold(self.lake(), self._settings, run.partitions, lease.check)
-        self._maintenance = {
-            name: Maintenance(layer.lake, kept_by(name, self._settings))
-            for name, layer in (("silver", self._silver), ("gold", self._gold))
-        }
+        self.silver = Silver(owner, self._settings, run.partitions, self._silence)
+        self.gold = Gold(owner, self._settings, run.partitions, lease.check)
+        self._maintenance = {layer: Maintenance(owner.engine, kept_by(layer, self._settings)) for layer in ("silver", "gold")}
 
     @property
     def is_lost(self) -> bool:
@@ -160,7 +165,7 @@ class Owned:
         return self._lease.lost is not None
 
     def raise_if_lost(self) -> None:
-        """Says that another process has taken the layers over."""
+        """Raises LeaseLostError where another process has taken the layers over."""
         if self._lease.lost is not None:
             raise self._lease.lost
 
@@ -171,26 +176,26 @@ class Owned:
             streams += [self.bronze(source, once=False) for source in self._settings.sources]
         if "silver" in self._run.layers:
             upstream = [tables.bronze(source) for source in self._settings.sources]
-            streams.append(self._follower(tables.SILVER, upstream, self.drain_silver, self._silence_is_due))
+            streams.append(self._following(tables.SILVER, upstream, self.drain_silver, self._silence_is_due))
         if "gold" in self._run.layers:
-            streams.append(self._follower("gold", [tables.SILVER], self.drain_gold))
+            streams.append(self._following("gold", [tables.SILVER], self.drain_gold))
         return streams
 
     def bronze(self, source: str, *, once: bool) -> Stream:
         """The stream of a source; it begins where the lake says, each time it is started."""
-        run = self._run
-        bronze = Bronze(self.lake(), self._settings, source, run.partitions, run.reporter, self._lease.must_mend)
-        bronze.maintenance = Maintenance(bronze.lake, kept_by("bronze", self._settings, source))
+        run, engine = self._run, self.owner.engine
+        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source))
+        bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
+        beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 
-        def begin(gate: Gate) -> StreamingQuery:
-            offsets = Beginning(bronze.lake, self._settings, run.partitions).checked_offsets(source)
-            return bronze.start(gate, offsets, once=once)
+        def begin(gate: Gate) -> Running:
+            return bronze.start(beginning.checked_offsets(source), gate.run, once=once)
 
-        return Stream(Gate(run.stopping, run._patience), begin)
+        return Stream(Gate(run.patience), begin, ends=once)
 
     def drain_silver(self) -> None:
         """Merges what there is."""
-        for plan in self._silver.drain(self._run.stopping.is_set):
+        for plan in self.silver.drain(self._run.stopping.is_set):
             rows = sum(done.until_offset - done.from_offset for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
             self._run.reporter.tell("silver", f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}")
@@ -198,58 +203,52 @@ class Owned:
 
     def drain_gold(self) -> None:
         """Publishes what there is."""
-        for publications in self._gold.drain(self._run.stopping.is_set):
-            messages = sum(p.last_seq - p.first_seq + 1 for p in publications)
+        for publications in self.gold.drain(self._run.stopping.is_set):
+            messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
             self._run.reporter.tell("gold", f"{messages} messages published to {self._settings.publish.topic}")
             self._maintenance["gold"].after_commit()
 
     def _silence_is_due(self) -> bool:
         return self._silence is not None and self._silence.is_due
 
-    def _follower(
+    def _following(
         self, name: str, upstream: Sequence[str], drain: Callable[[], None], is_due: Callable[[], bool] = lambda: False
     ) -> Stream:
-        """What calls `drain` whenever a table upstream has a new commit, and whenever it is due for another reason.
+        """A stream that calls `drain` at its start, whenever a table upstream has a new commit, and when it is due."""
 
-        It drains once after its start as well, so that nothing depends on where exactly it begins.
-        """
-        lake = self.lake()
+        def begin(gate: Gate) -> Running:
+            return self.owner.engine.follow(name, upstream, lambda: gate.run(drain))
 
-        def begin(gate: Gate) -> Query:
-            if lake.is_local:
-                return Follower(lake, upstream, lambda: gate.run(drain))
-            news = reduce(DataFrame.union, [lake.follow(table).select(F.lit(1)) for table in upstream])
-            return (
-                news.writeStream.queryName(f"watersmeet {name}")
-                .option("checkpointLocation", new_checkpoint(lake, self._settings, name))
-                .trigger(**trigger(once=False))
-                .foreachBatch(gate.guard(lambda _: drain()))  # its rows only say that there is news
-                .start()
-            )
+        return Stream(Gate(self._run.patience), begin, drain, is_due)
 
-        return Stream(Gate(self._run.stopping, self._run._patience), begin, drain, is_due)
 
-    def lake(self) -> Lake:
-        """The lake, in a session of its own, with the token of this owner."""
-        return self._run._lake(self._lease.token)
+def create_missing(engine: Engine) -> None:
+    """Afterwards every table of the lake's layout exists, those that did as they were; a catalog has the live view, too."""
+    missing = [
+        t for t in engine.lake.layout.values() if t.name not in engine.lake.borrowed and not engine.questions.exists(t.name)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(engine.create, missing))
+    if engine.lake.is_catalog:
+        engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))
 
 
 def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
-    """The tables that a layer writes to, each with the name under which Delta counts its commits there."""
+    """The tables whose commits a layer's owner decides on, each with the application under which Delta counts them there."""
     if layer == "bronze":
-        own = [(tables.bronze(source), APPLICATION) for source in settings.sources]
-        shared = [(tables.QUARANTINE, bronze_application(source)) for source in settings.sources]
-        return own + shared + [(table, bronze_application()) for table in _WITH_BRONZE]
+        return [(tables.bronze(source), APPLICATION) for source in settings.sources] + [
+            (table, bronze_application()) for table in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
+        ]
     if layer == "silver":
-        own_tables = (tables.PROGRESS, tables.LATE, tables.SILVER, tables.VERSIONS, *_WITH_BRONZE)
-        return [(table, APPLICATION) for table in own_tables]
+        # Its other tables hold notes, which carry the version of the commit that they follow from.
+        return [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
     return [(tables.PUBLISHED, APPLICATION)]
 
 
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
     """The tables that the owner of a layer keeps small, with `source` that source's share: each table has one keeper."""
     if layer == "silver":
-        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.VERSIONS, tables.IDLE_HEARTBEATS, tables.RESETS]
+        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS]
     if layer == "gold":
         return [tables.PUBLISHED]
     first = next(iter(settings.sources))

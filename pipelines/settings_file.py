@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -47,9 +48,9 @@ def _read_yaml(path: Path) -> object:
         raise RefusedError(f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`") from None
     except yaml.YAMLError as error:
         raise RefusedError(_yaml_problem(error)) from None
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        if isinstance(error, RefusedError):
-            raise
+    except RefusedError:
+        raise
+    except (ValueError, LookupError, AttributeError, TypeError):
         raise RefusedError("is no valid YAML: a value does not fit its tag or type; put text in quotes") from None
     if values is None:
         raise RefusedError("is empty; write a configuration, or let `init` write an example")
@@ -116,10 +117,9 @@ def first_sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     at = tuple(str(step) for step in first["loc"] if not str(step).startswith("<"))
     refusal = first.get("ctx", {}).get("error")
-    if isinstance(refusal, RefusedError):
-        [value] = refusal.given or (first["input"],)
-        return sentence_of(refusal.sentence, at + refusal.at, value)
-    return sentence_of("{path}: " + first["msg"], at, None)
+    if not isinstance(refusal, RefusedError):
+        return sentence_of("{path}: " + first["msg"], at, None)
+    return sentence_of(refusal.sentence, at + refusal.at, *(refusal.given or (first["input"],)))
 
 
 def sentence_of(sentence: str, at: tuple[str, ...], value: object) -> str:
@@ -144,18 +144,11 @@ def kind_of(value: object) -> str:
     """What YAML made of it, in words that show nothing of it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return "text"
-    if isinstance(value, (int, float)):
-        return "a number"
-    if isinstance(value, (Mapping, list)):
-        return "a list" if isinstance(value, list) else "a mapping"
-    return "a date" if isinstance(value, date) else "a tagged value"
+    kinds: dict[Any, str] = {str: "text", (int, float): "a number", Mapping: "a mapping", list: "a list", date: "a date"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a tagged value")
 
 
 def known_instead(name: str, known: list[str]) -> str:
     """The known names that an unknown one may have meant, or else all of them."""
-    close = difflib.get_close_matches(name, known, n=2)
-    if close:
-        return f"did you mean {' or '.join(f'`{match}`' for match in close)}?"
-    return f"known here: {', '.join(known)}"
+    close = [f"`{name}`" for name in difflib.get_close_matches(name, known, n=2)]
+    return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(known)}"

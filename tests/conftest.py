@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.adapters import broker
-from pipelines.adapters.spark import JAVA_OPTIONS, layer_session, spark_session
+from pipelines.dev import broker
+from pipelines.engine.session import JAVA_OPTIONS, spark_session
 
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
 # (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
@@ -25,14 +25,14 @@ os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 @pytest.fixture(scope="session")
 def root_session() -> Iterator[SparkSession]:
     """One Spark for the whole run: starting it costs more than most tests."""
-    spark = spark_session()
+    spark = spark_session({})
     yield spark
     spark.stop()
 
 
 @pytest.fixture
 def spark(root_session: SparkSession) -> SparkSession:
-    return layer_session(root_session)
+    return root_session
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,10 +10,38 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pipelines.adapters.kafka import Cluster
+from pipelines.kafka.cluster import Cluster
 from pipelines.settings import KafkaSettings
 
 TIMEOUT_MS = 600_000
+
+JARS = Path(sys.prefix, "jars")
+"""Where `bin/fetch-jars` puts Delta Lake (`spark`), and Spark's own Kafka source (`benchmarks`)."""
+
+_SETTINGS = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:-UsePerfData",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def peer_session() -> SparkSession:
+    """A local session with Delta Lake and Spark's own Kafka source, and none of Watersmeet's settings."""
+    jars = [jar for name in ("spark", "benchmarks") for jar in sorted((JARS / name).glob("*.jar"))]
+    if not any(jar.name.startswith("spark-sql-kafka") for jar in jars):
+        sys.exit("Spark's Kafka source is missing: run `make bench`, or `python bin/fetch-jars benchmarks/ivy.xml`")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jars)))
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def arguments() -> tuple[str, Path, int]:

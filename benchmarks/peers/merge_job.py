@@ -12,8 +12,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from benchmarks.peers.common import TIMEOUT_MS, arguments, joined_values, kafka_stream, make_topic, parsed, run
-from pipelines.adapters.spark import spark_session
+from benchmarks.peers.common import TIMEOUT_MS, arguments, joined_values, kafka_stream, make_topic, parsed, peer_session, run
 
 TOPIC = "merged_by_merge_job"
 OFFSETS_PER_BATCH = 250_000
@@ -26,7 +25,7 @@ def main() -> None:
     """Merges everything available, and ends."""
     bootstrap_servers, folder, partitions = arguments()
     make_topic(bootstrap_servers, TOPIC, partitions)
-    spark = spark_session()
+    spark = peer_session()
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")

@@ -18,8 +18,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from benchmarks.peers.common import TIMEOUT_MS, arguments, kafka_stream, make_topic, parsed, run
-from pipelines.adapters.spark import spark_session
+from benchmarks.peers.common import TIMEOUT_MS, arguments, kafka_stream, make_topic, parsed, peer_session, run
 
 TOPIC = "merged_by_state_job"
 OFFSETS_PER_BATCH = 250_000
@@ -78,7 +77,7 @@ def main() -> None:
     """Merges everything available, and ends."""
     bootstrap_servers, folder, partitions = arguments()
     make_topic(bootstrap_servers, TOPIC, partitions)
-    spark = spark_session()
+    spark = peer_session()
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     spark.conf.set(f"{_STATE}.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
     spark.conf.set(f"{_STATE}.rocksdb.changelogCheckpointing.enabled", "true")

@@ -1,42 +1,66 @@
-"""Whether a rebuild has the rows of the lake: `verify --against`. Reads only."""
+"""Whether a rebuild has the rows of the lake: `verify --against`. Reads only, and starts no JVM.
+
+Both are read a group of partitions at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F
+import pyarrow as pa
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
-from pipelines.audit.rebuild import OF_BATCH, OF_TIMEOUT, rebuilt_settings
-from pipelines.audit.validate import Problem
-from pipelines.audit.verify_evidence import REBUILD, Findings, first_of, read, read_silver
-from pipelines.audit.verify_silver import place
+from pipelines.audit.problems import Findings, answer, different
+from pipelines.audit.verify_evidence import Evidence, groups, place, read_evidence
 from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
 
+OF_BATCH: Final = "rebuild.batch"
+OF_TIMEOUT: Final = "merge.timeout"
+"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, and its timeout."""
 
-def verify_against(lake: Lake, settings: Settings, directory: Path) -> dict[str, Any]:
-    """The answer of `verify --against --json`: silver and late, as they were when it was made, against the rebuild in all
+Row = tuple[Any, ...]
+
+
+def verify_against(here: Questions, there: Questions, settings: Settings, directory: Path) -> dict[str, Any]:
+    """The answer of `verify --against --json`: silver and late, as they were when the rebuild `there` was made, against it in all
     columns but `batch`. Raises ConfigurationError where there is no rebuild, or one under another timeout.
     """
-    other = Lake(lake.spark, rebuilt_settings(settings, directory))
-    batch = _rebuilt_batch(other, settings, directory)
-    silver, late = _as_of(lake, batch)
-    found = [_silver_differences(silver, other.read(tables.SILVER)), _late_differences(late, other.read(tables.LATE), settings)]
-    problems = [problem for findings in found for problem in findings.problems]
-    more = sum(findings.more for findings in found)
-    if more:
-        problems.append(Problem(f"{more:,} more problems like these", str(directory), "mend those first, then verify again"))
-    return {"ok": not problems, "problems": [problem._asdict() for problem in problems]}
+    batch = _rebuilt_batch(there, settings, directory)
+    evidence = read_evidence(here, settings, 0)
+    version = _version_after(evidence, batch)
+    of_silver = [
+        "partition",
+        "merge_key",
+        "event_time",
+        "last_event_time",
+        "status",
+        *settings.sources,
+        "valid",
+        "invalid_reason",
+    ]
+    of_late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
+    in_silver, in_late = Findings("silver"), Findings("late")
+    for first, until in groups(1 + max((tp.partition for tp in evidence.eras[-1].until), default=-1)):
+        mine = [("partition", ">=", first), ("partition", "<", until)]
+        rows = _rows(here, tables.SILVER, of_silver, [mine], version), _rows(there, tables.SILVER, of_silver, [mine])
+        for key, one, other in different(*rows, _key):
+            in_silver.add(_told(one, other, of_silver), place(*key))
+        noted = [[*mine, ("batch", "<=", batch)]]
+        rows = _rows(here, tables.LATE, of_late, noted), _rows(there, tables.LATE, of_late, [mine])
+        for (partition, source, offset), one, other in different(*rows, _key):
+            in_late.add(_told(one, other, of_late), f"late: {settings.sources[source].topic}[{partition}]@{offset}")
+    return answer([in_silver, in_late])
 
 
-def _rebuilt_batch(rebuilt: Lake, settings: Settings, directory: Path) -> int:
-    facts = dict(rebuilt.rows("SELECT field, value FROM {configuration}")) if rebuilt.exists(tables.CONFIGURATION) else {}
+def _rebuilt_batch(rebuilt: Questions, settings: Settings, directory: Path) -> int:
+    facts: dict[str, str] = {}
+    if rebuilt.exists(tables.CONFIGURATION):
+        found = rebuilt.select(tables.CONFIGURATION, ["field", "value"])
+        facts = dict(zip(found["field"].to_pylist(), found["value"].to_pylist(), strict=True))
     if OF_BATCH not in facts:
         raise ConfigurationError(f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` makes one")
     if facts[OF_TIMEOUT] != f"{settings.merge.timeout_ms} ms":
@@ -47,51 +71,31 @@ def _rebuilt_batch(rebuilt: Lake, settings: Settings, directory: Path) -> int:
     return int(facts[OF_BATCH])
 
 
-def _as_of(lake: Lake, batch: int) -> tuple[DataFrame, DataFrame]:
-    """Silver and late right after a batch."""
-    late = read(lake, tables.LATE).where(F.col("batch") <= batch)
-    silver, last_batch = read_silver(lake)
-    if last_batch == batch:
-        return silver, late
-    version = lake.rows(f"SELECT version FROM {{versions}} WHERE batch = {batch}")
-    if not version:
+def _version_after(evidence: Evidence, batch: int) -> int | None:
+    """The version of silver right after a batch; None: the last."""
+    if evidence.last_batch == batch:
+        return evidence.version
+    values = {"version": ("max", "silver_version")}
+    [row] = evidence.questions.summary(tables.PROGRESS, [], values, [[("batch", "=", batch)]]).to_pylist()
+    if row["version"] is None:
         raise WatersmeetError(f"it is not known which version of silver batch {batch} made; rebuild anew")
-    return lake.read(tables.SILVER, version[0][0]), late
+    return int(row["version"])
 
 
-def _silver_differences(found: DataFrame, rebuilt: DataFrame) -> Findings:
-    def describe(row: Row) -> Problem:
-        return Problem(_what(row), place(row.partition, row.merge_key, row.ms), REBUILD)
-
-    keys = ["partition", "merge_key", "event_time"]
-    different = _different(found, rebuilt, keys, [name for name in found.columns if name not in (*keys, "batch")])
-    return first_of(different.withColumn("ms", F.unix_millis("event_time")), ["partition", "merge_key", "ms"], describe)
-
-
-def _late_differences(found: DataFrame, rebuilt: DataFrame, settings: Settings) -> Findings:
-    def describe(row: Row) -> Problem:
-        where = f"late: {settings.sources[row.source].topic}[{row.partition}]@{row.offset}"
-        return Problem(_what(row), where, REBUILD)
-
-    keys = ["source", "partition", "offset"]
-    return first_of(_different(found, rebuilt, keys, ["merge_key", "event_time", "position", "value"]), keys, describe)
+def _rows(questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None) -> Iterator[Row]:
+    """Rows whose first three columns say which they are, nested values as their text."""
+    if not questions.exists(table):
+        return iter(())
+    found = questions.select(table, columns, where, version=version)
+    return zip(*(map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist() for c in found.columns), strict=True)
 
 
-def _different(found: DataFrame, rebuilt: DataFrame, keys: Sequence[str], content: Sequence[str]) -> DataFrame:
-    """By keys, the contents that one has and the other has not: `here` and `there`, arrays of rows. (A jump back may leave rows
-    with the same keys.)
-    """
-    here, there = (frame.select(*keys, F.struct(*content).alias("content")) for frame in (found, rebuilt))
-    sides = {"here": here.exceptAll(there), "there": there.exceptAll(here)}
-    both = reduce(DataFrame.union, [rows.withColumn("side", F.lit(side)) for side, rows in sides.items()])
-    of_side = [F.collect_list(F.when(F.col("side") == side, F.col("content"))).alias(side) for side in sides]
-    return both.groupBy(*keys).agg(*of_side)
+def _key(row: Row) -> Row:
+    return row[:3]
 
 
-def _what(row: Row) -> str:
-    if not row.here:
-        return "only the rebuild has it"
-    if not row.there:
-        return "the rebuild does not have it"
-    names = [name for name in row.here[0].asDict() if [each[name] for each in row.here] != [each[name] for each in row.there]]
-    return f"the rebuild has another {', '.join(names)}"
+def _told(here: list[Row], there: list[Row], names: list[str]) -> str:
+    if not here or not there:
+        return "the rebuild does not have it" if here else "only the rebuild has it"
+    differing = [name for i, name in enumerate(names) if [row[i] for row in here] != [row[i] for row in there]]
+    return f"the rebuild has another {', '.join(differing)}"

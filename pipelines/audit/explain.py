@@ -1,33 +1,48 @@
 """The life of a key: every merge record with its parts, how each came there, when and why it was closed, where it was published.
 
-What is told comes from the tables: silver holds the records, `progress` the batch that merged an offset and the time it was
-then, bronze the event times that a position is the largest of, `versions` the version of silver that a batch made.
+What is told comes from the tables: silver holds the records; `progress` the batch that merged an offset, the time it was then,
+and the version of silver that holds it; bronze the event times that a position is the largest of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
+import pyarrow.compute as pc
 
-from pipelines import tables
-from pipelines.adapters.decisions import Decided, read_decisions
-from pipelines.adapters.lake import Lake
-from pipelines.adapters.local import At
-from pipelines.audit.published import Sink
 from pipelines.audit.show import utc
-from pipelines.core.plan import Cursor, Rows, TopicPartition, positions_of
+from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, TopicPartition, positions_of
+from pipelines.core.sequence import ID, message_id
 from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.decisions import Decided, read_decisions
+from pipelines.lake.progress import last_batch, progress_rows
+from pipelines.lake.questions import Questions, VersionGoneError, Where
+from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.settings import Settings
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(milliseconds=1)
+_UNPUBLISHED = {
+    "predicate": "; not published: publish.valid does not hold",
+    "too_large": "; not published: its message would be larger than publish.max_bytes",
+}
 
 NEAR = 5
 """So many keys that look like an unknown one are shown."""
+
+PATIENCE_S = 3.0
+"""A broker that does not answer within this counts as away: the tables know nearly as much."""
+
+Condition = tuple[str, str, Any]
+Found = dict[str, Any]
 
 
 class Moment(NamedTuple):
@@ -38,14 +53,7 @@ class Moment(NamedTuple):
     at: int | None
 
 
-class _Merged(NamedTuple):
-    """How a record came into silver: its position (ms), and the batch that merged it."""
-
-    position: int
-    batch: int
-
-
-def explain(lake: Lake, settings: Settings, key: str, as_of: int | datetime | None = None) -> dict[str, Any]:
+def explain(questions: Questions, settings: Settings, key: str, as_of: int | datetime | None = None) -> dict[str, Any]:
     """The answer of `explain --json`; `as_of`: a version of silver, or a time. Times in epoch ms.
 
     Beside the contract's fields: of a part `batch`, `version` and `rule` (opened, joined); of a record `closed` (batch, version,
@@ -53,280 +61,258 @@ def explain(lake: Lake, settings: Settings, key: str, as_of: int | datetime | No
     the key; `near`, keys that look like it where nothing is known of it. Raises ConfigurationError where that version does not
     exist.
     """
-    if not lake.exists(tables.SILVER):
+    if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
         return {"key": key, "as_of": None, "records": [], "late": [], "quarantined": [], "waiting": [], "near": []}
-    life = _Life(lake, settings, key, _moment(lake, as_of))
+    last = last_batch(questions)
+    moment = _moment(questions, as_of, -1 if last is None else last[0].batch)
+    life = _Life(questions, settings, key, moment, None if last is None else last[:2])
     found = {"records": life.records(), "late": life.late(), "quarantined": life.quarantined(), "waiting": life.waiting()}
-    near = [] if any(found.values()) else _near(lake, key)
-    moment = None if as_of is None else life.moment._asdict()
-    return {"key": key, "as_of": moment, **found, "near": near}
+    near = [] if any(found.values()) else _near(questions, key)
+    return {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
 
 
-def _moment(lake: Lake, as_of: int | datetime | None) -> Moment:
+def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Moment:
     if as_of is None:
-        last = lake.last_commit(tables.SILVER)
-        return Moment(-1 if last is None else last.number - 1, None, None)
-    newest = lake.version_of(tables.SILVER)
+        return Moment(last, None, None)
+    newest, values = questions.version(tables.SILVER), {"batch": ("max", "batch"), "version": ("max", "silver_version")}
     if isinstance(as_of, datetime):
-        at = _ms(as_of)
-        [(batch, version)] = lake.rows(
-            f"SELECT MAX(batch), MAX(version) FROM {{versions}} WHERE committed_at <= {lake.time_literal(at)}"
-        )
-        return Moment(-1, 0, at) if version is None else Moment(batch, version, at)
+        at = (as_of - _EPOCH) // _MILLISECOND
+        [row] = questions.summary(tables.PROGRESS, [], values, [[("committed_at", "<=", at)]]).to_pylist()
+        return Moment(-1, 0, at) if row["batch"] is None else Moment(row["batch"], row["version"], at)
     if as_of > newest:
         raise ConfigurationError(f"--as-of: silver has no version {as_of} yet; the newest is {newest}")
-    [(batch, made_at)] = lake.rows(f"SELECT MAX(batch), MAX(committed_at) FROM {{versions}} WHERE version <= {as_of}")
-    if batch is None:  # it stands before the first batch
-        return Moment(-1, as_of, lake.history(tables.SILVER, newest - as_of + 1)[-1].committed_at)
-    return Moment(batch, as_of, made_at)
+    values["at"] = ("max", "committed_at")
+    [row] = questions.summary(tables.PROGRESS, [], values, [[("silver_version", "<=", as_of)]]).to_pylist()
+    if row["batch"] is None:  # it stands before the first batch
+        return Moment(-1, as_of, questions.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms)
+    return Moment(row["batch"], as_of, row["at"])
 
 
 @dataclass(frozen=True)
 class _Life:
     """What the tables tell of one key, as it was known at a moment."""
 
-    lake: Lake
+    questions: Questions
     settings: Settings
     key: str
     moment: Moment
+    last: tuple[BatchPlan, int] | None
+    """Silver's last batch and the version that it made: its rows of `progress` may not be written yet."""
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Found]:
         """Merge records, by partition and event time."""
-        names = ("partition", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch")
-        columns = ", ".join(f"`{name}`" for name in names)
-        found = self._silver(f"SELECT {columns} FROM {{silver}} WHERE {self._is_key}")
-        if not found:
-            return []
-        rows = [dict(zip(names, values, strict=True)) for values in sorted(found, key=lambda row: (row[0], row[2]))]
-        parts = self._parts(rows)
-        versions = self._versions([row["batch"] for row in rows] + [m.batch for mine in parts.values() for _, _, m in mine])
-        sink = Sink(self.lake, self.settings, self.moment.at)
-        return [self._record(row, parts[row["partition"], row["event_time"]], versions, sink) for row in rows]
+        sink = _Sink(self.questions, self.settings, self.moment.at)
+        parts = self._parts()
+        return [self._record(row, parts, sink) for row in self._rows]
 
-    def _record(
-        self, row: Mapping[str, Any], parts: Sequence[tuple[str, _Part, _Merged]], versions: Mapping[int, int], sink: Sink
-    ) -> dict[str, Any]:
-        is_out = row["status"] == "timed_out" and row["valid"]
-        progress = self._progress_of(row["batch"] if row["status"] == "timed_out" else self.moment.batch, row["partition"])
-        first = min(parts, key=lambda part: part[2].position, default=None)
-        return {
-            "partition": row["partition"],
-            "event_time": row["event_time"],
-            "last_event_time": row["last_event_time"],
-            "status": row["status"],
-            "reason": self._reason(row, progress),
-            "valid": row["valid"],
-            "invalid_reason": row["invalid_reason"],
-            "parts": [
-                {
-                    "source": source,
-                    "topic": self.settings.sources[source].topic,
-                    "partition": row["partition"],
-                    "offset": part.offset,
-                    "event_time": part.event_time,
-                    "position": merged.position,
-                    "rule": "opened" if (source, part, merged) == first else "joined",
-                    "batch": merged.batch,
-                    "version": versions.get(merged.batch),
-                }
-                for source, part, merged in parts
-            ],
-            "closed": None
-            if row["status"] == "open"
-            else {
-                "batch": row["batch"],
-                "version": versions.get(row["batch"]),
-                "clock": progress.clock,
-                "heads": dict(progress.heads),
-            },
-            "published": sink.place_of(row["partition"], row["event_time"], self.key) if is_out else None,
-        }
+    @cached_property
+    def _rows(self) -> list[Found]:
+        columns = ["partition", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"]
+        columns += self.settings.sources
+        try:
+            found = self.questions.select(tables.SILVER, columns, [[self._is_key]], version=self.moment.version)
+        except VersionGoneError as error:
+            hours = self.settings.retention_ms // 3_600_000
+            raise WatersmeetError(
+                f"version {self.moment.version} of silver cannot be read any more: versions are kept for `retention` ({hours} h)"
+            ) from error
+        return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"]))
 
-    def _reason(self, row: Mapping[str, Any], progress: _Progress) -> str:
+    def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
+        is_open, p = row["status"] == "open", row["partition"]
+        parts = [known[TopicPartition(s, p), part["offset"]] for s in self.settings.sources for part in row[s]]
+        first = min(parts, key=lambda part: int(part["position"]), default=None)
+        parts = [{**part, "rule": "opened" if part is first else "joined"} for part in parts]
+        batch = self.moment.batch if is_open else row["batch"]
+        heads = {r["source"]: r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)}
+        clock = next((r["clock"] for r in heads.values()), None)
+        closed = {"batch": batch, "version": self._versions.get(batch), "clock": clock}
+        closed["heads"] = {source: heads[source]["head"] for source in sorted(heads)}
+        is_published = row["status"] == "timed_out" and row["valid"]
+        published = sink.place_of(p, row["event_time"], self.key) if is_published else None
+        told = {name: row[name] for name in ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")}
+        more = {"parts": parts, "closed": None if is_open else closed, "published": published}
+        return {**told, "reason": self._reason(row, clock), **more}
+
+    def _reason(self, row: Found, clock: int | None) -> str:
         """Which rule has decided, in a sentence."""
-        limit = row["event_time"] + self.settings.merge.timeout_ms
-        clock = "undefined" if progress.clock is None else utc(progress.clock)
+        limit = utc(row["event_time"] + self.settings.merge.timeout_ms)
+        now = "undefined" if clock is None else utc(clock)
         if row["status"] == "open":
-            return f"open: times out once the clock has passed event time + timeout ({utc(limit)}); it is {clock}"
+            return f"open: times out once the clock has passed event time + timeout ({limit}); it is {now}"
         if row["invalid_reason"] == "reset":
             return f"closed unpublished by a deliberate reset in batch {row['batch']}"
-        unpublished = {
-            "predicate": "; not published: publish.valid does not hold",
-            "too_large": "; not published: its message would be larger than publish.max_bytes",
-        }.get(row["invalid_reason"] or "", "")
-        return (
-            f"timed out in batch {row['batch']}: the clock, {clock}, had passed event time + timeout ({utc(limit)}){unpublished}"
-        )
+        unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
+        return f"timed out in batch {row['batch']}: the clock, {now}, had passed event time + timeout ({limit}){unpublished}"
 
-    def _parts(self, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], list[tuple[str, _Part, _Merged]]]:
-        """By partition and event time of the merge record: its parts in order of their sources, each with how it came there."""
-        sources = list(self.settings.sources)
-        times = [self.lake.time_literal(pick(row["event_time"] for row in rows)) for pick in (min, max)]
-        found = self._silver(
-            f"SELECT `partition`, event_time, {', '.join(f'`{name}`' for name in sources)} FROM {{silver}} "
-            f"WHERE {self._is_key} AND event_time >= {times[0]} AND event_time <= {times[1]}"
-        )
-        parts = {
-            (partition, time): [
-                (source, _Part(part["offset"], _ms(part["event_time"])))
-                for source, mine in zip(sources, of_sources, strict=True)
-                for part in mine
-            ]
-            for partition, time, *of_sources in found
-        }
-        merged = self._merged((TopicPartition(s, p), part.offset) for (p, _), mine in parts.items() for s, part in mine)
-        return {
-            (p, time): [(source, part, merged[TopicPartition(source, p), part.offset]) for source, part in mine]
-            for (p, time), mine in parts.items()
-        }
+    def _parts(self) -> dict[tuple[TopicPartition, int], Found]:
+        """All parts of the key's merge records, each with the last batch that merged it, and its position there."""
+        parts: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
+        for row in self._rows:
+            for source in self.settings.sources:
+                for part in row[source]:
+                    parts[TopicPartition(source, row["partition"])][part["offset"]] = (
+                        part["event_time"] - _EPOCH
+                    ) // _MILLISECOND
+        found = {}
+        for tp, mine in parts.items():
+            place = {"source": tp.source, "topic": self.settings.sources[tp.source].topic, "partition": tp.partition}
+            for offset, (batch, position) in self._merged(tp, sorted(mine)).items():
+                came = {"position": position, "batch": batch, "version": self._versions.get(batch)}
+                found[tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
+        return found
 
-    def _merged(self, offsets: Iterable[tuple[TopicPartition, int]]) -> dict[tuple[TopicPartition, int], _Merged]:
-        """How each of these records came into silver: the last batch that has it in its range, and the position there."""
-        by_topic_partition: dict[TopicPartition, set[int]] = {}
-        for tp, offset in offsets:
-            by_topic_partition.setdefault(tp, set()).add(offset)
-        merged: dict[tuple[TopicPartition, int], _Merged] = {}
-        for tp, mine in by_topic_partition.items():
-            by_batch: dict[_Range, list[int]] = {}
-            ranges = self._ranges(tp, min(mine), max(mine))
-            for offset in sorted(mine):
-                by_batch.setdefault(max(r for r in ranges if r.since <= offset < r.until), []).append(offset)
-            for done, here in by_batch.items():
-                positions = self._positions(tp, done, here)
-                merged |= {(tp, offset): _Merged(position, done.batch) for offset, position in positions.items()}
+    def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """By offset, the last batch that has it in its range, and the largest event time up to there: from the position that the
+        batch before has left on.
+        """
+        of_tp = {r["batch"]: r for r in self._progress if (r["source"], r["partition"]) == tp}
+        here: dict[int, list[int]] = defaultdict(list)
+        for offset in offsets:
+            done = (b for b, r in of_tp.items() if r["reason"] is None and r["from_offset"] <= offset < r["until_offset"])
+            here[max(done)].append(offset)
+        ranges = {batch: (of_tp[batch]["from_offset"], mine[-1]) for batch, mine in here.items()}
+        where = [[("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)] for a, b in ranges.values()]
+        read = self.questions.select(tables.bronze(tp.source), ["offset", "event_time"], where).sort_by("offset")
+        offset, time = read["offset"].to_numpy(), read["event_time"].fill_null(NO_TIME).to_numpy()
+        merged = {}
+        for batch, (since, until) in ranges.items():
+            mine = (offset >= since) & (offset <= until)
+            spoken = [d for of, d in self._decisions if of == tp and since <= d.after_offset + 1 <= until]
+            rows = Available(offset[mine], time[mine]).with_idle(spoken)
+            before = of_tp[batch - 1]["position"] if batch - 1 in of_tp else None
+            positions = dict(zip(rows.offsets.tolist(), positions_of(Cursor(since, before), rows).tolist(), strict=True))
+            merged.update({each: (batch, positions[each]) for each in here[batch]})
         return merged
 
-    def _ranges(self, tp: TopicPartition, first: int, last: int) -> list[_Range]:
-        """What batches have merged of a topic-partition between two offsets."""
-        return [
-            _Range(*row)
-            for row in self.lake.rows(
-                f"SELECT batch, from_offset, until_offset FROM {{progress}} WHERE {self._of(tp)} AND reason IS NULL "
-                f"AND batch <= {self.moment.batch} AND from_offset <= {last} AND until_offset > {first}"
-            )
-        ]
+    def late(self) -> list[Found]:
+        """Records that came after their time, by position."""
+        rows = sorted(self._late, key=lambda row: int(row["position"]))
+        return [{**row, "version": self._versions.get(row["batch"])} for row in rows]
 
-    def _positions(self, tp: TopicPartition, done: _Range, offsets: Sequence[int]) -> dict[int, int]:
-        """The largest event time from the beginning up to each offset: from the position that the batch before has left on."""
-        before = self.lake.rows(f"SELECT position FROM {{progress}} WHERE {self._of(tp)} AND batch = {done.batch - 1}")
-        spoken = [d for of, d in self._decisions if of == tp and done.since <= d.after_offset + 1 < done.until]
-        found = self.lake.query(
-            f"SELECT `offset`, event_time FROM {{{tables.bronze(tp.source)}}} WHERE `partition` = {tp.partition} "
-            f"AND `offset` >= {done.since} AND `offset` <= {offsets[-1]} AND event_time IS NOT NULL ORDER BY `offset`"
-        )
-        rows = Rows(found["offset"].to_numpy(), found["event_time"].to_numpy()).with_idle(spoken)
-        positions = positions_of(Cursor(done.since, before[0][0] if before else None), rows)
-        return {offset: int(positions[np.searchsorted(rows.offsets, offset, side="right") - 1]) for offset in offsets}
+    @cached_property
+    def _late(self) -> list[Found]:
+        names = ("source", "topic", "partition", "offset", "event_time", "position", "batch")
+        return self._then(tables.LATE, names, self._is_key, ("batch", "<=", self.moment.batch))
+
+    def quarantined(self) -> list[Found]:
+        """Refused records whose Kafka key is this one: what key their value has, nobody could read."""
+        names = ("source", "topic", "partition", "offset", "reason", "detail")
+        return self._then(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
+
+    def waiting(self) -> list[Found]:
+        """Records in bronze that the clock has not reached."""
+        now = [row for row in self._progress if row["batch"] == self.moment.batch]
+        found: list[Found] = []
+        for source in self.settings.sources:
+            passed = {row["partition"]: row["until_offset"] for row in now if row["source"] == source}
+            since = ("offset", ">=", min(passed.values(), default=0))
+            rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time"), self._is_key, since)
+            found += [{"source": source, **row} for row in rows if row["offset"] >= passed.get(row["partition"], 0)]
+        return found
+
+    def _then(self, table: str, names: Sequence[str], *conditions: Condition) -> list[Found]:
+        """Rows of a table as it was at the moment, by coordinates."""
+        if not self.questions.exists(table):
+            return []
+        version = None if self.moment.at is None else self.questions.version_at(table, self.moment.at)
+        if version is None and self.moment.at is not None:
+            return []  # it was not there yet
+        rows = self.questions.select(table, names, [list(conditions)], version=version)
+        return rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _progress(self) -> list[Found]:
+        """Of the partitions that have merge records of the key, what every batch did there; of the others, the moment's batch."""
+        columns = ["batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "position", "reason"]
+        batch, partitions = self.moment.batch, {row["partition"] for row in (*self._rows, *self._late)}
+        where: Where = [[("batch", "<=", batch), ("partition", "in", sorted(partitions))], [("batch", "=", batch)]]
+        rows: list[Found] = self.questions.select(tables.PROGRESS, [*columns, "silver_version"], where).to_pylist()
+        if self.last is not None and self.last[0].batch == batch and all(row["batch"] < batch for row in rows):
+            rows += in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0)).to_pylist()
+        return rows
+
+    @cached_property
+    def _versions(self) -> dict[int, int]:
+        return {row["batch"]: row["silver_version"] for row in self._progress}
 
     @cached_property
     def _decisions(self) -> list[Decided]:
-        return read_decisions(self.lake)
-
-    def late(self) -> list[dict[str, Any]]:
-        """Records that came after their time, by position."""
-        names = ("source", "topic", "partition", "offset", "event_time", "position", "batch")
-        rows = self._named(tables.LATE, names, f"{self._is_key} AND batch <= {self.moment.batch}")
-        versions = self._versions([row["batch"] for row in rows])
-        return [{**row, "version": versions.get(row["batch"])} for row in sorted(rows, key=lambda row: int(row["position"]))]
-
-    def quarantined(self) -> list[dict[str, Any]]:
-        """Refused records whose Kafka key is this one: what key their value has, nobody could read."""
-        names = ("source", "topic", "partition", "offset", "reason", "detail")
-        return self._named(tables.QUARANTINE, names, f"`key` = X'{self.key.encode().hex()}'")
-
-    def waiting(self) -> list[dict[str, Any]]:
-        """Records in bronze that the clock has not reached."""
-        passed = f"SELECT source, `partition`, until_offset FROM {{progress}} WHERE batch = {self.moment.batch}"
-        until = {TopicPartition(source, p): offset for source, p, offset in self.lake.rows(passed)}
-        names = ("topic", "partition", "offset", "event_time")
-        found: list[dict[str, Any]] = []
-        for source in self.settings.sources:
-            mine = {tp.partition: offset for tp, offset in until.items() if tp.source == source}
-            is_near = f"`offset` >= {min(mine.values())}" if mine else "TRUE"
-            rows = self._named(tables.bronze(source), names, f"{self._is_key} AND {is_near}")
-            found += [{"source": source, **row} for row in rows if row["offset"] >= mine.get(row["partition"], 0)]
-        return found
-
-    def _named(self, table: str, names: Sequence[str], condition: str) -> list[dict[str, Any]]:
-        """Rows of a table as it was at the moment, by coordinates."""
-        if not self.lake.exists(table):
-            return []
-        at: At = {} if self.moment.at is None else {table: _time(self.moment.at)}
-        columns = ", ".join(f"`{name}`" for name in names)
-        rows = self.lake.rows(f"SELECT {columns} FROM {{{table}}} WHERE {condition} ORDER BY `partition`, `offset`", at)
-        return [dict(zip(names, row, strict=True)) for row in rows]
-
-    def _silver(self, sql: str) -> list[tuple[Any, ...]]:
-        version = self.moment.version
-        if version is None:
-            return self.lake.rows(sql)
-        try:
-            return self.lake.rows(sql, {tables.SILVER: version})
-        except Exception as error:
-            raise WatersmeetError(
-                f"version {version} of silver cannot be read any more: versions are kept for `retention` "
-                f"({self.settings.retention_ms // 3_600_000} h)"
-            ) from error
-
-    def _versions(self, batches: Iterable[int]) -> dict[int, int]:
-        """The version of silver that each of some batches made, where it is known."""
-        wanted = ", ".join(str(batch) for batch in sorted(set(batches)))
-        if not wanted or not self.lake.exists(tables.VERSIONS):
-            return {}
-        return dict(self.lake.rows(f"SELECT batch, version FROM {{versions}} WHERE batch IN ({wanted})"))
-
-    def _progress_of(self, batch: int, partition: int) -> _Progress:
-        rows = self.lake.rows(
-            f"SELECT source, head, clock FROM {{progress}} WHERE batch = {batch} AND `partition` = {partition} ORDER BY source"
-        )
-        return _Progress(rows[0][2] if rows else None, {source: head for source, head, _ in rows})
+        return read_decisions(self.questions) if self.questions.exists(tables.IDLE_HEARTBEATS) else []
 
     @property
-    def _is_key(self) -> str:
-        return f"merge_key = {self.lake.text_literal(self.key)}"
-
-    @staticmethod
-    def _of(tp: TopicPartition) -> str:
-        return f"source = '{tp.source}' AND `partition` = {tp.partition}"
+    def _is_key(self) -> Condition:
+        return "merge_key", "=", self.key
 
 
-class _Part(NamedTuple):
-    offset: int
-    event_time: int
+class _Sink:
+    """What `published` knew at a time (epoch ms; None: now) of the sink that was written to last."""
+
+    def __init__(self, questions: Questions, settings: Settings, at: int | None) -> None:
+        self._questions, self._settings = questions, settings
+        self._known: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
+        self._name: str | None = None
+        if questions.exists(tables.PUBLISHED):
+            by_sink = questions.summary(tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [self._known]).to_pylist()
+            self._name = max(by_sink, key=lambda row: row["last"])["sink"] if by_sink else None
+        self._is_away = False
+
+    def place_of(self, partition: int, event_time: int, key: str) -> dict[str, int | None] | None:
+        """Partition, offset and seq of the message of a finished, valid record; None where it is not published. The offset is
+        None where neither `published` nor the sink can tell it.
+        """
+        if self._name is None:
+            return None
+        # The first transaction whose last message sorts at or behind the record wrote it.
+        of_sink = [("partition", "=", partition), ("sink", "=", self._name), *self._known]
+        later = [*of_sink, ("last_event_time", ">", event_time)]
+        same = [*of_sink, ("last_event_time", "=", event_time), ("last_key", ">=", key)]
+        columns = ["last_seq", "last_event_time", "last_key", "sink_offset"]
+        rows = self._questions.select(tables.PUBLISHED, columns, [later, same]).to_pylist()
+        if not rows:
+            return None
+        last = min(rows, key=lambda row: int(row["last_seq"]))
+        until_last = self._finished(partition, event_time, last["last_event_time"], last["last_key"])
+        behind = until_last - self._finished(partition, event_time, event_time, key)
+        offset = None if last["sink_offset"] is None else last["sink_offset"] - behind
+        if offset is not None and not self._is_away:
+            offset = self._looked_up(partition, message_id(partition, event_time, key).encode(), offset)
+        return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind}
+
+    def _finished(self, partition: int, since: int, event_time: int, key: str) -> int:
+        """How many finished, valid records there are from an event time on, up to this one in the order of publication."""
+        mine: list[Condition] = [("partition", "=", partition), ("status", "=", "timed_out")]
+        mine += [("valid", "=", True), ("event_time", ">=", since)]
+        where = [[*mine, ("event_time", "<", event_time)], [*mine, ("event_time", "=", event_time), ("merge_key", "<=", key)]]
+        found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
+        return int(found["rows"][0].as_py())
+
+    def _looked_up(self, partition: int, record_id: bytes, guess: int) -> int | None:
+        """The offset by the sink's own word, None where retention has removed it; where Kafka does not answer, the guess.
+
+        The guess is never too small: between a message and the last of its transaction there may be markers of others.
+        """
+        kafka, topic, span = self._settings.kafka, self._settings.publish.topic, 100
+        try:
+            first, end = Cluster(kafka, PATIENCE_S).bounds_of(topic, [partition])[partition]
+            while (until := min(guess + 1, end)) > first:
+                start = max(first, guess + 1 - span)
+                for batch in read_range(kafka, Range(topic, partition, start, until), timeout_s=PATIENCE_S):
+                    for offset, headers in zip(batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True):
+                        if {"key": ID, "value": record_id} in (headers or []):
+                            return int(offset)
+                if start == first:
+                    return None
+                span *= 10
+        except WatersmeetError:
+            self._is_away = True
+            return guess
+        return None
 
 
-class _Range(NamedTuple):
-    """`[since, until)` of a topic-partition, which a batch has merged."""
-
-    batch: int
-    since: int
-    until: int
-
-
-class _Progress(NamedTuple):
-    """The time that it was in a batch: clock and heads (ms) of one partition."""
-
-    clock: int | None
-    heads: Mapping[str, int | None]
-
-
-def _near(lake: Lake, key: str) -> list[str]:
+def _near(questions: Questions, key: str) -> list[str]:
     """Known keys that look like it, most alike first: of those that begin or end as it does, so that few have to be compared."""
-    literal, length = lake.text_literal(key), len(key)
-    half = (length + 1) // 2
-    begins, ends = lake.text_literal(key[:half]), lake.text_literal(key[half:])
-    rows = lake.rows(
-        f"SELECT merge_key, MIN(levenshtein(merge_key, {literal})) AS distance FROM {{silver}} WHERE merge_key <> {literal} "
-        f"AND character_length(merge_key) BETWEEN {length - 3} AND {length + 3} "
-        f"AND (left(merge_key, {half}) = {begins} OR right(merge_key, {length - half}) = {ends}) "
-        f"GROUP BY merge_key ORDER BY distance, merge_key LIMIT {NEAR}"
-    )
-    return [near for near, distance in rows if distance <= length // 2]
-
-
-def _ms(time: datetime) -> int:
-    return (time - _EPOCH) // _MILLISECOND
-
-
-def _time(ms: int) -> datetime:
-    return _EPOCH + ms * _MILLISECOND
+    half = (len(key) + 1) // 2
+    known = questions.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
+    is_alike = pc.or_(pc.starts_with(known, key[:half]), pc.ends_with(known, key[half:]))
+    return get_close_matches(key, known.filter(is_alike).to_pylist(), NEAR)

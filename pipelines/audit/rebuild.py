@@ -6,59 +6,61 @@ reset at the place where it was made. So it can be compared row by row (`verify 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines import tables
-from pipelines.adapters.decisions import Decided, read_decisions
-from pipelines.adapters.lake import Lake, wall_clock_ms
-from pipelines.audit.verify_evidence import Evidence, read, read_evidence
+from pipelines.audit.compare import OF_BATCH, OF_TIMEOUT
+from pipelines.audit.verify_evidence import Evidence, read_evidence
 from pipelines.core.plan import BatchPlan, End, OffsetRange
+from pipelines.engine import Engine
+from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions, Where
+from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
-OF_BATCH, OF_TIMEOUT = "rebuild.batch", "merge.timeout"
-"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, and its timeout."""
-
-_APPLICATION = "watersmeet-rebuild"
+_COUNTS = ("records", "open", "timed_out", "valid", "complete")
 
 
 def rebuild(
-    lake: Lake,
+    questions: Questions,
     settings: Settings,
     directory: Path,
     timeout_ms: int | None = None,
     tell: Callable[[BatchPlan], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what it holds there.
+    """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what the rebuild holds.
 
     `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, or there is nothing to rebuild.
     """
-    evidence = read_evidence(lake, settings, _partitions(lake), full=True)
+    evidence = read_evidence(questions, settings, _partitions(questions, settings), full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
     merge = settings.merge if timeout_ms is None else settings.merge.model_copy(update={"timeout_ms": timeout_ms})
     wanted = rebuilt_settings(settings, directory).model_copy(update={"merge": merge})
-    into = Lake(lake.spark, wanted, inputs=lake)
-    into.create_missing()
-    silver = _Rebuilding(into, wanted, evidence)
-    for plan in silver.again():
+    into = open_engine(wanted, dict.fromkeys(tables.inputs_of(settings), Lake(settings)))
+    for table in into.lake.layout.values():
+        if table.name not in into.lake.borrowed:
+            into.create(table)
+    for plan in _batches(into, wanted, evidence):
         tell(plan)
-    facts = {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{merge.timeout_ms} ms"}
-    now = wall_clock_ms()
-    into.append_once([(name, value, now) for name, value in facts.items()], tables.CONFIGURATION, _APPLICATION, None)
+    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{merge.timeout_ms} ms"}
+    into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
+    known_late: Where = [[("batch", "<=", evidence.last_batch)]]
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": merge.timeout_ms},
-        "lake": content_of(evidence.silver, read(lake, tables.LATE).where(F.col("batch") <= evidence.last_batch), settings),
-        "rebuilt": content_of(into.read(tables.SILVER), into.read(tables.LATE), settings),
+        "lake": content_of(open_engine(settings), settings, evidence.version, known_late),
+        "rebuilt": content_of(into, settings),
     }
 
 
@@ -67,72 +69,76 @@ def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
     return settings.model_copy(update={"lake": str(directory.absolute())})
 
 
-def content_of(silver: DataFrame, late: DataFrame, settings: Settings) -> dict[str, Any]:
-    """How many merge records there are, open, timed out, valid, and *complete* (with parts of every source); and of each source
-    how many records were merged, how many of them into a complete merge record, and how many were late.
+def content_of(engine: Engine, settings: Settings, version: int | None = None, late: Where = ()) -> dict[str, Any]:
+    """How many merge records a version of silver has (None: the last): all, open, timed out, valid, and *complete* (with parts of
+    every source); and of each source how many records were merged, how many of them into a complete merge record, and how many
+    were late (of those in `late` that meet the conditions).
     """
     sources = list(settings.sources)
-    is_complete = reduce(Column.__and__, [F.size(source) > 0 for source in sources])
-    counts = {
-        "records": F.lit(True),
-        "open": F.col("status") == "open",
-        "timed_out": F.col("status") == "timed_out",
-        "valid": F.coalesce("valid", F.lit(False)),
-        "complete": is_complete,
-    }
-    found = silver.agg(
-        F.struct(*[F.count_if(condition).alias(name) for name, condition in counts.items()]).alias("counts"),
-        F.struct(*[F.sum(F.size(source)).alias(source) for source in sources]).alias("merged"),
-        F.struct(*[F.sum(F.when(is_complete, F.size(source))).alias(source) for source in sources]).alias("matched"),
-    ).collect()[0]
-    late_of = {row.source: row["count"] for row in late.groupBy("source").count().collect()}
+    names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
+    schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
+    rows = engine.read(tables.SILVER, ["partition", "status", "valid", *sources], version=version)
+    counted = engine.per_partition(partial(_counted, sources=sources, schema=schema), [rows], schema)
+    [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
+    was_late = engine.questions.summary(tables.LATE, ["source"], {"records": ("count", "*")}, late)
+    late_of = dict(zip(was_late["source"].to_pylist(), was_late["records"].to_pylist(), strict=True))
     of_sources = {
         source: {
-            "merged": found.merged[source] or 0,
-            "in_complete_records": found.matched[source] or 0,
+            "merged": found[f"merged_{source}"] or 0,
+            "in_complete_records": found[f"matched_{source}"] or 0,
             "late": late_of.get(source, 0),
         }
         for source in sources
     }
-    return {**found.counts.asDict(), "sources": of_sources}
+    return {**{name: found[name] or 0 for name in _COUNTS}, "sources": of_sources}
 
 
-class _Rebuilding(Silver):
-    """Silver again, stretch by stretch from one reset to the next."""
-
-    def __init__(self, lake: Lake, settings: Settings, evidence: Evidence) -> None:
-        super().__init__(lake, settings, len({tp.partition for tp in evidence.until}))
-        self._evidence, self._stretch = evidence, 0
-
-    def again(self) -> Iterator[BatchPlan]:
-        """Every batch, resets too."""
-        for i, reset in enumerate([*self._evidence.resets, None]):
-            here = self._evidence.stretches[i]
-            self._stretch, self.ends = i, {tp: End(until, here.heads.get(tp)) for tp, until in here.until.items()}
-            self._recovered, self._idle = self._read_recovered(), self._read_idle(here.begin)
-            yield from self.drain()
-            if reset is not None:
-                ranges = {tp: OffsetRange(here.until[tp], offset, None, None, None) for tp, offset in reset.begin.items()}
-                plan = BatchPlan(self.next_batch, ranges, {}, has_late=False, reset=reset.reason)
-                self.commit(plan)
-                yield plan
-
-    def _read_decisions(self) -> list[Decided]:
-        """As they were taken before the stretch ended."""
-        ended_at = self._evidence.stretches[self._stretch].ended_at
-        return read_decisions(self.lake, None if ended_at is None else ended_at // 1000)
-
-    def _read_recovered(self) -> DataFrame | None:
-        known = self._evidence.recovered().where(F.col("stretch") <= self._stretch)
-        return known.withColumn("event_time", F.timestamp_millis("event_time")) if known.take(1) else None
-
-    def _remember_published(self, plan: BatchPlan, comes_again: Mapping[str, Column]) -> None:
-        """The lake itself has remembered it, and this reads it there."""
+def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema) -> pa.Table:
+    """The counts of some rows, as one row of no particular partition."""
+    sizes = {source: pc.list_value_length(rows[source]) for source in sources}
+    is_complete = pa.chunked_array([pa.array([True] * rows.num_rows, pa.bool_())])
+    for size in sizes.values():
+        is_complete = pc.and_(is_complete, pc.greater(size, 0))
+    counts = {
+        "partition": 0,
+        "records": rows.num_rows,
+        "open": pc.sum(pc.equal(rows["status"], "open")),
+        "timed_out": pc.sum(pc.equal(rows["status"], "timed_out")),
+        "valid": pc.sum(rows["valid"]),
+        "complete": pc.sum(is_complete),
+    }
+    for source, size in sizes.items():
+        counts[f"merged_{source}"], counts[f"matched_{source}"] = pc.sum(size), pc.sum(size.filter(is_complete))
+    plain = {name: value.as_py() if isinstance(value, pa.Scalar) else value for name, value in counts.items()}
+    return pa.Table.from_pylist([plain], schema)
 
 
-def _partitions(lake: Lake) -> int:
-    if not lake.exists(tables.PROGRESS) or (found := lake.rows("SELECT MAX(`partition`) + 1 FROM {progress}")[0][0]) is None:
-        raise ConfigurationError(
-            f"{lake.place}: silver has merged nothing yet, so there is nothing to derive again; run it first"
-        )
-    return int(found)
+def _batches(into: Engine, settings: Settings, evidence: Evidence) -> Iterator[BatchPlan]:
+    """Merges every era into `into`, from one reset to the next; yields each batch, resets too.
+
+    In each era, what is known of idle decisions and of messages read back is what was known then.
+    """
+    owner = Owner(into)
+    for i, (era, reset) in enumerate(zip(evidence.eras, [*evidence.resets, None], strict=True)):
+        messages = evidence.recovered.filter(pc.equal(evidence.recovered["era"], i)).to_pylist()
+        rows = [(row["partition"], row["merge_key"], row["event_time"], None, None, now_ms()) for row in messages]
+        if rows:
+            into.append(tables.RECOVERED, into.lake.layout[tables.RECOVERED].rows(rows))
+        ends = {tp: End(until, era.heads.get(tp)) for tp, until in era.until.items()}
+        silver = Silver(owner, settings, evidence.partitions, ends=ends, decided_before_ms=era.ended_at)
+        yield from silver.drain()
+        if reset is not None:
+            ranges = {tp: OffsetRange(era.until[tp], offset, None, None, None) for tp, offset in reset.begin.items()}
+            plan = BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset=reset.reason)
+            silver.commit(plan)
+            yield plan
+
+
+def _partitions(questions: Questions, settings: Settings) -> int:
+    last = None
+    if questions.exists(tables.PROGRESS):
+        last = questions.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][0].as_py()
+    if last is None:
+        place = Lake(settings).place
+        raise ConfigurationError(f"{place}: silver has merged nothing yet, so there is nothing to derive again; run it first")
+    return int(last) + 1

@@ -1,172 +1,344 @@
-"""What the report shows, read from the lake: each question is one aggregate, answered by few rows however large the lake is.
+"""What the report shows, read from the lake by small questions: figures of a few hundred rows, however large the lake is.
 
-There are three kinds of time, and each has steps of its own: wall time (`report_wall`), Kafka's timestamps and event time.
-All are epoch ms.
+All times are epoch ms; wall time, Kafka's timestamps and event time are kept apart. No large table is read whole: totals are
+summaries, times are read in pieces of bounded size, and the parts of merge records from a sample.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
-from pipelines.audit.report_merge import Column, EventTime, Refused, durations, read_event_time, refused, sizes
-from pipelines.audit.report_steps import Steps, in_each, span, steps_over
-from pipelines.audit.report_wall import RATE_STEPS, CountIn, WallTime, read_wall_time
-from pipelines.errors import ConfigurationError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.audit import report_charts as charts
+from pipelines.audit.report_charts import Figure, Numbers, Row, Section, Spec, Steps, colour, drawn, held, in_unit, layer, number
+from pipelines.audit.show import duration, utc
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions, Where
+from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
 from pipelines.settings import Settings
 
-SHOWN_PARTITIONS = 8
-"""More lines than this cannot be told apart, by colour or otherwise."""
+Columns = dict[str, Numbers]
 
+SHOWN_PARTITIONS = 8  # more lines cannot be told apart, by colour or otherwise
+STEPS = 240  # the most steps of time in a chart
+PIECE_ROWS = 2_000_000  # the most rows of times that are read at once; and of progress, of which the latest batches are read
+SAMPLED_RECORDS = 100_000  # of more finished merge records, about this many are read with their parts
+ALL_SOURCES, _GOLD = "all sources", "gold, all sources"  # beside the sources' names, none of which has a space in it
+NONE = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
-class PartitionCounts(NamedTuple):
-    """Where a partition stands, and what became of its records."""
-
-    partition: int
-    clock: int | None
-    bronze: int = 0
-    open: int = 0
-    timed_out: int = 0
-    late: int = 0
-    quarantined: int = 0
-    published: int = 0
-
-
-class LastBatch(NamedTuple):
-    """The last silver batch that `progress` knows, and when it was decided."""
-
-    batch: int
-    committed_at: int
-
-
-class Arrivals(NamedTuple):
-    """The records of each source by Kafka's own timestamp."""
-
-    steps: Steps
-    records: Sequence[CountIn]
+COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
+_PROGRESS = ("batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "committed_at", "reason")
+_NOT_RESET: Where = [[("invalid_reason", "is null", None)], [("invalid_reason", "!=", "reset")]]
+_SIZES = (*range(1, 9), *(2**n for n in range(4, 32)))
+_NO_CLOCK = "No partition has a clock: in each there is a source without a record."
+_SHOWN = f" Of more than {SHOWN_PARTITIONS} partitions, those whose clocks are furthest behind."
+_NONE_FINISHED = "No merge record has timed out yet."
 
 
 class Report(NamedTuple):
-    """Everything that is on the page. Of the `shown` partitions there are lines of their own."""
+    """Everything that is on the page: facts by name, then sections from top to bottom."""
 
     name: str
-    place: str
-    made_at: int
-    sources: tuple[str, ...]
-    timeout_ms: int
-    idle_after_ms: int | None
-    last: LastBatch | None
-    partitions: Sequence[PartitionCounts]
-    shown: Sequence[int]
-    wall: WallTime | None
-    arrivals: Arrivals | None
-    events: EventTime | None
-    refused: Sequence[Refused]
-    sizes: Sequence[Column]
-    durations: Sequence[Column]
+    facts: Mapping[str, str]
+    sections: Sequence[Section]
 
 
-def read_report(lake: Lake, settings: Settings, made_at: int) -> Report:
-    """The report as the lake is now; reads only."""
-    found = partitions(lake, settings)
-    shown = furthest_behind(found)
-    return Report(
-        settings.name,
-        lake.place,
-        made_at,
-        tuple(settings.sources),
-        settings.merge.timeout_ms,
-        settings.merge.idle_after_ms,
-        last_batch(lake),
-        found,
-        shown,
-        read_wall_time(lake, settings, shown),
-        arrivals(lake, settings),
-        read_event_time(lake, settings, [at.clock for at in found if at.clock is not None]),
-        refused(lake),
-        sizes(lake, settings),
-        durations(lake),
-    )
+def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report:
+    """The report as the lake is now; reads only. A table that does not exist yet counts as empty."""
+    found = _Reading(questions, settings)
+    about = "When Watersmeet did what, by the clocks of the machines that did it."
+    if found.since:
+        about += f" Only the latest batches, since {utc(found.since)}."
+    sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
+    sections = [
+        Section("Partitions", "", [found.partitions(), found.refused()]),
+        Section("Wall time", about, list(found.wall_time())),
+        Section("Kafka's timestamps", sent, [found.arrivals()]),
+        Section("Event time", "What the records say themselves, however fast they were processed.", list(found.event_time())),
+    ]
+    batches, committed = found.progress["batch"], found.progress["committed_at"]
+    facts = {
+        "made at": utc(now_ms),
+        "lake": Lake(settings).place,
+        "sources": ", ".join(settings.sources),
+        "timeout": duration(settings.merge.timeout_ms),
+        "last batch of silver": f"{batches[-1]:,}, committed at {utc(int(committed[-1]))}" if len(batches) else "none yet",
+    }
+    return Report(settings.name, facts, sections)
 
 
-def check_writable(out: Path) -> None:
-    """Whether a page can be written there is known before the lake is read for it: raises ConfigurationError."""
-    if not out.absolute().parent.is_dir():
-        raise ConfigurationError(
-            f"--out: {out} cannot be written, since there is no folder {out.absolute().parent}; make it first"
+class _Reading:
+    """One look at the lake. `progress` is that table in the order of the batches; earlier batches than `since` are left out."""
+
+    def __init__(self, questions: Questions, settings: Settings) -> None:
+        self.questions, self.layout = questions, Lake(settings).layout
+        self.sources, self.timeout_ms = tuple(settings.sources), settings.merge.timeout_ms
+        [(count, first, last)] = self.summary(PROGRESS, [], "count *", "min batch", "max batch") or [(0, 0, 0)]
+        is_long = count > PIECE_ROWS
+        earliest = last + 1 - (last + 1 - first) * PIECE_ROWS // count if is_long else 0
+        found = self.read(PROGRESS, _PROGRESS, [[("batch", ">=", earliest)]])
+        found = _chosen(found, np.argsort(found["batch"], kind="stable"))
+        jumps = np.not_equal(found["reason"], np.array(None))  # what a jump passes over is not merged
+        self.progress = {**found, "passed": np.where(jumps, 0, found["until_offset"] - found["from_offset"])}
+        self.since = int(found["committed_at"][0]) if is_long else 0
+        clocks = dict(_zipped(found["partition"], found["clock"]))
+        self.clocks = {p: clock for p, clock in clocks.items() if clock != NONE}
+        behind = sorted(clocks, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
+        self.shown = sorted(behind[:SHOWN_PARTITIONS])
+
+    def partitions(self) -> Figure:
+        """Each partition's clock and what became of its records."""
+        counts: dict[int, Counter[str]] = defaultdict(Counter, {p: Counter() for p in set(self.progress["partition"].tolist())})
+        for source in self.sources:
+            for p, count in self.summary(bronze(source), ["partition"], "count *"):
+                counts[p]["in bronze"] += count
+        for p, status, valid, count in self.summary(SILVER, ["partition", "status", "valid"], "count *"):
+            counts[p][status.replace("_", " ")] += count
+            counts[p]["not valid"] += count * (valid is False)
+        for name, table in (("late", LATE), ("quarantined", QUARANTINE)):
+            for p, count in self.summary(table, ["partition"], "count *"):
+                counts[p][name] += count
+        for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq"):
+            counts[p]["published"] = last_seq + 1  # the sequence has no gap
+        rows = [
+            {"partition": str(p), "clock (UTC)": utc(self.clocks.get(p)), **{name: counts[p][name] for name in COUNTS}}
+            for p in sorted(counts)
+        ]
+        sums = {name: sum(counts[p][name] for p in counts) for name in COUNTS}
+        rows = [{"partition": "all", "clock (UTC)": utc(min(self.clocks.values(), default=None)), **sums}, *rows] if rows else []
+        caption = "The smallest clock of all, and sums. Merge records that timed out and are not valid are not published."
+        return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
+
+    def refused(self) -> Figure:
+        """How many records are in no merge record, and why."""
+        late = [("late", *found) for found in self.summary(LATE, ["source"], "count *")]
+        found = [*sorted(late), *sorted(self.summary(QUARANTINE, ["reason", "source"], "count *"))]
+        caption = "Records that are in no merge record: they came too late, or are in quarantine for this reason."
+        rows = _rows(("reason", "source", "records"), found)
+        return Figure("Late and refused records", caption if rows else "No record came late, and none was quarantined.", rows)
+
+    def wall_time(self) -> Iterator[Figure]:
+        """When Watersmeet did what. Clocks, leads and idle sources are those of the partitions that are shown."""
+        names = ("partition", "first_seq", "last_seq", "last_event_time", "committed_at")
+        published = self.read(PUBLISHED, names, [[("committed_at", ">=", self.since)]])
+        spoken = self.read(IDLE_HEARTBEATS, ("source", "partition", "decided_at"), [[("decided_at", ">=", self.since)]])
+        committed = self.progress["committed_at"]
+        times = np.concatenate([committed, published["committed_at"], spoken["decided_at"]]).tolist()
+        if not times:
+            yield Figure("Batches", "Silver has not merged anything yet.", [])
+            return
+        steps = Steps.over(times, STEPS, narrowest=1000)
+        x = charts.time("wall time", steps.first, steps.end)
+        yield self.clock_figure(steps, x)
+        yield from self.lead_figures(steps, spoken, x)
+        passed = {source: np.where(self.progress["source"] == source, self.progress["passed"], 0) for source in self.sources}
+        totals = {source: steps.totals(committed, counts) for source, counts in passed.items() if len(committed)}
+        yield _rate("Silver: offsets merged per second", steps, totals, x, "offsets a second")
+        messages = steps.totals(published["committed_at"], published["last_seq"] - published["first_seq"] + 1)
+        totals = {_GOLD: messages} if messages.any() else {}
+        yield _rate("Gold: messages published per second", steps, totals, x, "messages a second")
+        yield self.delay_figure(steps, published, x)
+
+    def clock_figure(self, steps: Steps, x: Spec) -> Figure:
+        """Each partition's clock after the last batch of a step."""
+        at = steps.floor(self.progress["committed_at"]) + steps.width
+        ends = _zipped(self.progress["partition"], at, self.progress["clock"])
+        last = {(p, at): None if clock == NONE else clock for p, at, clock in ends if p in self.shown}
+        known = [clock for clock in last.values() if clock is not None]
+        rows = _rows(("partition", "at", "clock"), ((*key, last[key]) for key in sorted(last))) if known else []
+        mark = charts.LINE | {"point": len(rows) <= 30 * len(self.shown)}  # a point alone makes no line, and must be seen
+        y = charts.time("event time", min(known, default=0), max(known, default=0), "clock")
+        caption = f"How far event time had come, after the last batch of each step of {duration(steps.width)}.{_SHOWN}"
+        lines = layer(mark, x=x, y=y, color=colour(self.shown, "partition"))
+        return drawn("Clock of each partition", caption, rows, lines, nothing=_NO_CLOCK, height=240)
+
+    def lead_figures(self, steps: Steps, spoken: Columns, x: Spec) -> Iterator[Figure]:
+        """By source its largest lead over the clock in each step, all to one scale; shaded where the idle policy spoke for it."""
+        progress = self.progress
+        ahead = np.isin(progress["partition"], self.shown) & (progress["clock"] != NONE) & (progress["head"] != NONE)
+        leads = {"source": progress["source"], "partition": progress["partition"], "at": steps.floor(progress["committed_at"])}
+        found = _grouped(_chosen({**leads, "lead": progress["head"] - progress["clock"]}, ahead), lead="max")
+        rows, unit = in_unit(found, "lead")
+        y = number("lead", unit, scale={"domain": [0, max((row["lead"] for row in rows), default=0) or 1]})
+        lines = layer(charts.LINE, x=x, y=y, color=colour(self.shown, "partition"))
+        caption = (
+            f"Head minus clock: the largest in each step of {duration(steps.width)}, kept up to the next batch. The clock waits "
+            f"for the source whose lead is 0. Shaded: the idle policy spoke for the source.{_SHOWN}"
         )
-    if out.is_dir():
-        raise ConfigurationError(f"--out: {out} is a folder; name the file to write, such as {out / 'report.html'}")
-    if not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
-        raise ConfigurationError(f"--out: {out} cannot be written (no permission); name a file in a folder of yours")
+        marked = sorted(set(_zipped(spoken["source"], spoken["partition"], steps.floor(spoken["decided_at"]))))
+        place = {"x": x | {"field": "since"}, "x2": {"field": "until"}, "detail": {"field": "partition"}}
+        for source in self.sources:
+            mine = held([row for row in rows if row["source"] == source], "partition", steps.end)
+            bands = ((p, at, at + steps.width) for of, p, at in marked if of == source and p in self.shown)
+            shade = layer(charts.SHADE, _rows(("partition", "since", "until"), bands), **place)
+            yield drawn(f"Lead of {source} over the clock", caption, mine, shade, lines, nothing=_NO_CLOCK, height=110)
+
+    def delay_figure(self, steps: Steps, published: Columns, x: Spec) -> Figure:
+        """How long after the event time of what they did the layers had done it."""
+        known, noted = _chosen(self.progress, self.progress["head"] != NONE), published["committed_at"]
+        delays = {
+            "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
+            "at": steps.floor(np.concatenate([known["committed_at"], noted])),
+            "ms": np.concatenate([known["committed_at"] - known["head"], noted - published["last_event_time"] - self.timeout_ms]),
+        }
+        rows, unit = in_unit(_grouped(delays, least="min", mean="mean", most="max"), "least", "mean", "most")
+        both: dict[str, Any] = {"x": x, "color": colour([*self.sources, _GOLD])}
+        spans = layer(charts.SPAN, y=number("least", unit), y2={"field": "most"}, **both)
+        caption = (
+            "Silver: from a source's head, the latest event time that a batch knew of it, until the batch's commit. Gold: from "
+            "when a transaction's last message timed out until its publication was noted. Of old data it is the age. "
+            f"A dot is the mean in a step of {duration(steps.width)}, its bar goes from the shortest to the longest."
+        )
+        return drawn("Delay behind event time", caption, rows, spans, layer(charts.DOT, y=number("mean", unit), **both))
+
+    def arrivals(self) -> Figure:
+        """Bronze by Kafka's timestamps."""
+        title, column = "Bronze: records per second", "kafka_timestamp"
+        spans = [self.summary(bronze(source), [], f"min {column}", f"max {column}") for source in self.sources]
+        sent = [time for span in spans for row in span for time in row if time is not None]
+        if not sent:
+            return Figure(title, "Bronze has no record yet.", [])
+        steps = Steps.over(sent, STEPS, narrowest=1000)
+        none, pieces = np.zeros(steps.number), {source: self.times(bronze(source), column) for source in self.sources}
+        totals = {source: sum(map(steps.totals, times), none) for source, times in pieces.items()}
+        x = charts.time("Kafka's timestamp", steps.first, steps.end)
+        return _rate(title, steps, totals, x, "records a second")
+
+    def event_time(self) -> Iterator[Figure]:
+        """Merge records by event time, and what the finished ones hold: those that timed out and that no jump closed.
+
+        Of many finished ones a sample is read, those that begin in the first part of a step.
+        """
+        found = self.summary(SILVER, ["status", "invalid_reason"], "count *", "min event_time", "max event_time")
+        if not found:
+            yield Figure("Merge records", "Silver has no merge record yet.", [])
+            return
+        finished = sum(count for status, why, count, *_ in found if status == "timed_out" and why != "reset")
+        event_times = [time for *_, first, last in found for time in (first, last)]
+        until = max([*event_times, *self.clocks.values()])
+        steps = Steps.over([*event_times, until], STEPS)
+        x = charts.time("event time", steps.first, steps.end)
+
+        change, share = np.zeros(steps.number), np.zeros(steps.number)
+        for times in self.times(SILVER, "event_time", _NOT_RESET):
+            # Each is open from its event time on, for as long as the timeout; a share of that step is left after either time.
+            for sign, at in ((1, times), (-1, times + self.timeout_ms)):
+                change += sign * steps.totals(at)
+                share += sign * steps.totals(at, 1 - at % steps.width / steps.width)
+        means = zip(steps.starts, (np.cumsum(change) - change + share).tolist(), strict=True)
+        # A step that the largest clock is still in would have a mean of what is not known yet.
+        rows = [{"of": "open", "at": at, "open": round(mean, 3)} for at, mean in means if at + steps.width <= until]
+        caption = (
+            "Computed, not observed: each record counts from its event time on, for as long as the timeout, but for those that a "
+            f"jump closed. The mean of each step of {duration(steps.width)}, all partitions together."
+        )
+        area = layer(charts.AREA, x=x, y=number("open", "merge records"))
+        yield drawn("Open merge records", caption, held(rows, "of", until), area, height=200)
+
+        part = steps.width * SAMPLED_RECORDS // max(finished, 1)
+        spans = [[("event_time", ">=", at), ("event_time", "<=", at + part)] for at in steps.starts]
+        where = [[("status", "=", "timed_out"), *span] for span in (spans if finished > SAMPLED_RECORDS else [[]])]
+        sample = self.read(SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where)
+        sample = _chosen(sample, sample["invalid_reason"] != "reset")
+        times, lengths = sample["event_time"], {source: sample[source] for source in self.sources}
+        about = f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump closed)."
+        rows = []
+        for of, length in {ALL_SOURCES: np.minimum.reduce([*lengths.values()]), **lengths}.items() if len(times) else ():
+            counts = _zipped(np.array(steps.starts), steps.totals(times), steps.totals(times[length > 0]))
+            shares = ((at, matched / records if records else None) for at, records, matched in counts)
+            rows += [{"of": of, "at": at + steps.width // 2, "share": share} for at, share in shares]
+        y = number("share", "of merge records", scale={"domain": [0, 1]}, format=".0%")
+        dashes = {"field": "of", "legend": None}  # one of the lines is often the same as that of all sources
+        points = layer(charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes)
+        caption = f"The share of merge records with parts of each source, and of all sources. {about}"
+        yield drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
+
+        caption = f"How many merge records have so many parts, of all sources together. {about}"
+        yield _histogram(
+            "Size of merge records", caption, {size: str(size) for size in _SIZES}, np.asarray(sum(lengths.values()))
+        )
+        caption = f"From the first to the last event time of their parts. {about}"
+        durations = {longest: duration(longest) for longest in (0, *charts.WIDTHS)}
+        yield _histogram("Duration of merge records", caption, durations, sample["last_event_time"] - times)
+
+    # -- questions
+
+    def summary(self, table: str, by: Sequence[str], *figures: str, where: Where = ()) -> list[tuple[Any, ...]]:
+        """A tuple for each combination of `by`, with figures such as `max batch`; none of a table without rows."""
+        if not self.questions.exists(table):
+            return []
+        kinds = {figure: (figure.split()[0], figure.split()[1]) for figure in ("count *", *figures)}
+        found = self.questions.summary(table, by, kinds, where)
+        found = found.filter(pc.greater(found["count *"], 0)).select([*by, *figures])
+        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+    def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
+        """The columns as arrays: of texts, of the lengths of lists, else of integers."""
+        is_there = self.questions.exists(table)
+        found = self.questions.select(table, columns, where) if is_there else self.layout[table].schema.empty_table()
+        return {name: _array(found[name]) for name in columns}
+
+    def times(self, table: str, column: str, where: Where = ((),)) -> Iterator[Numbers]:
+        """A column of times in pieces of at most PIECE_ROWS."""
+        for count, first, last in self.summary(table, [], "count *", f"min {column}", f"max {column}", where=where):
+            if count > PIECE_ROWS and first < last:
+                for half in ((column, "<=", (first + last) // 2), (column, ">", (first + last) // 2)):
+                    yield from self.times(table, column, [[*term, half] for term in where])
+            else:
+                yield self.read(table, [column], where)[column]
 
 
-def write_page(out: Path, page: str) -> None:
-    """The file is the page; raises ConfigurationError where it cannot be."""
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--out: {out} cannot be written ({error.strerror}); name another file") from error
+# -- kinds of figures
 
 
-# -- where everything stands
+def _rate(title: str, steps: Steps, totals: Mapping[str, Numbers], x: Spec, unit: str) -> Figure:
+    """How many a second in every step, one name upon the other."""
+    rates = {of: (counts * 1000 / steps.width).round(3) for of, counts in totals.items()}
+    rows = [{"of": of, "at": at, unit: n} for of, each in rates.items() for at, n in _zipped(np.array(steps.starts), each)]
+    caption = f"In steps of {duration(steps.width)}; in bronze and silver with heartbeats, late and refused records."
+    area = layer(charts.AREA, x=x, y=number(unit, unit) | {"stack": "zero"}, color=colour(totals))
+    return drawn(title, caption, held(rows, "of", steps.end), area)
 
 
-def last_batch(lake: Lake) -> LastBatch | None:
-    """The last batch; None while there is none."""
-    [(batch, committed_at)] = lake.rows_if_any("SELECT MAX(batch), MAX(committed_at) FROM {progress}") or [(None, None)]
-    return None if batch is None else LastBatch(batch, committed_at)
+def _histogram(title: str, caption: str, most: Mapping[int, str], values: Numbers) -> Figure:
+    """How many values lie beyond the number before, and up to each number with its label."""
+    counts = np.bincount(np.searchsorted([*most], values)).tolist() if len(values) else []
+    rows = [{"up to": label, "merge records": count} for label, count in zip(most.values(), counts, strict=False)]
+    x = {"field": "up to", "sort": None, "axis": {"title": "up to", "labelAngle": 0}}
+    columns = layer(charts.COLUMN, x=x, y=number("merge records", "merge records"))
+    return drawn(title, caption, rows, columns, nothing=_NONE_FINISHED, height=180)
 
 
-def partitions(lake: Lake, settings: Settings) -> list[PartitionCounts]:
-    """Every partition that has a record in bronze, or in which silver stands anywhere."""
-    found: dict[int, dict[str, Any]] = {}
-
-    def count(name: str, sql: str) -> None:
-        for partition, number in lake.rows_if_any(sql):
-            known = found.setdefault(partition, {"clock": None})
-            known[name] = number + known.get(name, 0) if name != "clock" else number
-
-    by_partition = "GROUP BY `partition`"
-    last = "WHERE batch = (SELECT MAX(batch) FROM {progress})"
-    count("clock", f"SELECT `partition`, MAX(clock) FROM {{progress}} {last} {by_partition}")
-    for source in settings.sources:
-        count("bronze", f"SELECT `partition`, COUNT(*) FROM {{{tables.bronze(source)}}} {by_partition}")
-    for status in ("open", "timed_out"):
-        count(status, f"SELECT `partition`, COUNT(*) FROM {{silver}} WHERE status = '{status}' {by_partition}")
-    count("late", f"SELECT `partition`, COUNT(*) FROM {{late}} {by_partition}")
-    count("quarantined", f"SELECT `partition`, COUNT(*) FROM {{quarantine}} {by_partition}")
-    # The sequence has no gap, so its last number says how many there are.
-    count("published", f"SELECT `partition`, MAX(last_seq) + 1 FROM {{published}} {by_partition}")
-    return [PartitionCounts(partition, **known) for partition, known in sorted(found.items())]
+# -- rows and columns
 
 
-def furthest_behind(found: Sequence[PartitionCounts], most: int = SHOWN_PARTITIONS) -> list[int]:
-    """The partitions to look at where there are too many for all: those with the smallest clocks."""
-    behind = sorted(found, key=lambda at: (at.clock is None, at.clock, at.partition))
-    return sorted(at.partition for at in behind[:most])
+def _array(column: pa.ChunkedArray) -> Numbers:
+    if pa.types.is_list(column.type):
+        column = pc.list_value_length(column)
+    is_text = pa.types.is_string(column.type)
+    return np.asarray(column if is_text else pc.fill_null(column.cast(pa.int64()), NONE))
 
 
-# -- Kafka's timestamps
+def _chosen(columns: Columns, rows: Numbers) -> Columns:
+    return {name: values[rows] for name, values in columns.items()}
 
 
-def arrivals(lake: Lake, settings: Settings) -> Arrivals | None:
-    """Every record that is in bronze; None while there is none."""
-    bronzes = {source: tables.bronze(source) for source in settings.sources}
-    found = span(
-        row
-        for bronze in bronzes.values()
-        for row in lake.rows_if_any(f"SELECT MIN(kafka_timestamp), MAX(kafka_timestamp) FROM {{{bronze}}}")
-    )
-    if found is None:
-        return None
-    steps = steps_over(*found, RATE_STEPS, narrowest=1000)
-    step, counted = steps.of(lake.in_ms("kafka_timestamp")), []
-    for source, bronze in bronzes.items():
-        known = dict(lake.rows_if_any(f"SELECT {step} AS step, COUNT(*) FROM {{{bronze}}} GROUP BY {step}"))
-        counted += [CountIn(source, at, count) for at, count in in_each(steps, known)]
-    return Arrivals(steps, counted)
+def _zipped(*columns: Numbers) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _rows(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> list[Row]:
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _grouped(columns: Columns, **figures: str) -> list[Row]:
+    """For each combination of the other columns, in their order, figures of the last one by Arrow's name for each."""
+    *by, last = columns
+    found: pa.Table = pa.table(columns).group_by(by).aggregate([(last, figure) for figure in figures.values()])
+    rows: list[Row] = found.rename_columns([*by, *figures]).sort_by([(name, "ascending") for name in by]).to_pylist()
+    return rows

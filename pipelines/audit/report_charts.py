@@ -1,258 +1,152 @@
-"""The report's charts: plain rows in, Vega-Lite specifications out.
+"""The report's vocabulary: figures, what their charts are declared with (Vega-Lite), and steps of time to count rows in.
 
-Names out of the lake (sources, reasons) are only ever values in a chart's data, never a part of an expression or a field's name.
+Names out of the lake (sources, reasons) are only ever values in a figure's rows, never a part of an expression or a field's name.
+All times are epoch ms, shown in UTC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import altair as alt
+import numpy as np
+import numpy.typing as npt
 
-from pipelines.audit.report_drawing import (
-    COLOURS,
-    Spec,
-    TimeAxis,
-    chart_of,
-    colour,
-    cycled,
-    days,
-    has_few,
-    partitions_in,
-    room,
-    spec_of,
-    time_format,
-    tips_of,
-    unit_for,
-    with_times,
+from pipelines.audit.show import utc
+
+Spec = dict[str, Any]
+Row = dict[str, Any]
+Numbers = npt.NDArray[Any]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#8C7A00")
+"""Okabe and Ito's palette, told apart also by those who see no difference of red and green; its yellow darkened for paper."""
+
+UNITS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
+WIDTHS = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(n * 1000 for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 60_000 for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 3_600_000 for n in (1, 2, 3, 6, 12)),
+    *(n * 86_400_000 for n in (1, 2, 7, 14, 28, 91, 182, 364, 728, 3640, 7280, 36_400)),
 )
-from pipelines.audit.report_merge import Column, MatchedIn, OpenIn, Refused
-from pipelines.audit.report_steps import Steps
-from pipelines.audit.report_wall import HELD, IDLE, ClockAt, CountIn, DelayIn, LeadIn, Stretch
-from pipelines.audit.show import duration
-
-ALL_SOURCES = "all sources"
-"""Beside the sources' names, none of which has a space in it."""
-
-_WIDE_COLOUR = "#b8b8b8"
-
-_SHORTENED = "length(datum.label) > 26 ? slice(datum.label, 0, 13) + '…' + slice(datum.label, -12) : datum.label"
-"""A long name without its middle: its end, with the partition, tells it from others."""
+"""How wide a step may be (ms): widths that people count in. With the last, all times up to the year 9999 are 81 steps."""
 
 
-# -- over wall time
+class Steps(NamedTuple):
+    """A range of time in `number` steps of one width (ms); they begin at whole multiples of it."""
+
+    first: int
+    width: int
+    number: int
+
+    @classmethod
+    def over(cls, times: Sequence[int], most: int, narrowest: int = 1) -> Steps:
+        """At most `most` steps, as narrow as they then can be (not below `narrowest`), that contain all of the times."""
+        first, last, widths = min(times), max(times), [width for width in WIDTHS if width >= narrowest]
+        width = next((w for w in widths if last // w - first // w < most), widths[-1])
+        return cls(first - first % width, width, last // width - first // width + 1)
+
+    @property
+    def end(self) -> int:
+        """Where the last step ends."""
+        return self.first + self.number * self.width
+
+    @property
+    def starts(self) -> range:
+        """Where each step begins."""
+        return range(self.first, self.end, self.width)
+
+    def floor(self, times: Numbers) -> Numbers:
+        """The beginning of the step that each time lies in."""
+        return np.asarray(times - times % self.width)
+
+    def totals(self, times: Numbers, weights: Numbers | None = None) -> Numbers:
+        """How many of the times lie in each step, or the sum of their weights; times outside all steps are left out."""
+        inside = (times >= self.first) & (times < self.end)
+        which = (times[inside] - self.first) // self.width
+        return np.bincount(which, None if weights is None else weights[inside], minlength=self.number)
 
 
-def clock_chart(clocks: Sequence[ClockAt], axis: TimeAxis) -> Spec:
-    """A line for each partition: wall time across, event time up."""
-    times = [at.clock for at in clocks if at.clock is not None]
-    y = alt.Y(
-        "clock:T",
-        scale=alt.Scale(type="utc", nice=False),
-        axis=alt.Axis(format=time_format(min(times), max(times)), title=f"event time (UTC), {days(times)}", **room(axis)),
-    )
-    rows = [{"partition": str(at.partition), "at": at.at, "clock": at.clock} for at in clocks]
-    lines = chart_of(rows, 240).mark_line(interpolate="step-after", strokeWidth=1.8, point=has_few(rows, "partition"))
-    encoded = lines.encode(
-        axis.x("at"),
-        y,
-        colour("partition", partitions_in(rows, "partition"), "partition", symbol="stroke"),
-        tooltip=["partition:N", *tips_of("at", "clock")],
-    )
-    return spec_of(with_times(encoded, "at", "clock"))
+class Figure(NamedTuple):
+    """Rows as a chart, or without one as a table, with their caption; where there are no rows, the caption says why."""
+
+    title: str
+    caption: str
+    rows: Sequence[Row]
+    chart: Spec | None = None
 
 
-def lead_chart(leads: Sequence[LeadIn], sources: Sequence[str], axis: TimeAxis) -> Spec:
-    """A panel for each source, in them a line for each partition."""
-    unit, length = unit_for(max(at.lead for at in leads))
-    top = max(at.lead for at in leads) / length or 1
-    rows = [
-        {"source": at.source, "partition": str(at.partition), "at": at.at, "lead": at.lead / length, "text": duration(at.lead)}
-        for at in _held_to_the_end(leads, axis.end)
-    ]
-    tips = ["source:N", "partition:N", *tips_of("at"), alt.Tooltip("text:N", title="lead")]
-    panels = []
-    for source in sources:
-        mine = [row for row in rows if row["source"] == source]
-        y = alt.Y("lead:Q", scale=alt.Scale(domain=[0, top]), axis=alt.Axis(title=unit, tickCount=4, **room(axis)))
-        lines = chart_of(mine, 110).mark_line(interpolate="step-after", strokeWidth=1.8)
-        encoded = lines.encode(
-            axis.x("at"), y, colour("partition", partitions_in(rows, "partition"), "partition", symbol="stroke"), tooltip=tips
-        )
-        panels.append(with_times(encoded, "at").properties(title=source))
-    return spec_of(alt.vconcat(*panels, spacing=8))
+class Section(NamedTuple):
+    """Figures about one kind of time; a chart's horizontal axis of time is the same in all of them."""
+
+    title: str
+    about: str
+    figures: Sequence[Figure]
 
 
-def stretch_chart(stretches: Sequence[Stretch], sources: Sequence[str], axis: TimeAxis) -> Spec:
-    """A bar for each stretch, in a row for each topic-partition that has one."""
-    rank = {source: i for i, source in enumerate(sources)}
-    ordered = sorted(stretches, key=lambda s: (rank.get(s.source, len(rank)), s.partition))
-    places = list(dict.fromkeys(_place(stretch) for stretch in ordered))
-    rows = [
-        {"place": _place(s), "kind": s.kind, "since": s.since, "until": s.until, "text": duration(s.until - s.since)}
-        for s in stretches
-    ]
-    y = alt.Y("place:N", sort=places, axis=alt.Axis(title=" ", grid=True, labelExpr=_SHORTENED, **room(axis)))
-    colours = colour("kind", [HELD, IDLE], colours=(COLOURS[1], COLOURS[0]))
-    tips = ["place:N", "kind:N", *tips_of("since", "until"), alt.Tooltip("text:N", title="for")]
-    bars = (
-        chart_of(rows, alt.Step(16))
-        .mark_bar(minBandSize=3)
-        .encode(axis.x("since"), alt.X2("until"), y, colours, yOffset=alt.YOffset("kind:N", sort=[HELD, IDLE]), tooltip=tips)
-    )
-    return spec_of(with_times(bars, "since", "until"))
+def drawn(
+    title: str, caption: str, rows: Sequence[Row], *layers: Spec, nothing: str = "Nothing yet.", height: int = 150
+) -> Figure:
+    """A figure with a chart of its rows in layers, the first at the bottom; without rows, the sentence that says so."""
+    chart = {"width": "container", "height": height, "data": {"values": rows}, "layer": list(layers)}
+    return Figure(title, caption, rows, chart) if rows else Figure(title, nothing, rows)
 
 
-def rate_chart(counts: Sequence[CountIn], names: Sequence[str], steps: Steps, axis: TimeAxis, title: str) -> Spec:
-    """How many a second in every step, one upon the other."""
-    seconds = steps.width / 1000
-    rows = [
-        {"of": at.of, "place": names.index(at.of), "at": time, "rate": round(at.total / seconds, 3), "total": at.total}
-        for at in counts
-        for time in ([at.at, steps.end] if at.at == steps.starts[-1] else [at.at])
-    ]
-    y = alt.Y("rate:Q", stack="zero", axis=alt.Axis(title=title, tickCount=5, **room(axis)))
-    tips = [
-        "of:N",
-        *tips_of("at"),
-        alt.Tooltip("rate:Q", title="a second", format=",.1f"),
-        alt.Tooltip("total:Q", title="in all", format=","),
-    ]
-    areas = chart_of(rows, 150).mark_area(interpolate="step-after", opacity=0.85)
-    colours = colour("of", names)
-    return spec_of(with_times(areas.encode(axis.x("at"), y, colours, alt.Order("place:Q"), tooltip=tips), "at"))
+# -- layers
+
+LINE: Spec = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.8}
+POINTS: Spec = {"type": "line", "point": {"size": 14}}
+AREA: Spec = {"type": "area", "interpolate": "step-after", "opacity": 0.85, "color": COLOURS[0]}
+SHADE: Spec = {"type": "rect", "color": COLOURS[5], "opacity": 0.35}
+SPAN: Spec = {"type": "rule", "strokeWidth": 3, "opacity": 0.35}
+DOT: Spec = {"type": "point", "filled": True, "size": 22, "opacity": 1}
+COLUMN: Spec = {"type": "bar", "color": COLOURS[0]}
 
 
-def delay_chart(delays: Sequence[DelayIn], names: Sequence[str], steps: Steps, axis: TimeAxis) -> Spec:
-    """In every step the mean as a dot, on a bar from the shortest to the longest; those of one step stand side by side."""
-    unit, length = unit_for(max(max(at.most, -at.least) for at in delays))
-    rows = [
-        {
-            "of": at.of,
-            "at": at.at + steps.width * (names.index(at.of) + 1) // (len(names) + 1),
-            "least": at.least / length,
-            "mean": at.mean / length,
-            "most": at.most / length,
-            "text": " / ".join(_signed(ms) for ms in (at.least, at.mean, at.most)),
-        }
-        for at in delays
-    ]
-    base = with_times(chart_of(rows, 150), "at").encode(
-        axis.x("at"),
-        colour("of", names),
-        tooltip=["of:N", *tips_of("at"), alt.Tooltip("text:N", title="shortest / mean / longest")],
-    )
-    y = alt.Axis(title=unit, tickCount=5, **room(axis))
-    ranges = base.mark_rule(strokeWidth=3, opacity=0.35).encode(alt.Y("least:Q", axis=y), alt.Y2("most"))
-    return spec_of(ranges + base.mark_point(filled=True, size=22, opacity=1).encode(alt.Y("mean:Q", axis=y)))
+def layer(mark: Spec, rows: Sequence[Row] | None = None, **channels: Spec) -> Spec:
+    """A mark for each row, by default of the figure's, or a line or area through them; a tooltip tells what the channels show."""
+    own = {} if rows is None else {"data": {"values": rows}}
+    return {**own, "mark": {**mark, "tooltip": True}, "encoding": channels}
 
 
-# -- over event time
+def time(name: str, first: int, end: int, field: str = "at") -> Spec:
+    """A channel of one kind of time from `first` to `end`, whose axis says which time it shows, and of which days."""
+    scale = {"type": "utc", "domain": [first, end], "nice": False}
+    days = " to ".join(dict.fromkeys([utc(first)[:10], utc(end)[:10]]))
+    labels = f"utcFormat(datum.value, '{time_format(first, end)}')"  # as the axis's `format`, tooltips would have it too
+    axis = {"title": f"{name} (UTC), {days}", "labelExpr": labels, "tickCount": {"expr": "width / 90"}}
+    return {"field": field, "type": "temporal", "scale": scale, "axis": axis}
 
 
-def open_chart(means: Sequence[OpenIn], complete_until: int | None, steps: Steps, axis: TimeAxis) -> Spec:
-    """How many are open, and a line where the smallest clock is."""
-    rows = [{"at": known.at, "open": round(known.mean, 2)} for known in means]
-    rows.append({"at": means[-1].at + steps.width, "open": rows[-1]["open"]})
-    y = alt.Y("open:Q", axis=alt.Axis(title="merge records", tickCount=5, **room(axis)))
-    area = chart_of(rows, 200).mark_area(interpolate="step-after", color=COLOURS[0], opacity=0.85)
-    tips = [*tips_of("at"), alt.Tooltip("open:Q", format=",.1f")]
-    chart: Any = with_times(area.encode(axis.x("at"), y, tooltip=tips), "at")
-    if complete_until is not None and axis.first <= complete_until <= axis.end:
-        chart += chart_of([{"at": complete_until}], 200).mark_rule(strokeDash=[4, 3], color=COLOURS[6]).encode(axis.x("at"))
-    return spec_of(chart)
+def number(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
+    """A channel of numbers."""
+    return {"field": field, "type": "quantitative", "scale": scale or {}, "axis": {"title": title, "tickCount": 5, **axis}}
 
 
-def match_chart(matched: Sequence[MatchedIn], sources: Sequence[str], steps: Steps, axis: TimeAxis) -> Spec:
-    """The share with parts of each source, and of all of them."""
-    names = [ALL_SOURCES, *sources]
-    known = {at.at: at for at in matched}
-    rows = [
-        {
-            "of": name,
-            "at": start + steps.width // 2,
-            "share": None if at is None else n / at.records,
-            "records": at and at.records,
-        }
-        for start in steps.starts
-        for at in [known.get(start)]
-        for name, n in zip(names, (at.by_all, *at.by_source) if at else [0] * len(names), strict=True)
-    ]
-    y = alt.Y(
-        "share:Q",
-        scale=alt.Scale(domain=[0, 1]),
-        axis=alt.Axis(title="of merge records", format=".0%", tickCount=5, **room(axis)),
-    )
-    colours = colour("of", names, "parts of", (_WIDE_COLOUR, *cycled(len(sources))), symbol="stroke")
-    # The share of all sources lies under the others as a wide line: it is often that of the rarest of them.
-    widths = alt.Scale(type="ordinal", domain=names, range=[5, *([1.8] * len(sources))])
-    tips = [alt.Tooltip("of:N"), *tips_of("at"), alt.Tooltip("share:Q", format=".1%"), alt.Tooltip("records:Q", format=",")]
-    lines = (
-        chart_of(rows, 200)
-        .mark_line(point=alt.OverlayMarkDef(size=14, strokeWidth=0))
-        .encode(axis.x("at"), y, colours, alt.StrokeWidth("of:O", scale=widths, legend=None), tooltip=tips)
-    )
-    return spec_of(with_times(lines, "at"))
+def colour(names: Iterable[Any], field: str = "of") -> Spec:
+    """A channel with a colour for each name, in their order; a legend where there is a choice."""
+    scale = {"domain": (domain := list(names)), "range": [COLOURS[i % len(COLOURS)] for i in range(len(domain))]}
+    title = None if field == "of" else field
+    return {"field": field, "scale": scale, "legend": {"title": title, "symbolType": "square"} if len(domain) > 1 else None}
 
 
-# -- without a time
+def time_format(first: int, end: int) -> str:
+    """As much of a time as tells the ticks between the two apart."""
+    formats = [(10_000, "%H:%M:%S.%L"), (600_000, "%H:%M:%S"), (86_400_000, "%H:%M"), (8 * 86_400_000, "%m-%d %H:%M")]
+    return next((text for width, text in formats if end - first <= width), "%Y-%m-%d")
 
 
-def refused_chart(refused: Sequence[Refused], sources: Sequence[str]) -> Spec:
-    """A bar for each reason and source, with its number."""
-    reasons = list(dict.fromkeys(row.why for row in refused))
-    names = [*sources, *sorted({row.source for row in refused} - set(sources))]
-    rows = [row._asdict() for row in refused]
-    most = max(row.records for row in refused)
-    y = alt.Y("why:N", sort=reasons, axis=alt.Axis(title=None, labelLimit=180))
-    x = alt.X("records:Q", scale=alt.Scale(domain=[0, most * 1.12]), axis=alt.Axis(title="records", tickCount=6))
-    offset = alt.YOffset("source:N", sort=names)
-    tips = [alt.Tooltip("why:N"), alt.Tooltip("source:N"), alt.Tooltip("records:Q", format=",")]
-    base = chart_of(rows, alt.Step(18)).encode(x, y, offset, tooltip=tips)
-    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(text=alt.Text("records:Q", format=","))
-    return spec_of(base.mark_bar().encode(colour("source", names)) + numbers)
+# -- rows
 
 
-def size_chart(columns: Sequence[Column]) -> Spec:
-    """How many merge records have how many parts."""
-    rows = [{"parts": _range_text(column), "records": column.records} for column in columns]
-    x = alt.X("parts:N", sort=None, axis=alt.Axis(title="parts (all sources together)", labelAngle=0))
-    return _histogram(rows, x, alt.Tooltip("parts:N"))
+def in_unit(rows: Iterable[Mapping[str, Any]], *fields: str) -> tuple[list[Row], str]:
+    """Rows with these durations (ms) in the largest unit that the longest of them fills; and that unit."""
+    known = list(rows)
+    longest = max((abs(row[field]) for row in known for field in fields), default=0)
+    unit, length = next((unit for unit in UNITS if longest >= unit[1]), UNITS[-1])
+    return [{**row, **{field: round(row[field] / length, 3) for field in fields}} for row in known], unit
 
 
-def duration_chart(columns: Sequence[Column]) -> Spec:
-    """How many merge records last how long, those of no duration left out."""
-    unit, length = unit_for(max(column.most for column in columns))
-    rows = [
-        {"since": (c.least - 1) / length, "until": c.most / length, "records": c.records, "text": f"up to {duration(c.most)}"}
-        for c in columns
-        if c.most
-    ]
-    scale = alt.Scale(domain=[0, max(column.most for column in columns) / length], nice=False)
-    x = alt.X("since:Q", scale=scale, axis=alt.Axis(title=unit, tickCount=10))
-    return _histogram(rows, x, alt.Tooltip("text:N", title="duration"), alt.X2("until"))
-
-
-def _histogram(rows: list[dict[str, Any]], x: alt.X, tip: alt.Tooltip, *more: alt.X2) -> Spec:
-    y = alt.Y("records:Q", axis=alt.Axis(title="merge records", tickCount=5))
-    bars = chart_of(rows, 180).mark_bar(color=COLOURS[0], stroke="white", strokeWidth=0.5)
-    return spec_of(bars.encode(x, y, alt.Y2(datum=0), *more, tooltip=[tip, alt.Tooltip("records:Q", format=",")]))
-
-
-def _held_to_the_end(leads: Sequence[LeadIn], end: int) -> list[LeadIn]:
-    """A lead holds until the next batch: the last one of each line up to the axis' end."""
-    last = {(at.source, at.partition): at for at in sorted(leads, key=lambda at: at.at)}
-    return [*leads, *(at._replace(at=end) for at in last.values())]
-
-
-def _place(stretch: Stretch) -> str:
-    return f"{stretch.source}[{stretch.partition}]"
-
-
-def _range_text(column: Column) -> str:
-    return str(column.most) if column.least == column.most else f"{column.least}–{column.most}"
-
-
-def _signed(ms: int) -> str:
-    return f"-{duration(-ms)}" if ms < 0 else duration(ms)
+def held(rows: Sequence[Row], by: str, end: int) -> list[Row]:
+    """The rows, and each last one of `by` again at the end: what it says holds until then."""
+    return [*rows, *({**row, "at": end} for row in {row[by]: row for row in rows}.values())]

@@ -80,17 +80,21 @@ def _compared(one: int, other: int) -> tuple[str, str, str]:
     return f"{one:,}", f"{other:,}", f"{other - one:+,}" if other != one else "-"
 
 
+_SECTIONS = (
+    ("late", "late: never merged", ("event_time", "position", "batch", "version")),
+    ("waiting", "in bronze, waiting for the clock", ("event_time",)),
+    ("quarantined", "refused, with this Kafka key", ("reason", "detail")),
+)
+
+
 def explain_view(found: dict[str, Any]) -> Group:
     """The life of a key: a paragraph for every merge record, then what was not merged."""
     key, moment = escape(repr(found["key"])), found["as_of"]
     when = "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
     told: list[RenderableType] = [part for record in found["records"] for part in _merge_record(record)]
-    if found["late"]:
-        told += ["[bold]late: never merged[/]", _records(found["late"], "event_time", "position", "batch", "version")]
-    if found["waiting"]:
-        told += ["[bold]in bronze, waiting for the clock[/]", _records(found["waiting"], "event_time")]
-    if found["quarantined"]:
-        told += ["[bold]refused, with this Kafka key[/]", _records(found["quarantined"], "reason", "detail")]
+    for name, title, columns in _SECTIONS:
+        if found[name]:
+            told += [f"[bold]{title}[/]", _records(found[name], *columns)]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
         return Group(f"nothing is known of the key {key}{when}" + (f"; near ones: {near}" if near else ""))
@@ -104,34 +108,22 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
     valid = "" if record["valid"] is None else " · valid" if record["valid"] else " · not valid"
     span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
     heads = "" if closed is None else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
-    lines: list[RenderableType] = [
-        f"[bold]partition {record['partition']} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}",
-        f"  {escape(record['reason'])}",
-        *([f"  heads then: {escape(heads)}"] if heads else []),
-        _records(record["parts"], "event_time", "position", "rule", "batch", "version"),
-    ]
-    return (*lines, "")
+    first = f"[bold]partition {record['partition']} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}"
+    lines = [first, f"  {escape(record['reason'])}", *([f"  heads then: {escape(heads)}"] if heads else [])]
+    return *lines, _records(record["parts"], "event_time", "position", "rule", "batch", "version"), ""
 
 
 def _records(rows: list[dict[str, Any]], *more: str) -> Table:
     """A line for each record, narrow enough for a terminal; a position is told by how far it is beyond the event time."""
-    titles = ["record", *[name.replace("_", " ") for name in more]]
-    table = Table(*titles, box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table("record", *[n.replace("_", " ") for n in more], box=None, header_style="dim", padding=(0, 2, 0, 0))
     for row in rows:
-        table.add_row(_record(row), *[escape(_cell(row, name)) for name in more])
+        told = {name: "-" if row[name] is None else str(row[name]) for name in more}
+        told |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
+        told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
+        source = "" if row["source"] == row["topic"] else f"{row['source']}: "
+        place = f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
+        table.add_row(*map(escape, (place, *told.values())))
     return table
-
-
-def _record(row: dict[str, Any]) -> str:
-    source = "" if row["source"] == row["topic"] else f"{row['source']}: "
-    return escape(f"{source}{row['topic']}[{row['partition']}]@{row['offset']}")
-
-
-def _cell(row: dict[str, Any], name: str) -> str:
-    value = row[name]
-    if name == "position":
-        return f"+{duration(value - row['event_time'])}"
-    return utc(value) if name == "event_time" else "-" if value is None else str(value)
 
 
 def utc(ms: int | None) -> str:

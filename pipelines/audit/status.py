@@ -1,192 +1,162 @@
-"""Where every partition stands: heads, clock, lag, and how many records ended where. Reads only."""
+"""Where every partition stands: heads, clock, lag, and how many records ended where. Reads only, and starts no JVM."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from confluent_kafka import Consumer
-
-from pipelines import tables
-from pipelines.adapters.decisions import read_decisions
-from pipelines.adapters.kafka import Cluster, co_partitioned, read_to_end
-from pipelines.adapters.lake import Lake
-from pipelines.adapters.progress import read_last_batch
-from pipelines.beginning import begun
 from pipelines.core.idle import Decision
-from pipelines.core.plan import BatchPlan, TopicPartition
+from pipelines.core.plan import TopicPartition
 from pipelines.errors import KafkaUnreachableError
+from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
 from pipelines.settings import Settings
-from pipelines.transforms.ranges import within
 
 log = logging.getLogger("watersmeet.status")
 
 EXACT_LAG = 1000
 """Up to so many offsets, what bronze lacks is counted record by record: the markers of transactions take offsets too."""
 
+PATIENCE_S = 2.5
+"""A broker that does not answer within this counts as away: the tables know nearly as much."""
 
-class _New(NamedTuple):
-    """What bronze holds of a topic-partition beyond what silver has passed."""
+_THREADS = 8
 
-    records: int
-    head: int | None
-    last_offset: int
-
-
-class Standing(NamedTuple):
-    """One topic-partition: its head (ms), the records in bronze that the merge has not passed, the next offset to read, and
-    whether the idle policy has spoken since its last record.
-    """
-
-    head: int | None
-    waiting: int
-    next_offset: int
-    is_idle: bool
+Bounds = Mapping[TopicPartition, tuple[int, int]]
+Row = dict[str, Any]
 
 
-def status(lake: Lake, settings: Settings) -> dict[str, Any]:
+def status(questions: Questions, settings: Settings, patience_s: float = PATIENCE_S) -> dict[str, Any]:
     """The answer of `status --json`: times in epoch ms, null where there is none yet.
 
-    `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer, the latter are
-    left out and a warning says so.
+    `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer within
+    `patience_s`, the latter are left out and a warning says so.
     """
-    last = read_last_batch(lake) if lake.exists(tables.PROGRESS) else None
-    partitions, reachable = _partitions(lake, settings, last)
-    idle = _last_decisions(lake)
-    standings = {
-        TopicPartition(source, p): standing
-        for source in settings.sources
-        for p, standing in _standings(lake, source, partitions, last, idle).items()
-    }
-    behind = _records_beyond(settings, standings) if reachable else {}
-    counts = {name: _counts(lake, name) for name in (tables.LATE, tables.QUARANTINE)}
-    silver = _silver_counts(lake)
-    published = _published(lake)
-    return {
-        "partitions": [
-            {
-                "partition": p,
-                "clock": _clock(settings, standings, p),
-                "open": silver.get((p, "open"), 0),
-                "timed_out": silver.get((p, "timed_out"), 0),
-                "late": counts[tables.LATE].get(p, 0),
-                "quarantined": counts[tables.QUARANTINE].get(p, 0),
-                "published": published.get(p, 0),
-                "sources": {
-                    source: _source(standings[tp], _clock(settings, standings, p), behind.get(tp, 0))
-                    for source in settings.sources
-                    for tp in [TopicPartition(source, p)]
-                },
-            }
-            for p in range(partitions)
-        ]
-    }
+    with ThreadPoolExecutor(_THREADS) as pool:
+        of_kafka = pool.submit(_bounds, settings, patience_s)
+        passed, decisions, begun = pool.map(lambda ask: ask(questions), (_passed, _last_decisions, _begun))
+        since = begun | {tp: row["until_offset"] for tp, row in passed.items()}
+        found = pool.map(lambda source: _beyond(questions, source, since), settings.sources)
+        new = {tp: row for rows in found for tp, row in rows.items()}
+        counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
+        silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
+        published = _published(questions)
+        try:
+            bounds: Bounds | None = of_kafka.result()
+        except KafkaUnreachableError as error:
+            log.warning("%s; records that are not in bronze yet are not counted", error)
+            bounds = None
+        partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
+        every = [TopicPartition(source, p) for source in settings.sources for p in partitions]
+        ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
+        behind = dict(zip(every, pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every), strict=True))
+    answers = []
+    for p in partitions:
+        sources: dict[str, dict[str, Any]] = {}
+        for tp in [TopicPartition(source, p) for source in settings.sources]:
+            # The idle policy speaks for a source until its next record.
+            idle = [d.event_time for d in [decisions.get(tp)] if d is not None and d.after_offset + 1 >= ends[tp]]
+            known = [passed.get(tp, {}).get("position"), new.get(tp, {}).get("head"), *idle]
+            head = max((time for time in known if time is not None), default=None)
+            waiting = new[tp]["records"] if tp in new else 0
+            state = "idle" if idle else "waiting" if head is None else "held" if waiting else "active"
+            sources[tp.source] = {"head": head, "lead": None, "lag": waiting + behind[tp], "state": state}
+        heads = [at["head"] for at in sources.values()]
+        clock = None if None in heads else min(heads)
+        for at in sources.values():
+            at["lead"] = None if clock is None else at["head"] - clock
+            if at["state"] == "held" and at["lead"] == 0:  # nothing waits for another source
+                at["state"] = "active"
+        counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
+        counts |= {"quarantined": quarantined.get((p,), 0), "published": published.get(p, 0)}
+        answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
+    return {"partitions": answers}
 
 
-def _source(standing: Standing, clock: int | None, behind: int) -> dict[str, Any]:
-    head = standing.head
-    return {
-        "head": head,
-        "lead": None if head is None or clock is None else head - clock,
-        "lag": standing.waiting + behind,
-        "state": _state(standing, clock),
-    }
+# -- the tables
 
 
-def _state(standing: Standing, clock: int | None) -> str:
-    if standing.is_idle:
-        return "idle"
-    if standing.head is None:
-        return "waiting"
-    is_ahead = clock is None or standing.head > clock
-    return "held" if standing.waiting and is_ahead else "active"
+def _rows(questions: Questions, table: str, by: Sequence[str], where: Where = (), **values: tuple[str, str]) -> list[Row]:
+    """A summary; without rows where the table is not there yet."""
+    return questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
 
 
-def _clock(settings: Settings, standings: Mapping[TopicPartition, Standing], partition: int) -> int | None:
-    heads = [standings[TopicPartition(source, partition)].head for source in settings.sources]
-    return None if None in heads else min(head for head in heads if head is not None)
+def _by_topic_partition(rows: Iterable[Row]) -> dict[TopicPartition, Row]:
+    return {TopicPartition(row["source"], row["partition"]): row for row in rows}
 
 
-def _partitions(lake: Lake, settings: Settings, last: BatchPlan | None) -> tuple[int, bool]:
-    """The number of partitions, and whether Kafka answers."""
-    try:
-        return co_partitioned(settings, Cluster(settings.kafka).partition_counts()), True
-    except KafkaUnreachableError as error:
-        log.warning("%s; records that are not in bronze yet are not counted", error)
-    found = [p for source in settings.sources for (p,) in _rows(lake, tables.bronze(source), "SELECT DISTINCT `partition` FROM")]
-    known = [tp.partition for tp in last.ranges] if last else []
-    return max([-1, *known, *found]) + 1, False
+def _passed(questions: Questions) -> dict[TopicPartition, Row]:
+    """How far the last batch that `progress` knows has passed each topic-partition: `until_offset` and `position` (ms)."""
+    last = [row["batch"] for row in _rows(questions, tables.PROGRESS, [], batch=("max", "batch")) if row["batch"] is not None]
+    columns = ["source", "partition", "until_offset", "position"]
+    where: Where = [[("batch", "in", last)]]
+    return _by_topic_partition(questions.select(tables.PROGRESS, columns, where).to_pylist()) if last else {}
 
 
-def _last_decisions(lake: Lake) -> dict[TopicPartition, Decision]:
+def _last_decisions(questions: Questions) -> dict[TopicPartition, Decision]:
     """What the idle policy has said last of each topic-partition."""
-    return dict(read_decisions(lake)) if lake.exists(tables.IDLE_HEARTBEATS) else {}
+    rows = _rows(questions, tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset"], time=("max", "event_time"))
+    found = _by_topic_partition(sorted(rows, key=lambda row: int(row["after_offset"])))
+    return {tp: Decision(row["after_offset"], row["time"]) for tp, row in found.items()}
 
 
-def _standings(
-    lake: Lake, source: str, partitions: int, last: BatchPlan | None, idle: Mapping[TopicPartition, Decision]
-) -> dict[int, Standing]:
-    """From the progress on: what silver has passed need not be read again."""
-    passed = {tp.partition: done for tp, done in (last.ranges.items() if last else ()) if tp.source == source}
-    kept = begun(lake, source) if lake.exists(tables.RECOVERED) and lake.exists(tables.RESETS) else []
-    first = {p: max(offset for q, offset in kept if q == p) for p, _ in kept}
-    since = {p: passed[p].until_offset if p in passed else first.get(p, 0) for p in range(partitions)}
-    beyond = _rows(
-        lake,
-        tables.bronze(source),
-        "SELECT `partition`, COUNT(*), MAX(event_time), MAX(`offset`) FROM",
-        f"WHERE {within({p: (offset, None) for p, offset in since.items()})} GROUP BY `partition`",
-    )
-    new = {p: _New(*found) for p, *found in beyond}
-    standings = {}
-    for p, offset in since.items():
-        position = passed[p].position if p in passed else None
-        next_offset = max(offset, first.get(p, 0), new[p].last_offset + 1 if p in new else 0)
-        decision = idle.get(TopicPartition(source, p))
-        is_idle = decision is not None and decision.after_offset + 1 >= next_offset
-        said = decision.event_time if decision is not None and is_idle else None
-        heads = [head for head in (position, said, new[p].head if p in new else None) if head is not None]
-        standings[p] = Standing(max(heads, default=None), new[p].records if p in new else 0, next_offset, is_idle)
-    return standings
+def _begun(questions: Questions) -> dict[TopicPartition, int]:
+    """Where reading of each topic-partition was last told to begin."""
+    known, by = [[("source", "is not null", None)]], ["source", "partition"]
+    rows = _rows(questions, tables.RESETS, by, known, offset=("max", "to_offset"))
+    rows += _rows(questions, tables.RECOVERED, by, known, offset=("max", "offset"))
+    found = _by_topic_partition(sorted(rows, key=lambda row: int(row["offset"])))
+    return {tp: row["offset"] for tp, row in found.items()}
 
 
-def _records_beyond(settings: Settings, standings: Mapping[TopicPartition, Standing]) -> dict[TopicPartition, int]:
-    """How many records Kafka has after each topic-partition's end in bronze."""
-    cluster = Cluster(settings.kafka)
-    consumer = cluster.consumer()
-    try:
-        beyond = {}
-        for source, kept in settings.sources.items():
-            mine = {tp.partition: s for tp, s in standings.items() if tp.source == source}
-            for p, (first, end) in cluster.bounds(kept.topic, len(mine)).items():
-                since = max(first, mine[p].next_offset)
-                beyond[TopicPartition(source, p)] = _count(consumer, kept.topic, p, since, end)
-        return beyond
-    finally:
-        consumer.close()
+def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Row]:
+    """What bronze holds of a source from some offsets on: `records`, `head` (ms) and `last` offset."""
+    mine = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
+    known, end = sorted(mine), max(mine, default=-1) + 1
+    parts: list[Where] = [[[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*mine}))]]]
+    # With more partitions in one question, neighbours would share a term, and their rows could not be told apart.
+    parts += [within({p: mine[p] for p in known[i : i + MAX_TERMS]}) for i in range(0, len(known), MAX_TERMS)]
+    values = {"records": ("count", "*"), "head": ("max", "event_time"), "last": ("max", "offset")}
+    rows = [row for where in parts for row in _rows(questions, tables.bronze(source), ["partition"], where, **values)]
+    return _by_topic_partition({**row, "source": source} for row in rows)
 
 
-def _count(consumer: Consumer, topic: str, partition: int, since: int, end: int) -> int:
+def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...], int]:
+    return {tuple(row[name] for name in by): row["rows"] for row in _rows(questions, table, by, rows=("count", "*"))}
+
+
+def _published(questions: Questions) -> dict[int, int]:
+    """The sequence has no gap, so its last number says how many there are."""
+    return {
+        row["partition"]: row["last"] + 1 for row in _rows(questions, tables.PUBLISHED, ["partition"], last=("max", "last_seq"))
+    }
+
+
+# -- Kafka
+
+
+def _bounds(settings: Settings, patience_s: float) -> Bounds:
+    """The first and the exclusive end offset of every topic-partition."""
+    cluster = Cluster(settings.kafka, patience_s)
+    partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
+    return {
+        TopicPartition(source, p): bounds
+        for source, kept in settings.sources.items()
+        for p, bounds in cluster.bounds(kept.topic, partitions).items()
+    }
+
+
+def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None) -> int:
+    """How many records Kafka has after a topic-partition's end in bronze; 0 where Kafka does not answer."""
+    if bounds is None:
+        return 0
+    first, end = bounds[tp]
+    since = max(first, next_offset)
     if not 0 < end - since <= EXACT_LAG:
         return max(0, end - since)
-    return len(read_to_end(consumer, topic, partition, since))
-
-
-def _rows(lake: Lake, table: str, select: str, condition: str = "") -> list[tuple[Any, ...]]:
-    """Nothing where the table is not there yet."""
-    return lake.rows_if_any(f"{select} {{{table}}} {condition}")
-
-
-def _counts(lake: Lake, table: str) -> dict[int, int]:
-    return dict(_rows(lake, table, "SELECT `partition`, COUNT(*) FROM", "GROUP BY `partition`"))
-
-
-def _silver_counts(lake: Lake) -> dict[tuple[int, str], int]:
-    rows = _rows(lake, tables.SILVER, "SELECT `partition`, status, COUNT(*) FROM", "GROUP BY `partition`, status")
-    return {(partition, status): count for partition, status, count in rows}
-
-
-def _published(lake: Lake) -> dict[int, int]:
-    """The sequence has no gap, so its last number says how many there are."""
-    return dict(_rows(lake, tables.PUBLISHED, "SELECT `partition`, MAX(last_seq) + 1 FROM", "GROUP BY `partition`"))
+    wanted = Range(settings.sources[tp.source].topic, tp.partition, since, end)
+    return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))

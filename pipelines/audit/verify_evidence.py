@@ -1,49 +1,46 @@
-"""What the checks of `verify` start from: one version of silver, how far it is, and every record of bronze with its position."""
+"""What `verify` starts from: one version of silver, the eras that it was merged in, and the rows of every table by partition.
+
+An *era* is what silver merged from one deliberate reset to the next. Tables are read a group of partitions at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from typing import NamedTuple
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import chain, repeat
+from typing import Any, NamedTuple, TypeAlias
 
-from pyspark.sql import Column, DataFrame, Row, Window
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
-from pipelines.audit.validate import Problem
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import BatchPlan, TopicPartition
+from pipelines.lake import tables
+from pipelines.lake.progress import last_batch as last_batch_of
+from pipelines.lake.progress import progress_rows
+from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.settings import Settings
-from pipelines.transforms.ranges import by_partition, is_within
-
-SHOWN = 10
-"""So many problems of a check are shown: enough to see what they have in common."""
 
 SAMPLED_RECORDS = 100_000
 """About so many records are compared with the merge model where not all are wanted: seconds of work."""
 
-_IDLE_FLAGS = {"is_idle": True, "heartbeat": True, "is_passed": False}
+GROUPS = 16
+"""Tables are read in about so many groups of partitions: one partition at a time, or that part of the lake, is in memory."""
 
-REBUILD = "derive silver again from bronze: `watersmeet rebuild --into DIR`"
-
-
-class Findings(NamedTuple):
-    """The first problems of a check, and how many more there are."""
-
-    problems: list[Problem]
-    more: int = 0
-
-
-def first_of(problems: DataFrame, order: Sequence[str], describe: Callable[[Row], Problem]) -> Findings:
-    """The first rows as problems; the others are only counted, and only where there are any."""
-    rows = problems.orderBy(*order).take(SHOWN + 1)
-    more = problems.count() - SHOWN if len(rows) > SHOWN else 0
-    return Findings([describe(row) for row in rows[:SHOWN]], more)
+Ints: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+_NEVER = int(np.iinfo(np.int64).max)
 
 
 class Reset(NamedTuple):
-    """A batch that merged nothing: where each topic-partition goes on, when it was decided (microseconds), and what for."""
+    """A batch that merged nothing: where each topic-partition goes on, when it was noted (epoch ms), and what for."""
 
     batch: int
     begin: Mapping[TopicPartition, int]
@@ -51,9 +48,9 @@ class Reset(NamedTuple):
     reason: str
 
 
-class Stretch(NamedTuple):
-    """What silver merged from one reset to the next: `[begin, until)` of every topic-partition, and by partition the clock (ms)
-    at its end. `heads` (ms): of what its last batch considered. `ended_at`: the time (microseconds) of the reset that ended it.
+class Era(NamedTuple):
+    """What silver merged from one reset to the next: `[begin, until)` of every topic-partition, by partition the clock (ms) at
+    its end, and the heads (ms) that its last batch considered. `ended_at`: the time (epoch ms) of the reset that ended it.
     """
 
     begin: Mapping[TopicPartition, int]
@@ -62,172 +59,309 @@ class Stretch(NamedTuple):
     heads: Mapping[TopicPartition, int]
     ended_at: int | None
 
-    def comes_again(self, following: Stretch, source: str, partition: int) -> int | None:
-        """From which offset on its records are merged again; None: the reset after it did not jump back there."""
-        tp = TopicPartition(source, partition)
-        return following.begin[tp] if following.begin[tp] < self.until[tp] else None
-
 
 @dataclass(frozen=True)
 class Evidence:
-    """One version of a lake's silver, the stretches that it was merged in, and how many of the keys are looked at closely."""
+    """One version of a lake's silver (None: there is none), its last batch (-1: none) and eras, and how many keys are sampled.
 
-    lake: Lake
+    `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
+    of the first whose records are parts of them rather than merged anew.
+    """
+
+    questions: Questions
     settings: Settings
-    silver: DataFrame
+    partitions: int
+    version: int | None
     last_batch: int
     resets: Sequence[Reset]
-    stretches: Sequence[Stretch]
+    eras: Sequence[Era]
+    recovered: pa.Table
     one_in: int
-    _read: dict[str, DataFrame] = field(default_factory=dict)
 
-    @property
-    def until(self) -> Mapping[TopicPartition, int]:
-        """How far silver is."""
-        return self.stretches[-1].until
+    def at(self, tp: TopicPartition, offset: int) -> str:
+        """A record's place in Kafka, for a sentence."""
+        return f"{self.settings.sources[tp.source].topic}[{tp.partition}]@{offset}"
 
-    def read(self, table: str) -> DataFrame:
-        """The table as it is now, without rows where it does not exist."""
-        if table not in self._read:
-            self._read[table] = read(self.lake, table)
-        return self._read[table]
+    def era_of(self, batch: int) -> int:
+        """The index of the era that a batch belongs to; a reset closes the one before it."""
+        return sum(reset.batch < batch for reset in self.resets)
 
-    def at(self, source: str, partition: int, offset: int) -> str:
-        """A record's coordinates."""
-        return f"{self.settings.sources[source].topic}[{partition}]@{offset}"
-
-    def stretch_of(self, batch: Column) -> Column:
-        """The index of the stretch that a batch belongs to; a reset closes the one before it."""
-        return reduce(Column.__add__, [(batch > r.batch).cast("int") for r in self.resets], F.lit(0))
-
-    def recovered(self) -> DataFrame:
-        """Messages read back, or left behind by a jump back: partition, merge_key, event_time (ms), and the first `stretch` whose
-        records are parts of them rather than merged anew.
-        """
-        rows = self.read(tables.RECOVERED).where(F.col("merge_key").isNotNull())
-        since = [(F.unix_micros("recovered_at") >= r.committed_at).cast("int") for r in self.resets]
-        stretch = reduce(Column.__add__, since, F.lit(0)).alias("stretch")
-        return rows.select("partition", "merge_key", F.unix_millis("event_time").alias("event_time"), stretch)
-
-    def is_looked_at(self) -> Column:
-        """Whether a row's (partition, merge_key) belongs to the sample, which is another one after every batch."""
-        return F.pmod(F.xxhash64(F.lit(self.last_batch), "partition", "merge_key"), F.lit(self.one_in)) == 0
-
-    def records(self, more: Callable[[str], Sequence[Column]] = lambda _: ()) -> DataFrame:
-        """Every record that has an event time, with its position, derived from the first offset of its stretch on; the last
-        stretch goes on to bronze's end.
-
-        Out: stretch, source, partition, offset, is_idle, heartbeat, merge_key, event_time, position (ms), is_passed, and the
-        columns that `more` gives for a source. Heartbeats of the idle policy are among them (offset: the one they come after).
-        """
-        frames = [self._records_of(i, stretch, more) for i, stretch in enumerate(self.stretches)]
-        in_order = Window.partitionBy("stretch", "source", "partition").orderBy("offset", "is_idle")
-        position = F.max("event_time").over(in_order.rowsBetween(Window.unboundedPreceding, 0))
-        return union_all(frames).withColumn("position", position)
-
-    def _records_of(self, index: int, stretch: Stretch, more: Callable[[str], Sequence[Column]]) -> DataFrame:
-        is_last = index == len(self.stretches) - 1
-        frames = []
-        for source in self.settings.sources:
-            until = {tp.partition: offset for tp, offset in stretch.until.items() if tp.source == source}
-            begin = {tp.partition: offset for tp, offset in stretch.begin.items() if tp.source == source}
-            bronze = self.read(tables.bronze(source)).where(F.col("reason").isNull())
-            inside = is_within({p: (offset, None if is_last else until[p]) for p, offset in begin.items()})
-            common: list[Column | str] = [F.lit(index).alias("stretch"), F.lit(source).alias("source"), "partition"]
-            time = F.unix_millis("event_time").alias("event_time")
-            is_passed = (F.col("offset") < by_partition(until)).alias("is_passed")
-            frames.append(
-                bronze.where(inside).select(
-                    *common, "offset", F.lit(False).alias("is_idle"), "heartbeat", "merge_key", time, is_passed, *more(source)
-                )
-            )
-            idle = self.read(tables.IDLE_HEARTBEATS).where(F.col("source") == source).withColumnRenamed("after_offset", "offset")
-            inside = is_within({p: (offset - 1, None if is_last else until[p]) for p, offset in begin.items()})
-            if stretch.ended_at is not None:
-                inside = inside & (F.unix_micros("decided_at") < stretch.ended_at)
-            flags = [F.lit(flag).alias(name) for name, flag in _IDLE_FLAGS.items()]
-            frames.append(idle.where(inside).select(*common, "offset", time, *flags))
-        return union_all(frames)
+    def is_sampled(self, key: str | None) -> bool:
+        """Whether a key belongs to the sample, which is another one after every batch; a null never does."""
+        return key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
 
 
-def read(lake: Lake, table: str) -> DataFrame:
-    """The table as it is now, without rows where it does not exist."""
-    return lake.read(table) if lake.exists(table) else lake.spark.createDataFrame([], lake.schema(table))
+def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.NDArray[Any]:
+    """A column of integers (as int64) or booleans as numpy, with `null` in the place of nulls."""
+    found = np.asarray(column if null is None else column.fill_null(null))
+    return found.astype(np.int64 if found.dtype.kind in "iu" else bool)
 
 
-def union_all(frames: Iterable[DataFrame]) -> DataFrame:
-    """All their rows; a column that a frame lacks is null there."""
-
-    def union(one: DataFrame, other: DataFrame) -> DataFrame:
-        return one.unionByName(other, allowMissingColumns=True)
-
-    return reduce(union, frames)
+# -- how far silver is
 
 
-def by_topic_partition(values: Mapping[TopicPartition, int]) -> Column:
-    """The value that a mapping holds for the row's `source` and `partition`, else null."""
-    sources = {tp.source for tp in values}
-    mine = {s: by_partition({tp.partition: value for tp, value in values.items() if tp.source == s}) for s in sources}
-    return F.coalesce(F.lit(None).cast("bigint"), *[F.when(F.col("source") == s, value) for s, value in mine.items()])
-
-
-def read_evidence(lake: Lake, settings: Settings, partitions: int, *, full: bool) -> Evidence:
-    """Silver as it is now, with all that leads to it."""
-    silver, last_batch = read_silver(lake)
+def read_evidence(questions: Questions, settings: Settings, partitions: int, *, full: bool = True) -> Evidence:
+    """Silver as it is now, with all that leads to it; not `full`: of the keys, a sample is looked at."""
+    version, last = _silver_now(questions)
+    last_batch = -1 if last is None else last[0].batch
+    noted = {} if version is None or last is None else _noted(questions, settings, version, *last)
+    columns = ["partition", "merge_key", "event_time", "recovered_at", "source", "offset"]
+    known = _select(questions, settings, tables.RECOVERED, columns)
+    jumps = [(batch, rows, rows[0]) for batch, rows in sorted(noted.items()) if rows[0]["reason"] is not None]
+    resets = [Reset(b, _by_topic_partition(rows, "until_offset"), row["committed_at"], row["reason"]) for b, rows, row in jumps]
     every = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
-    progress = read(lake, tables.PROGRESS).where(F.col("batch") <= last_batch)
-    resets = _resets(progress)
-    stretches = _stretches(progress, resets, every)
-    records = sum(s.until[tp] - s.begin[tp] for s in stretches for tp in every)
+    begin = dict.fromkeys(every, 0) | _by_topic_partition(known.filter(pc.is_valid(known["source"])).to_pylist(), "offset")
+    eras = []
+    for ended in [*resets, None]:
+        rows = noted.get(last_batch if ended is None else ended.batch - 1, [])
+        rows = [row for row in rows if row["reason"] is None]  # else one reset followed another
+        clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
+        heads = _by_topic_partition([row for row in rows if row["head"] is not None], "head")
+        until = begin | _by_topic_partition(rows, "until_offset")
+        eras.append(Era(begin, until, clocks, heads, None if ended is None else ended.committed_at))
+        begin = begin if ended is None else dict.fromkeys(every, 0) | dict(ended.begin)
+    records = sum(era.until[tp] - era.begin[tp] for era in eras for tp in every)
     one_in = 1 if full else max(1, records // SAMPLED_RECORDS)
-    return Evidence(lake, settings, silver, last_batch, resets, stretches, one_in)
+    # Messages are noted before the lake's first batch, or with a reset, whose progress is noted after them.
+    messages = known.filter(pc.is_valid(known["merge_key"]))
+    at, ends = numbers(messages["recovered_at"]), np.array([reset.committed_at for reset in resets], np.int64)
+    era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
+    era[at <= (noted[0][0]["committed_at"] if 0 in noted else _NEVER)] = 0
+    recovered = messages.select(["partition", "merge_key", "event_time"]).append_column("era", pa.array(era, pa.int64()))
+    return Evidence(questions, settings, partitions, version, last_batch, resets, eras, recovered, one_in)
 
 
-def read_silver(lake: Lake) -> tuple[DataFrame, int]:
-    """A version of silver, and the last batch in it (-1: none)."""
-    if not lake.exists(tables.SILVER):
-        return read(lake, tables.SILVER), -1
-    while True:
-        version = lake.version_of(tables.SILVER)
-        commit = lake.last_commit(tables.SILVER)
-        if lake.version_of(tables.SILVER) == version:  # else another batch came between the two questions
-            break
-    return lake.read(tables.SILVER, version), -1 if commit is None else commit.number - 1
+def _select(
+    questions: Questions, settings: Settings, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+) -> pa.Table:
+    """`Questions.select`, without rows where the table does not exist."""
+    if questions.exists(table):
+        return questions.select(table, columns, where, version=version)
+    return in_milliseconds(tables.layout(settings)[table].schema.empty_table().select(columns))
 
 
-def _resets(progress: DataFrame) -> list[Reset]:
-    rows = (
-        progress.where(F.col("reason").isNotNull())
-        .select("batch", "source", "partition", "until_offset", F.unix_micros("committed_at").alias("at"), "reason")
-        .collect()
-    )
-    return [
-        Reset(
-            batch,
-            {TopicPartition(r.source, r.partition): r.until_offset for r in rows if r.batch == batch},
-            min(r["at"] for r in rows if r.batch == batch),
-            next(r.reason for r in rows if r.batch == batch),
-        )
-        for batch in sorted({r.batch for r in rows})
-    ]
+def _silver_now(questions: Questions) -> tuple[int | None, tuple[BatchPlan, int] | None]:
+    """A version of silver, its last batch, and the version that this batch made."""
+    while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
+        version, last = questions.version(tables.SILVER), last_batch_of(questions)
+        if questions.version(tables.SILVER) == version:  # else another batch came between the questions
+            return version, None if last is None else last[:2]
+    return None, None
 
 
-def _stretches(progress: DataFrame, resets: Sequence[Reset], every: Sequence[TopicPartition]) -> list[Stretch]:
-    index = reduce(Column.__add__, [(F.col("batch") > r.batch).cast("int") for r in resets], F.lit(0))
-    last = F.max_by(F.struct("until_offset", F.unix_millis("head").alias("head"), F.unix_millis("clock").alias("clock")), "batch")
-    merged = progress.where(F.col("reason").isNull())
-    ends = merged.groupBy(index.alias("stretch"), "source", "partition").agg(last.alias("last")).collect()
-    stretches = []
-    for i in range(len(resets) + 1):
-        begin = dict.fromkeys(every, 0) | (dict(resets[i - 1].begin) if i else {})
-        here = {TopicPartition(r.source, r.partition): r["last"] for r in ends if r.stretch == i}
-        stretches.append(
-            Stretch(
-                begin,
-                begin | {tp: r.until_offset for tp, r in here.items()},
-                {tp.partition: r.clock for tp, r in here.items() if r.clock is not None},
-                {tp: r.head for tp, r in here.items() if r["head"] is not None},
-                resets[i].committed_at if i < len(resets) else None,
-            )
-        )
-    return stretches
+def _noted(questions: Questions, settings: Settings, version: int, plan: BatchPlan, made: int) -> dict[int, list[dict[str, Any]]]:
+    """By batch the rows of `progress`: of the first batch, of every reset and the batch before it, and of the last, `plan`, which
+    may not be noted yet.
+    """
+    is_reset: Where = [[("reason", "is not null", None), ("batch", "<=", plan.batch)]]
+    resets = questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}, is_reset)["batch"].to_pylist()
+    wanted = {0, plan.batch - 1, plan.batch, *resets, *(batch - 1 for batch in resets)}
+    columns = ["batch", "source", "partition", "until_offset", "head", "clock", "committed_at", "reason"]
+    noted = defaultdict(list)
+    for row in questions.select(tables.PROGRESS, columns, [[("batch", "in", sorted(wanted))]]).to_pylist():
+        noted[row["batch"]].append(row)
+    if plan.batch not in noted:
+        [at] = [v.committed_at_ms for v in questions.history(tables.SILVER, version - made + 1) if v.number == made]
+        noted[plan.batch] = in_milliseconds(progress_rows(plan, settings, made, at)).to_pylist()
+    return noted
+
+
+def _by_topic_partition(rows: Sequence[Mapping[str, Any]], column: str) -> dict[TopicPartition, int]:
+    return {TopicPartition(row["source"], row["partition"]): row[column] for row in rows}
+
+
+# -- the rows of each partition
+
+
+class Outcome(NamedTuple):
+    """What became of records with a key: a merge record (`status` open, timed_out, or reset: closed by one), a late record, or a
+    part of a message that was out before (PUBLISHED). Times in ms; `last`: the last event time, or of a late record its position.
+    Of each part: source, offset, event time and value, as its text, or as the JSON of the fields of a schema.
+    """
+
+    key: str
+    status: str
+    event_time: int
+    last: int
+    parts: tuple[tuple[Any, ...], ...]
+
+    def __str__(self) -> str:
+        parts = [f"{source}@{offset} ({', '.join(str(each)[:40] for each in more)})" for source, offset, *more in self.parts[:5]]
+        return f"{self.status} from {self.event_time} to {self.last} of {', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
+
+
+class Row(NamedTuple):
+    """A row of silver. `holds` and `told`: what the user's own expressions say of it, None where that is not known."""
+
+    outcome: Outcome
+    batch: int
+    valid: bool | None
+    invalid_reason: str | None
+    holds: bool | None
+    told: bytes | None
+
+
+class Read(NamedTuple):
+    """What an era has read of a topic-partition and not refused, decisions of the idle policy too: offsets (of a decision the one
+    that it follows), positions (ms), and of each record whether the merge has passed it. The last era reads to bronze's end.
+    """
+
+    offset: Ints
+    position: Ints
+    is_passed: Flags
+    is_left: Flags
+
+
+class Log(NamedTuple):
+    """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, offsets of
+    records with a key, of refused ones and of those in quarantine; and what each era has read.
+
+    `skipped`: ranges `[since, until)` that starts, resets and accepted gaps have passed over on purpose; `sampled`: of records
+    with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
+    """
+
+    offset: Ints
+    repeated: Mapping[int, int]
+    records: Ints
+    refused: Ints
+    quarantined: Ints
+    reads: Sequence[Read]
+    skipped: Sequence[tuple[int, int]]
+    sampled: Mapping[int, tuple[str, int, bytes, bytes]]
+
+
+class Partition(NamedTuple):
+    """All rows of one partition; `recovered`: the era that a message read back begins with, its key and event time (ms)."""
+
+    evidence: Evidence
+    number: int
+    logs: Mapping[TopicPartition, Log]
+    rows: Sequence[Row]
+    late: Sequence[Outcome]
+    recovered: Sequence[tuple[int, str, int]]
+
+
+def place(partition: int, key: str, event_time: int | None = None) -> str:
+    """A merge record's coordinates, for a sentence; event time in ms."""
+    return f"silver: partition {partition}, key {key!r}" + ("" if event_time is None else f", event_time {event_time}")
+
+
+def groups(partitions: int) -> list[tuple[int, int]]:
+    """Ranges `[first, until)` of partitions that are read together."""
+    size = -(-partitions // GROUPS)
+    return [(first, min(first + size, partitions)) for first in range(0, partitions, max(1, size))]
+
+
+_COLUMNS = {
+    tables.SILVER: ["merge_key", "status", "event_time", "last_event_time", "batch", "valid", "invalid_reason"],
+    tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value"],
+    tables.QUARANTINE: ["source", "offset"],
+    tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
+    tables.RESETS: ["source", "from_offset", "to_offset"],
+    tables.RECOVERED: ["era", "merge_key", "event_time"],
+}
+_OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value"]
+
+
+def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]) -> Iterator[Partition]:
+    """Every partition of the topics. Outcomes are read before bronze, so that bronze has what they name.
+
+    `evaluated` adds the columns `holds` and `told` of `Row` to rows of silver.
+    """
+    sources = list(evidence.settings.sources)
+    for first, until in groups(evidence.partitions):
+        here, found = [("partition", ">=", first), ("partition", "<", until)], {tables.RECOVERED: evidence.recovered}
+        for table in _COLUMNS.keys() - found.keys():
+            columns = ["partition", *_COLUMNS[table], *(sources if table == tables.SILVER else [])]
+            where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
+            version = evidence.version if table == tables.SILVER else None
+            found[table] = _select(evidence.questions, evidence.settings, table, columns, [where], version)
+        found[tables.SILVER] = evaluated(found[tables.SILVER])
+        bronze = {source: _read_bronze(evidence, source, here) for source in sources}
+        for p in range(first, until):
+            mine = {table: _of(rows, partition=p) for table, rows in found.items()}
+            tps = [TopicPartition(source, p) for source in sources]
+            logs = {tp: _log(evidence, tp, _of(bronze[tp.source], partition=p), mine) for tp in tps}
+            late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
+            recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
+            yield Partition(evidence, p, logs, list(_rows(mine[tables.SILVER], sources)), late, recovered)
+
+
+def _of(rows: pa.Table, **values: Any) -> pa.Table:
+    [(column, value)] = values.items()
+    return rows.filter(pc.equal(rows[column], value))
+
+
+def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in (*_COLUMNS[table], *more)), strict=True)
+
+
+def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
+    """Rows of bronze, values only of records with keys that are sampled, or were read back: the model says what was in those."""
+    rows = _select(evidence.questions, evidence.settings, tables.bronze(source), _OF_BRONZE, [here])
+    recovered = set(evidence.recovered["merge_key"].to_pylist())
+    is_sampled = [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()]
+    values = pc.if_else(pa.array(is_sampled, pa.bool_()), rows["value"], pa.scalar(None, pa.binary()))
+    return rows.set_column(6, "value", values)
+
+
+def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]) -> Log:
+    offset, firsts, counts = np.unique(numbers(rows["offset"]), return_index=True, return_counts=True)
+    repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
+    rows = rows.take(pa.array(firsts))
+    time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
+    is_keyed = ~is_refused & ~numbers(rows["heartbeat"].fill_null(False))
+    told = _of(found[tables.IDLE_HEARTBEATS], source=tp.source)
+    after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
+    reads = []
+    for era in evidence.eras:
+        begin, until = era.begin.get(tp, 0), era.until.get(tp, 0)
+        end, ended_at = (_NEVER, _NEVER) if era.ended_at is None else (until, era.ended_at)
+        read = ~is_refused & (offset >= begin) & (offset < end)
+        spoken = (after >= begin - 1) & (after < end) & (decided < ended_at)
+        at, is_record = np.append(offset[read], after[spoken]), np.arange(read.sum() + spoken.sum()) < read.sum()
+        order = np.lexsort((~is_record, at))  # a decision follows the record whose offset it bears
+        at, is_record, times = at[order], is_record[order], np.append(time[read], spoken_time[spoken])[order]
+        reads.append(Read(at, np.maximum.accumulate(times), is_record & (at < until), is_record & (at >= until)))
+    kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
+    rows = rows.filter(pc.and_(pa.array(is_keyed), pc.is_valid(rows["value"])))
+    columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
+    sampled = {o: (key, t, value, as_kept(value, kept)) for o, key, t, value in zip(*columns, strict=True)}
+    quarantined = numbers(_of(found[tables.QUARANTINE], source=tp.source)["offset"])
+    jumps = _tuples(_of(found[tables.RESETS], source=tp.source), tables.RESETS)
+    skipped = [(since, until) for _, since, until in jumps if since < until]
+    return Log(offset, repeated, offset[is_keyed], offset[is_refused], quarantined, reads, skipped, sampled)
+
+
+def as_kept(value: bytes, kind: pa.DataType) -> bytes:
+    """What silver keeps of a record's value: its text, or the fields of a schema, as JSON."""
+    if not pa.types.is_struct(kind):
+        return value
+    return orjson.dumps(_field(json.loads(value, parse_float=Decimal), kind))
+
+
+def _field(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _field(value.get(field.name), field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_field(each, kind.value_type) for each in value]
+    return int(value) if pa.types.is_integer(kind) else float(value) if pa.types.is_floating(kind) else value
+
+
+def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:
+    of_sources = []
+    for source in sources:
+        lists = silver[source].combine_chunks()
+        offsets, times, values = (pc.struct_field(pc.list_flatten(lists), name) for name in ("offset", "event_time", "value"))
+        times_ms = (numbers(times.cast(pa.int64())) // 1000).tolist()
+        is_typed = pa.types.is_struct(values.type)
+        texts = map(orjson.dumps, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
+        found = list(zip(repeat(source), offsets.to_pylist(), times_ms, texts, strict=False))
+        ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
+        of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])
+    rows = _tuples(silver, tables.SILVER, "holds", "told")
+    for (key, status, first, last, batch, valid, reason, *told), *parts in zip(rows, *of_sources, strict=True):
+        status = "reset" if status == "timed_out" and reason == "reset" else status
+        yield Row(Outcome(key, status, first, last, tuple(chain(*parts))), batch, valid, reason, *told)

@@ -1,244 +1,215 @@
-"""Check 6: the sink is silver's finished, valid records: in order, numbered without a gap, byte for byte."""
+"""Check 6: the sink is silver's finished, valid records: in order, numbered without a gap, with the content of their rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from pyspark.sql import Column, DataFrame, Row, Window
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines import tables
-from pipelines.adapters.kafka import Cluster, co_partitioned, spark_options
-from pipelines.adapters.lake import Lake
-from pipelines.audit.validate import Problem
-from pipelines.audit.verify_evidence import Evidence, Findings, first_of, read
-from pipelines.core.sequence import ID, SEQ
+from pipelines.audit.problems import Findings
+from pipelines.audit.verify_evidence import Evidence, Partition, Row
+from pipelines.core.sequence import ID, SEQ, message_id, parse_message_id
+from pipelines.core.types import TIME
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
-from pipelines.transforms.message import message_value
-from pipelines.transforms.ranges import by_partition
 
 REFILL = "name a new topic in publish.topic: gold fills it from silver"
 
-_PLACE = ("event_time", "merge_key")
+Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
+"""The user's SQL expressions, by the name of their column, over rows of silver: a row for each, in their order."""
 
-Place = tuple[int, str]
-"""Event time (ms) and key: what the sequence is ordered by. Keys compare as UTF-8 here, as Spark compares strings."""
+Place: TypeAlias = tuple[int, bytes]
+"""Event time (ms) and key (UTF-8): what the sequence is ordered by."""
 
+Message: TypeAlias = "tuple[int, int, Place | None, str, bytes | None, int, bytes | None]"
+"""Of a message of the sink offset, number and place (None where the headers do not say both), id, key, timestamp (ms), value."""
 
-@dataclass(frozen=True)
-class Sink:
-    """The sink topic up to where it ended when it was looked at, and by partition the last number that `published` had before."""
-
-    messages: DataFrame | None
-    bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    noted: Mapping[int, int] = field(default_factory=dict)
-    name: str = ""
-    """The topic and Kafka's identity of it, as `published` has it: a topic made again begins anew."""
+_ESCAPES = {i: f"\\u{i:04X}" for i in range(32)} | {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 34: '\\"', 92: "\\\\"}
 
 
-def read_sink(lake: Lake, settings: Settings, counts: Mapping[str, int]) -> Sink:
-    """The sink as it is now; without messages where gold has not made it yet."""
-    topic = settings.publish.topic
-    if topic not in counts:
-        return Sink(None)
-    name = sink_name(settings)
-    published = read(lake, tables.PUBLISHED).where(F.col("sink") == name)
-    noted: dict[int, int] = dict(published.groupBy("partition").agg(F.max("last_seq")).collect())
-    bounds = Cluster(settings.kafka).bounds(topic, co_partitioned(settings, counts))
-    filled = {str(p): (first, end) for p, (first, end) in bounds.items() if first < end}
-    if not filled:
-        return Sink(None, bounds, noted, name)
-    messages = (
-        lake.spark.read.format("kafka")
-        .options(**spark_options(settings.kafka))
-        .option("assign", json.dumps({topic: [int(p) for p in filled]}))
-        .option("startingOffsets", json.dumps({topic: {p: first for p, (first, _) in filled.items()}}))
-        .option("endingOffsets", json.dumps({topic: {p: end for p, (_, end) in filled.items()}}))
-        .option("includeHeaders", "true")
-        .load()
-    )
-    named = F.split(_header(ID), "/", 3)
-    rows = messages.select(
-        "partition",
-        "offset",
-        "key",
-        "value",
-        F.unix_millis("timestamp").alias("timestamp"),
-        _header(SEQ).cast("bigint").alias("seq"),
-        _header(ID).alias("id"),
-        F.get(named, 1).cast("bigint").alias("event_time"),
-        F.get(named, 2).alias("merge_key"),
-    )
-    return Sink(_without_repeats(rows) if settings.publish.delivery == "at_least_once" else rows, bounds, noted, name)
+# -- what rows of silver should become, without the merge's own code
 
 
-def _header(name: str) -> Column:
-    return F.get(F.filter("headers", lambda header: header["key"] == name), 0)["value"].cast("string")
+class Judge:
+    """What `publish` says of rows of silver. The user's own expressions count where there is something to evaluate them."""
+
+    def __init__(self, settings: Settings, evaluate: Evaluate | None = None) -> None:
+        self.settings, self.evaluate = settings, evaluate
+        texts = {"valid": settings.publish.valid, "value": settings.publish.value}
+        self.expressions = {name: text for name, text in texts.items() if text not in (None, "true")}
+        self.unevaluated = [f"publish.{name}" for name in self.expressions] if evaluate is None else []
+        self._knows_messages = "publish.value" not in self.unevaluated
+        is_typed = any(pa.types.is_struct(source.value_type) for source in settings.sources.values())
+        self._is_exact = "value" in self.expressions or not is_typed  # else numbers may be written in several ways
+
+    def evaluated(self, rows: pa.Table) -> pa.Table:
+        """Rows of silver with what the expressions say of them, as `Row` has it."""
+        stored = rows
+        for name in ("event_time", "last_event_time"):
+            stored = stored.set_column(stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME))
+        found = None if self.evaluate is None or not self.expressions else self.evaluate(stored, self.expressions)
+        told = {} if found is None else {name: found[name] for name in self.expressions}
+        holds = told["valid"].fill_null(False) if "valid" in told else pa.nulls(rows.num_rows)
+        value = told["value"].cast(pa.binary()) if "value" in told else pa.nulls(rows.num_rows)
+        return rows.append_column("holds", holds).append_column("told", value)
+
+    def message(self, row: Row) -> bytes | None:
+        """The value of a row's message, byte for byte, but for the way to write numbers of a schema."""
+        if "value" in self.expressions:
+            return row.told
+        key, _, first, last, parts = row.outcome
+        arrays = [b'"%s":[%s]' % (s.encode(), b",".join(p[3] for p in parts if p[0] == s)) for s in self.settings.sources]
+        head = key.translate(_ESCAPES).encode(), first, last
+        return b'{"key":"%s","event_time":%d,"last_event_time":%d,%s}' % (*head, b",".join(arrays))
+
+    def is_same(self, message: bytes | None, row: Row) -> bool:
+        """Whether a message is the row's, as far as that is known: byte for byte, or by content where a source has a schema."""
+        right = self.message(row)
+        if self._is_exact or not self._knows_messages or message == right:
+            return message == right or not self._knows_messages
+        try:
+            return bool(json.loads(message or b"", parse_int=str) == json.loads(right or b"", parse_int=str))
+        except ValueError:
+            return False
+
+    def right(self, row: Row) -> list[tuple[bool | None, str | None]]:
+        """What `valid` and `invalid_reason` of a row may be. The size of a message that is not known byte for byte says something
+        only where it is far from the limit.
+        """
+        if row.outcome.status != "timed_out":
+            return [(None, None) if row.outcome.status == "open" else (False, "reset")]
+        holds = row.holds if "valid" in self.expressions else True
+        size, limit, slack = len(self.message(row) or b""), self.settings.publish.max_bytes, 1 if self._is_exact else 3
+        rejected: list[tuple[bool | None, str | None]] = [] if holds else [(False, "predicate")]
+        fits = [(True, None)] if size <= limit * slack or not self._knows_messages else []
+        exceeds = [(False, "too_large")] if size * slack > limit or not self._knows_messages else []
+        return rejected if holds is False else [*fits, *exceeds, *rejected]
 
 
-def _without_repeats(messages: DataFrame) -> DataFrame:
-    """`at_least_once` may say the same again: that is not told."""
-    same = Window.partitionBy("partition", "seq", "id", "key", "value", "timestamp").orderBy("offset")
-    return messages.withColumn("time", F.row_number().over(same)).where("time = 1").drop("time")
+# -- the sink
 
 
-def sink_name(settings: Settings) -> str:
-    """What `published` calls the sink topic that there is now."""
-    topic = settings.publish.topic
-    return f"{topic} ({Cluster(settings.kafka).topic_ids([topic])[topic]})"
-
-
-def check_sink(evidence: Evidence, sink: Sink) -> Findings:
-    """Along a sink partition, numbers rise by one and places rise; each message is its silver record's, and none is missing up
-    to the last.
-
-    Under `at_most_once` a failure may leave a gap. Not compared with silver is what sorts at or before the last message that a
-    lost lake left, or that stood before a jump back; and nothing is missing before a reset, after which time began again.
+class Sink(NamedTuple):
+    """The sink topic up to where it ended when it was looked at, and by partition the last number that `published` had before;
+    `name`: the topic and Kafka's identity of it, as `published` has it, since a topic created again begins anew.
     """
-    if sink.messages is None:
-        return Findings([])
-    delivery = evidence.settings.publish.delivery
-    rows = _beside_each_other(evidence, sink.messages).select("*", *_along(sink))
-    wrong = F.array(_out_of_sequence(delivery), _unlike_silver(evidence, sink), _cut_off(delivery))
-    told = rows.withColumn("wrong", F.explode(F.array_compact(wrong)))
 
-    def describe(row: Row) -> Problem:
-        where = f"{evidence.settings.publish.topic}[{row.partition}]"
-        record = f"key {row.merge_key!r}, event_time {row.event_time}"
-        place = f": {record}" if row.offset is None else f"@{row.offset}" + (f": seq {row.seq}, {record}" if row.is_ours else "")
-        names = {**row.asDict(), "differing": " and ".join(row.differing or ())}
-        return Problem(_TOLD[row.wrong].format(**names), where + place, REFILL)
-
-    return first_of(told, ["partition", "event_time", "merge_key", "offset", "wrong"], describe)
+    bounds: Mapping[int, tuple[int, int]]
+    noted: Mapping[int, int]
+    name: str
 
 
-_TOLD = {
-    "foreign": "no watersmeet.seq and watersmeet.id: not ours",
-    "repeat": "seq {seq} after {last_seq}: a repeat, or out of order",
-    "gap": "seq {seq} after {last_seq}: a gap",
-    "disorder": "{id} is not in order of event time and key",
-    "unknown": "silver has no such finished and valid record",
-    "missing": "silver's record is missing in the sink, which has later ones",
-    "different": "{differing} not as silver's record has it",
-    "cut off": "the last message has seq {seq}, and {noted_seq} was published",
-}
+def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink:
+    """The ends of the sink topic, which exists, as they are now."""
+    topic, cluster = settings.publish.topic, Cluster(settings.kafka)
+    name = f"{topic} ({cluster.topic_ids([topic])[topic]})"
+    noted = _largest(questions, "last_seq", [("sink", "=", name)])
+    return Sink(cluster.bounds(topic, partitions), noted, name)
 
 
-def _beside_each_other(evidence: Evidence, messages: DataFrame) -> DataFrame:
-    """Messages and silver's finished, valid records by partition, event time and key, in one row where both are there.
+def read_limits(evidence: Evidence, sink: Sink) -> tuple[dict[int, int], dict[int, int]]:
+    """By partition, up to which event time (ms) messages are not compared with silver, and up to which none needs to be there.
 
-    Out: partition, event_time, merge_key, offset (null: no message), seq, id, is_ours, has_row, and the names of the columns
-    that are `differing`.
+    Not compared is what sorts at or before the last message that a lost lake left, or that stood before a jump back; and nothing
+    is missing before a reset, after which time began again.
     """
-    silver = evidence.silver.where("status = 'timed_out' AND valid")
-    value = message_value(silver.schema, evidence.settings.publish, list(evidence.settings.sources)).cast("binary")
-    time = F.unix_millis("event_time")
-    expected = F.struct(
-        F.col("merge_key").cast("binary").alias("key"),
-        value.alias("value"),
-        F.greatest(time, F.lit(1)).alias("timestamp"),
-        F.concat_ws("/", "partition", time, "merge_key").alias("id"),
-    )
-    records = silver.select("partition", time.alias("event_time"), "merge_key", expected.alias("expected"))
-    joined = messages.join(records, ["partition", "event_time", "merge_key"], "full_outer")
-    differing = [F.when(~F.col(name).eqNullSafe(F.col(f"expected.{name}")), name) for name in ("key", "value", "timestamp", "id")]
-    return joined.select(
-        *["partition", "event_time", "merge_key", "offset", "seq", "id"],
-        (F.col("seq").isNotNull() & F.col("event_time").isNotNull() & F.col("merge_key").isNotNull()).alias("is_ours"),
-        F.col("expected.id").isNotNull().alias("has_row"),
-        F.array_compact(F.array(*differing)).alias("differing"),
-    )
-
-
-def _along(sink: Sink) -> list[Column]:
-    """What a row must know of its sink partition: `last_seq` and `last_place` before it, and the partition's `first` and `last`
-    place and last `end`; `noted_seq` is what was published by `published`'s word.
-    """
-    whole = Window.partitionBy("partition")
-    before = whole.orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
-    place = F.when(F.col("offset").isNotNull() & F.col("is_ours"), F.struct("event_time", "merge_key"))
-    # The first message of a partition from which nothing was deleted has number 0.
-    start = by_partition({p: -1 for p, (first, _) in sink.bounds.items() if first == 0})
-    return [
-        F.coalesce(F.max("seq").over(before), start).alias("last_seq"),
-        F.max(place).over(before).alias("last_place"),
-        F.min(place).over(whole).alias("first"),
-        F.max(place).over(whole).alias("last"),
-        F.max(F.when(F.col("is_ours"), F.col("offset"))).over(whole).alias("end"),
-        by_partition(sink.noted).alias("noted_seq"),
-    ]
-
-
-def _out_of_sequence(delivery: str) -> Column:
-    seq = F.col("seq")
-    wrong = F.when(~F.col("is_ours"), "foreign").when(seq <= F.col("last_seq"), "repeat")
-    if delivery != "at_most_once":
-        wrong = wrong.when(seq > F.col("last_seq") + 1, "gap")
-    return F.when(F.col("offset").isNotNull(), wrong.when(F.struct(*_PLACE) <= F.col("last_place"), "disorder"))
-
-
-def _unlike_silver(evidence: Evidence, sink: Sink) -> Column:
-    place, is_there, has_row = F.struct(*_PLACE), F.col("offset").isNotNull(), F.col("has_row")
-    is_compared = _is_after(place, _latest(_before_recovery(evidence), _before_resets(evidence, sink, only_back=True)))
-    begun = [p for p, (first, _) in sink.bounds.items() if first > 0]  # there retention has deleted messages
-    is_due = (
-        F.lit(evidence.settings.publish.delivery != "at_most_once")
-        & _is_after(place, _before_resets(evidence, sink, only_back=False))
-        & (~F.col("partition").isin(begun) | (place > F.col("first")))
-        & (place < F.col("last"))
-    )
-    wrong = (
-        F.when(is_there & F.col("is_ours") & ~has_row, "unknown")
-        .when(has_row & ~is_there & is_due, "missing")
-        .when(is_there & has_row & (F.size("differing") > 0), "different")
-    )
-    return F.when(is_compared, wrong)
-
-
-def _cut_off(delivery: str) -> Column:
-    """What `published` notes is in the sink, unless it was noted before it was sent (`at_most_once`)."""
-    if delivery == "at_most_once":
-        return F.lit(None).cast("string")
-    return F.when((F.col("offset") == F.col("end")) & (F.col("seq") < F.col("noted_seq")), "cut off")
-
-
-def _before_recovery(evidence: Evidence) -> dict[int, Place]:
-    """By partition the last place in the sink that a lost lake left."""
-    recovered = evidence.read(tables.RECOVERED).where("merge_key IS NOT NULL")
-    last = F.max(F.struct(F.unix_millis("event_time"), "merge_key"))
-    return {row[0]: (row[1][0], row[1][1]) for row in recovered.groupBy("partition").agg(last).collect()}
-
-
-def _before_resets(evidence: Evidence, sink: Sink, *, only_back: bool) -> dict[int, Place]:
-    """By partition the last place that was published before a reset, or before one that jumped back there."""
-    places: dict[int, Place] = {}
-    last = F.max_by(F.struct(F.unix_millis("last_event_time"), "last_key"), "last_seq")
-    for before, reset in zip(evidence.stretches, evidence.resets, strict=False):
+    compared: dict[int, int] = {}
+    due: dict[int, int] = {}
+    for partition, time in zip(*(evidence.recovered[name].to_pylist() for name in ("partition", "event_time")), strict=True):
+        compared[partition] = max(time, compared.get(partition, time))
+    for before, reset in zip(evidence.eras, evidence.resets, strict=False):
         back = {tp.partition for tp, offset in reset.begin.items() if offset < before.until.get(tp, 0)}
-        published = evidence.read(tables.PUBLISHED).where(
-            (F.col("sink") == sink.name) & (F.unix_micros("committed_at") <= reset.committed_at)
-        )
-        for partition, (time, key) in published.groupBy("partition").agg(last).collect():
-            if partition in back or not only_back:
-                places = _latest(places, {partition: (time, key)})
-    return places
+        known = [("sink", "=", sink.name), ("committed_at", "<=", reset.committed_at)]
+        for partition, time in _largest(evidence.questions, "last_event_time", known).items():
+            due[partition] = time
+            if partition in back:
+                compared[partition] = max(time, compared.get(partition, time))
+    return compared, due
 
 
-def _latest(*places: Mapping[int, Place]) -> dict[int, Place]:
-    latest: dict[int, Place] = {}
-    for partition, place in [item for each in places for item in each.items()]:
-        latest[partition] = max(place, latest.get(partition, place), key=lambda p: (p[0], p[1].encode()))
-    return latest
+def _largest(questions: Questions, column: str, conditions: Sequence[tuple[str, str, Any]]) -> dict[int, int]:
+    """By partition the largest value of a column of `published`."""
+    if not questions.exists(tables.PUBLISHED):
+        return {}
+    found = questions.summary(tables.PUBLISHED, ["partition"], {"largest": ("max", column)}, [conditions])
+    return dict(zip(found["partition"].to_pylist(), found["largest"].to_pylist(), strict=True))
 
 
-def _is_after(place: Column, places: Mapping[int, tuple[int, str]]) -> Column:
-    """Whether a row's place is after that of its partition; true where there is none."""
-    return F.coalesce(place > _of_partition(places), F.lit(True))
+def check_sink(partition: Partition, sink: Sink, limits: Sequence[Mapping[int, int]], judge: Judge, findings: Findings) -> None:
+    """Along a sink partition, numbers rise by one and places rise; each message is its silver record's, and none is missing up
+    to the last. Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
+    """
+    p, settings = partition.number, judge.settings
+    (first, end), delivery, topic = sink.bounds.get(p, (0, 0)), settings.publish.delivery, f"{settings.publish.topic}[{p}]"
+    compared_after, due_after = (limit.get(p, -1) for limit in limits)
+    due = {
+        (r.outcome.event_time, r.outcome.key.encode()): r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
+    }
+    seq, last, where = -1 if first == 0 else None, (-1, b""), ""  # a partition from which nothing was deleted begins with 0
+    out: set[Place] = set()
+    said: set[int] = set()
+    for message in _messages(settings, p, first, end):
+        offset, number, place, id, *_ = message
+        if place is None:
+            findings.add(f"no {SEQ} and {ID}: not ours", f"{topic}@{offset}", REFILL)
+            continue
+        if delivery == "at_least_once":
+            if hash(message[1:]) in said:
+                continue
+            said.add(hash(message[1:]))
+        where = f"{topic}@{offset}: seq {number}, {_record(place)}"
+        if seq is not None and number <= seq:
+            findings.add(f"seq {number} after {seq}: a repeat, or out of order", where, REFILL)
+        elif seq is not None and number > seq + 1 and delivery != "at_most_once":
+            findings.add(f"seq {number} after {seq}: a gap", where, REFILL)
+        elif place <= last:
+            findings.add(f"{id} is not in order of event time and key", where, REFILL)
+        if place[0] > compared_after and (wrong := _unlike(message, p, due.get(place), judge)):
+            findings.add(wrong, where, REFILL)
+        seq, last = max(number, number if seq is None else seq), max(place, last)
+        out.add(place)
+    if seq is None or not out or delivery == "at_most_once":
+        return
+    if (noted := sink.noted.get(p, seq)) > seq:
+        findings.add(f"the last message has seq {seq}, and {noted} was published", where, REFILL)
+    begin = (-1, b"") if first == 0 else min(out)  # else retention has deleted messages
+    since = max(compared_after, due_after)
+    for place in sorted(place for place in due if begin < place < last and place[0] > since and place not in out):
+        findings.add("silver's record is missing in the sink, which has later ones", f"{topic}: {_record(place)}", REFILL)
 
 
-def _of_partition(places: Mapping[int, tuple[int, str]]) -> Column:
-    time, key = by_partition({p: at[0] for p, at in places.items()}), by_partition({p: at[1] for p, at in places.items()})
-    both = F.struct(time.alias("event_time"), key.cast("string").alias("merge_key"))
-    return F.when(time.isNotNull(), both)
+def _messages(settings: Settings, partition: int, first: int, end: int) -> Iterator[Message]:
+    """The messages of a sink partition in order of offset."""
+    for batch in read_range(settings.kafka, Range(settings.publish.topic, partition, first, end)):
+        times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()
+        columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
+        for time, offset, key, value, headers in zip(times, *columns, strict=True):
+            said = {header["key"]: header["value"] or b"" for header in reversed(headers or [])}
+            seq, id = said.get(SEQ, b""), said.get(ID, b"").decode(errors="replace")
+            try:
+                _, event_time, name = parse_message_id(id)
+                place = (event_time, name.encode()) if seq.isdigit() else None
+            except ValueError:
+                place = None
+            yield offset, int(seq) if place else -1, place, id, key, time // 1000, value
+
+
+def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> str | None:
+    """What of a message is not as its row of silver has it."""
+    if row is None:
+        return "silver has no such finished and valid record"
+    (_, _, _, id, key, timestamp, value), (name, _, time, *_) = message, row.outcome
+    is_same = {"key": key == name.encode(), "value": judge.is_same(value, row), "timestamp": timestamp == max(1, time)}
+    is_same["id"] = id == message_id(partition, time, name)
+    differing = [part for part, same in is_same.items() if not same]
+    return f"{' and '.join(differing)} not as silver's record has it" if differing else None
+
+
+def _record(place: Place) -> str:
+    return f"key {place[1].decode()!r}, event_time {place[0]}"

@@ -1,9 +1,9 @@
-"""The idle policy's decision: when a partition's silent sources no longer stop its clock, and what time it is for them then.
+"""Decides when silent sources no longer stop a partition's clock, and to which event time their heads move.
 
-A decision is data: a heartbeat of each idle source, placed after the last offset that bronze has of it. Who is silent is the
-caller's to say, by the wall clock: a source that has had no record for so long, and of which bronze holds everything up to
-Kafka's end. (A decision in the midst of records that Kafka has already could stand before an offset that was merged before
-the lake was lost.)
+A decision is data: a heartbeat of each idle source, placed after the last offset that bronze has of it. The caller determines
+by the wall clock which sources are silent: those that have had no record for long enough, and of which bronze holds everything
+up to Kafka's end. (A decision placed between records that Kafka already has could precede an offset that was merged before the
+lake was lost.)
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Decision(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """The sources for which the idle policy speaks in a partition, and the position (ms) that it gives all of them."""
+    """The sources of a partition whose heads the idle policy moves, and the position (ms) to which it moves them."""
 
     sources: list[str]
     event_time: int
 
 
 def decide(heads: Mapping[str, int | None], silent: Collection[str]) -> Idle | None:
-    """Time goes on to the smallest head of the others once every source that the clock waits for is silent; None: it does not.
+    """Moves the heads of the laggards to the smallest head ahead of them, if all laggards are silent; else None.
 
-    `heads` names every source of the partition; None: it has no record there yet. The clock waits for the sources without a
-    head, or else for those with the smallest one. A source that is ahead of them, or held back by them, is never idle, however
-    silent; nor is anyone where no source is ahead.
+    `heads` names every source of the partition; None: it has no record there yet. The laggards are the sources without a head,
+    or else those with the smallest one: the clock waits for them. A source that is ahead, or held back, is never idle, however
+    silent, and no source is idle unless another is ahead.
     """
     known = [head for head in heads.values() if head is not None]
     smallest = min(known, default=None) if len(known) == len(heads) else None

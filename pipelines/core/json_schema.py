@@ -1,10 +1,9 @@
-"""JSON Schema twice over: as the columns that a value's fields become, and as the test that a value must pass.
+"""A JSON Schema as two things: the type of the column that holds a source's values, and the test that each value must pass.
 
-Both come from one document, so that what a value which passes the test holds fits the columns. (How it is spelled may
-differ: to JSON Schema 1.0 and 1e3 are integers, and whoever reads a BIGINT from the text must take them as such.)
+Both come from one document, so whatever passes the test fits the column. (JSON Schema counts 1.0 and 1e3 as integers: a
+reader of an int64 field must accept those spellings.)
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,20 +12,23 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 import orjson
+import pyarrow as pa
 
+from pipelines.core.types import is_identifier
 from pipelines.errors import ConfigurationError
 
-COLUMN_TYPES: Final = {"string": "STRING", "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
+COLUMN_TYPES: Final = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 
-# JSON Schema's integers have no end, a column's have: without these bounds a larger one would become null unseen.
-BIGINT_BOUNDS: Final = {"minimum": -(2**63), "maximum": 2**63 - 1}
+# JSON Schema's integers are unbounded, a column's are not: without these bounds a larger one would not fit its column.
+INT64_BOUNDS: Final = {"minimum": -(2**63), "maximum": 2**63 - 1}
 
-# Delta takes no column whose name holds one of these, not even inside a struct.
+# Delta accepts no column whose name contains one of these, not even inside a struct.
 FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 
-# A violation goes into a column of the quarantine; a schema of many names must not make it pages long.
+# A violation is stored in a column of the quarantine; a schema with many names must not make it pages long.
 LONGEST_VIOLATION: Final = 300
 
+_REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
 _LITERAL_KEYWORDS: Final = frozenset(["const", "enum", "default", "examples"])
 _OR_KEEP_TEXT: Final = ", or leave out `schema` to keep values as JSON text"
 
@@ -35,18 +37,18 @@ _LITERAL_TYPES: Final[dict[type, str]] = {str: "string", bool: "boolean", int: "
 
 @dataclass(frozen=True)
 class ValueSchema:
-    """A JSON Schema that fits a table: `text` is what values are tested by, `ddl` are its fields as Spark columns.
+    """A JSON Schema that fits a table: `text` is the schema that values are tested by, `type` the struct that they become.
 
-    Both are text, so it travels to the executors, where each compiles its own `validator()`.
+    It pickles, so it can be sent to worker processes; each compiles its own `validator()`.
     """
 
     text: str
-    ddl: str
+    type: pa.DataType
 
     def validator(self) -> Callable[[object], str | None]:
-        """None says that a value (as orjson parses it) fits; else one sentence: the first violation and its path.
+        """A function of a value (as orjson parses it): None where it fits, else one sentence, the first violation and its path.
 
-        Formats are not checked (the standard leaves them to be annotations). The sentence names fields, never contents.
+        Formats are not checked (by the standard they are annotations). The sentence names fields, never contents.
         """
         compiled = _compiled(orjson.loads(self.text))
 
@@ -61,12 +63,18 @@ class ValueSchema:
 
 
 def load_value_schema(path: Path) -> ValueSchema:
-    """A schema is taken only if it is valid, needs no other document and gives every field one column type.
+    """Reads a JSON Schema file as the schema of a source's values.
 
-    Raises ConfigurationError with one sentence otherwise.
+    Raises ConfigurationError with one sentence where the file is no valid schema, refers to another document, or does not
+    give every field exactly one column type.
     """
     document = _read(path)
-    _refuse_foreign_references(path, document)
+    for reference in _references(document):
+        if not reference.startswith("#"):
+            raise ConfigurationError(
+                f"{path}: `$ref` to `{reference}` leads out of the file, and nothing is fetched; "
+                "put that schema under `$defs` and refer to it as `#/$defs/...`"
+            )
     try:
         _compiled(document)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
@@ -74,10 +82,10 @@ def load_value_schema(path: Path) -> ValueSchema:
         what = getattr(error, "message", "a reference leads nowhere")
         raise ConfigurationError(f"{path}: is no valid JSON Schema; at {at}: {what}") from None
     columns = _Columns(path, document)
-    ddl = columns.ddl()
+    value_type = columns.value_type()
     for schema in columns.integers:
-        schema["allOf"] = [*schema.get("allOf", []), BIGINT_BOUNDS]
-    return ValueSchema(text=orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), ddl=ddl)
+        schema["allOf"] = [*schema.get("allOf", []), INT64_BOUNDS]
+    return ValueSchema(text=orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), type=value_type)
 
 
 def _read(path: Path) -> Any:
@@ -97,59 +105,39 @@ def _no_network(uri: str) -> Any:
     raise LookupError(f"{uri} is not part of the schema")
 
 
-def _refuse_foreign_references(path: Path, document: Any) -> None:
-    for reference in _references(document):
-        if not reference.startswith("#"):
-            raise ConfigurationError(
-                f"{path}: `$ref` to `{reference}` leads out of the file, and nothing is fetched; "
-                "put that schema under `$defs` and refer to it as `#/$defs/...`"
-            )
-
-
 def _references(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        for keyword, value in node.items():
-            if keyword in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
-                yield value
-            elif keyword not in _LITERAL_KEYWORDS:
-                yield from _references(value)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _references(item)
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    for keyword, value in node.items() if isinstance(node, dict) else ():
+        if keyword in _REFERENCES and isinstance(value, str):
+            yield value
+        elif keyword not in _LITERAL_KEYWORDS:
+            yield from _references(value)
 
 
 def _json_path(steps: list[str | int]) -> str:
     """`$`, then `.name`, `['any name']` or `[index]` for each step."""
-    return "$" + "".join(_json_path_step(step) for step in steps)
-
-
-def _json_path_step(step: str | int) -> str:
-    if isinstance(step, int):
-        return f"[{step}]"
-    return f".{step}" if _is_simple(step) else f"['{step}']"
-
-
-def _is_simple(name: str) -> bool:
-    return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
+    named = ((f".{step}" if is_identifier(step) else f"['{step}']") if isinstance(step, str) else f"[{step}]" for step in steps)
+    return "$" + "".join(named)
 
 
 @dataclass
 class _Columns:
-    """Reads a valid schema as columns; on the way it notes which of its parts are integer columns."""
+    """Reads a valid schema as columns, and collects the parts of it that are integer columns."""
 
     path: Path
     document: Any
     integers: list[dict[str, Any]] = field(default_factory=list)
 
-    def ddl(self) -> str:
+    def value_type(self) -> pa.DataType:
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
         if not isinstance(top, dict) or not top.get("properties") or _types(top) not in ([], ["object"]):
             raise ConfigurationError(
                 f"{self.path}: the top level must be an object with `properties`; name its fields there{_OR_KEEP_TEXT}"
             )
-        return ", ".join(f"{name} {kind}" for name, kind in self._fields(top, "", followed))
+        return pa.struct(self._fields(top, "", followed))
 
-    def _fields(self, schema: dict[str, Any], parent: str, followed: tuple[str, ...]) -> list[tuple[str, str]]:
+    def _fields(self, schema: dict[str, Any], parent: str, followed: tuple[str, ...]) -> list[tuple[str, pa.DataType]]:
         spellings: dict[str, str] = {}
         fields = []
         for name, child in schema["properties"].items():
@@ -159,31 +147,29 @@ class _Columns:
             other = spellings.setdefault(name.lower(), name)
             if other != name:
                 raise self._refused(where, f"differs from `{other}` only in case, which columns do not; rename one")
-            quoted = name if _is_simple(name) else "`" + name.replace("`", "``") + "`"
-            fields.append((quoted, self._column_type(child, where, followed)))
+            fields.append((name, self._column_type(child, where, followed)))
         return fields
 
-    def _column_type(self, schema: Any, where: str, followed: tuple[str, ...]) -> str:
+    def _column_type(self, schema: Any, where: str, followed: tuple[str, ...]) -> pa.DataType:
         schema, followed = self._dereferenced(schema, f"field `{where}`", followed)
         if not isinstance(schema, dict):
-            raise self._no_single_type(where)
+            raise self._refused(where)
         types = _types(schema)
         if not types and (choice := _only_choice_but_null(schema)) is not None:
             return self._column_type(choice, where, followed)
         types = types or _types_of_literals(schema)
         if types == ["object"] and schema.get("properties"):
-            fields = ", ".join(f"{name}: {kind}" for name, kind in self._fields(schema, where, followed))
-            return f"STRUCT<{fields}>"
+            return pa.struct(self._fields(schema, where, followed))
         if types == ["array"] and isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
-            return f"ARRAY<{self._column_type(schema['items'], f'{where}[]', followed)}>"
+            return pa.list_(self._column_type(schema["items"], f"{where}[]", followed))
         if len(types) != 1 or types[0] not in COLUMN_TYPES:
-            raise self._no_single_type(where)
+            raise self._refused(where)
         if types == ["integer"] and not any(schema is known for known in self.integers):
             self.integers.append(schema)
         return COLUMN_TYPES[types[0]]
 
     def _dereferenced(self, schema: Any, where: str, followed: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-        """What stands beside a `$ref` only validates, so the type is that of the part it refers to."""
+        """Follows `$ref`: keywords beside it only validate, so the type is that of the part it refers to."""
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
             if reference in followed:
@@ -209,15 +195,14 @@ class _Columns:
             ) from None
         return part
 
-    def _no_single_type(self, where: str) -> ConfigurationError:
-        return self._refused(where, "has no single type that a table column can have; give it one")
-
-    def _refused(self, where: str, what: str) -> ConfigurationError:
+    def _refused(
+        self, where: str, what: str = "has no single type that a table column can have; give it one"
+    ) -> ConfigurationError:
         return ConfigurationError(f"{self.path}: field `{where}` {what}{_OR_KEEP_TEXT}")
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
-    """Every column may be null, so `null` beside another type says nothing."""
+    """The declared types but `null`: every column may be null."""
     declared = schema.get("type", [])
     return [name for name in ([declared] if isinstance(declared, str) else declared) if name != "null"]
 
@@ -232,7 +217,7 @@ def _only_choice_but_null(schema: dict[str, Any]) -> Any:
 
 
 def _types_of_literals(schema: dict[str, Any]) -> list[str]:
-    """The types of `const` or `enum`, where no type is declared; empty where one of them fits no column."""
+    """The types of `const` or `enum` where no type is declared; a literal that fits no column has the type `none`."""
     if "type" in schema:
         return []
     literals = [schema["const"]] if "const" in schema else schema.get("enum", [])

@@ -1,4 +1,4 @@
-"""The merge, in plain Python: the executable form of the merge rules and the oracle that Spark's answer is compared with.
+"""The merge, in plain Python: the executable form of the merge rules and the oracle that the pipeline is compared with.
 
 Everything happens per partition and in event time. A `PartitionMerge` is told which records have arrived (`arrive`) and
 when to look at them (`advance`); how arrivals are cut into calls of `advance` does not change what comes out.
@@ -30,7 +30,7 @@ class Record:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the record only says what time it is."""
+        """Whether the record only moves the head."""
         return self.key is None
 
 

@@ -1,7 +1,7 @@
-"""Which Kafka offsets the next silver batch merges, and what time it is then: arithmetic on columns of offsets.
+"""Plans which Kafka offsets the next silver batch merges, and the clock of each partition after it.
 
 Lockstep comes from here. A batch takes, per topic-partition, exactly the records whose position the partition's clock has
-reached, so the slow source is taken whole and the fast one up to it, whatever their rates.
+reached: all of the slow source's, and the fast one's up to the slow one, whatever their rates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipelines.core.idle import Decision
 Int64s = npt.NDArray[np.int64]
 
 NO_TIME = np.iinfo(np.int64).min
-"""Stands for the event time of a refused record in `Rows.event_times`; below every real time, so maxima pass over it."""
+"""Stands for the event time of a refused record in `Available.event_times`; below every real time, so maxima pass over it."""
 
 
 class TopicPartition(NamedTuple):
@@ -29,7 +29,7 @@ class TopicPartition(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where somebody stops who repeats a merge: before which offset, and the head (ms) then, which waited perhaps."""
+    """Where a rebuild stops: the exclusive end offset, and the head (ms) then, whose record may still have been waiting."""
 
     until: int
     head: int | None
@@ -38,10 +38,10 @@ class End(NamedTuple):
 NOTHING: Mapping[TopicPartition, int] = {}
 
 
-class Rows(NamedTuple):
-    """What stands in one topic-partition, in order: offsets, and event times in ms (`NO_TIME` where refused).
+class Available(NamedTuple):
+    """The available records of one topic-partition in offset order: offsets, and event times in ms (`NO_TIME` where refused).
 
-    Where `is_idle`, it is a heartbeat of the idle policy, which has no offset: the offset is the one that it stands before.
+    Where `is_idle`, the row is a heartbeat of the idle policy. It has no offset of its own: the offset is the next record's.
     """
 
     offsets: Int64s
@@ -49,26 +49,26 @@ class Rows(NamedTuple):
     is_idle: npt.NDArray[np.bool_] | None = None
 
     def end(self, passed: int) -> int:
-        """The offset at which reading goes on after the first `passed` of them."""
+        """The exclusive end offset of the first `passed` records."""
         if passed < len(self.offsets):
-            # Up to the first record that waits, over any hole before it: the next part must begin with that record, or
+            # Up to the first record that waits, over any hole before it: the next range must begin with that record, or
             # it might hold none and the clock would go back.
             return int(self.offsets[passed])
         is_idle = self.is_idle is not None and bool(self.is_idle[-1])
         return int(self.offsets[-1]) + (not is_idle)
 
-    def with_idle(self, heartbeats: Sequence[Decision]) -> Rows:
-        """The heartbeats of the idle policy in their places among the records."""
+    def with_idle(self, heartbeats: Sequence[Decision]) -> Available:
+        """The same records with the idle policy's heartbeats among them, each before the record that it precedes."""
         if not heartbeats:
             return self
         offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)
         times = np.array([h.event_time for h in heartbeats], dtype=np.int64)
         of_all, is_idle = np.concatenate([offsets, self.offsets]), np.arange(len(offsets) + len(self.offsets)) < len(offsets)
         order = np.argsort(of_all, kind="stable")  # so a heartbeat comes before the record whose offset it has
-        return Rows(of_all[order], np.concatenate([times, self.event_times])[order], is_idle[order])
+        return Available(of_all[order], np.concatenate([times, self.event_times])[order], is_idle[order])
 
 
-NO_ROWS = Rows(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+NOTHING_AVAILABLE = Available(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class OffsetRange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the batch passes nothing here."""
+        """Whether the batch passes no offset of the topic-partition."""
         return self.from_offset == self.until_offset
 
 
@@ -120,17 +120,17 @@ class BatchPlan:
 def plan_batch(
     batch: int,
     cursors: Mapping[TopicPartition, Cursor],
-    available: Mapping[TopicPartition, Rows],
+    available: Mapping[TopicPartition, Available],
     clocks_before: Mapping[int, int],
     timeout_ms: int,
     heads_beyond: Mapping[TopicPartition, int] = NOTHING,
 ) -> BatchPlan | None:
-    """The clock of a partition is the smallest head of what is considered, and never goes back; None: nothing to do.
+    """Plans the next batch, or returns None if nothing has changed. The clock of a partition is the smallest head considered.
 
     `cursors` names every topic-partition of every source; `available` holds rows from the cursor on, without a hole, of as
-    many topic-partitions as have any: all of them or a first part (the clock is then the smallest head of that part).
+    many topic-partitions as have any: all of them or only some (the clock is then the smallest head of those).
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
-    `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, where somebody rebuilds.
+    `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, for a rebuild.
     """
     positions = {tp: positions_of(cursors[tp], rows) for tp, rows in available.items()}
     heads = {**_heads(cursors, positions), **heads_beyond}
@@ -156,7 +156,7 @@ def plan_batch(
 
 
 def heads_of(
-    cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Rows]
+    cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Available]
 ) -> dict[TopicPartition, int | None]:
     """A head (ms) is the position of the last of what is available, None while nothing has a time."""
     return _heads(cursors, {tp: positions_of(cursors[tp], rows) for tp, rows in available.items()})
@@ -168,7 +168,7 @@ def _heads(
     return {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
 
 
-def positions_of(cursor: Cursor, rows: Rows) -> Int64s:
+def positions_of(cursor: Cursor, rows: Available) -> Int64s:
     """Running maxima of event time, from the committed position on; a refused record inherits, and moves nothing."""
     running: Int64s = np.maximum.accumulate(rows.event_times)
     return running if cursor.position is None else np.maximum(running, cursor.position)

@@ -5,12 +5,37 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import pytest
 
 from pipelines.faults import POINTS
-from tests.support.rivers import Losses, River
+from tests.support.rivers import CATALOG, FOLDER, Losses, River
 
 PACKAGE = Path(__file__).parents[2] / "pipelines"
+
+KILLS = {
+    FOLDER: [
+        "bronze.append",
+        "bronze.quarantine",
+        "silver.merge",
+        "silver.notes",
+        "silver.progress",
+        "gold.publish",
+        "publisher.commit",
+        "publisher.committed",
+        "gold.done",
+    ],
+    CATALOG: [
+        "bronze.quarantine",
+        "bronze.done",
+        "silver.notes",
+        "silver.done",
+        "publisher.begin",
+        "publisher.produce",
+        "gold.note",
+        "idle.decide",
+    ],
+}
+"""Each point on one kind of lake; on both, those at which a start reads from the history of a table what to complete."""
 
 
 def test_every_named_point_is_in_the_code_once() -> None:
@@ -18,18 +43,26 @@ def test_every_named_point_is_in_the_code_once() -> None:
     assert sorted(reached) == sorted(POINTS)
 
 
-def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
-    root_session: SparkSession, spark: SparkSession, kafka: str, tmp_path: Path
-) -> None:
-    """One lake, killed at one point after the other; each start has to mend what the kill before left."""
-    river = River.make(kafka, tmp_path, "crashes")
+def test_a_process_is_killed_at_every_point_on_some_lake() -> None:
+    assert {point for points in KILLS.values() for point in points} == set(POINTS)
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("lake", KILLS)
+def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
+    """One lake, killed at one point after the other; each start has to complete what the kill before left."""
+    river = River.make(kafka, tmp_path, f"crashes-{lake}", lake=lake, merge__idle_after="3s")
     river.flow()
-    for point in ("bronze.quarantine", "silver.merge", "silver.version", "publisher.commit", "publisher.committed"):
+    for point in KILLS[lake]:
+        if point == "idle.decide":
+            river.flow("tracking")
+            river.kill_at(point)
+            continue
         river.flow()
-        process = river.run("--once", point=point)
-        process.await_held()
-        process.kill()
-        if point == "silver.merge":
+        river.kill_at(point, "--once")
+        if point in ("silver.merge", "bronze.done"):
             river.forget_checkpoints()
+    river.flow()
     river.finish()
-    assert river.losses(spark) == Losses()
+    assert river.losses() == Losses()
+    assert river.broken_promises() == []

@@ -1,65 +1,59 @@
-"""What a reader of the sink sees after a crash in each delivery mode."""
+"""What a reader of the sink sees after a crash in the middle of a publication, in each delivery mode."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from tests.support.cases import expected_messages
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import published
 
-
-def crash_before_the_fourth_message(river: River, *, visible: int) -> None:
-    """The three before it have reached the broker, as far as the mode lets them."""
-    process = river.run("gold", "--once", point="publisher.produce", count=4)
-    process.await_held()
-    until(lambda: len(published(river.kafka, river.sink, 1)) == visible, "what is out")
-    process.kill()
+PIECE = 3
+"""So many messages are produced at a time."""
 
 
-def prepared(kafka: str, folder: Path, name: str, delivery: str) -> River:
-    """A lake whose silver has a sequence to publish, in one partition."""
-    river = River.make(kafka, folder, name, partitions=1, publish__delivery=delivery)
+def crashed_after_the_first_piece(kafka: str, folder: Path, name: str, delivery: str, *, visible: int) -> River:
+    """A first publication into one partition that was cut short; its first piece had reached the broker."""
+    river = River.make(
+        kafka,
+        folder,
+        name,
+        partitions=1,
+        publish__delivery=delivery,
+        spark={"spark.sql.execution.arrow.maxRecordsPerBatch": str(PIECE)},
+    )
     for _ in range(3):
         river.flow()
-    river.finish("bronze", "silver")
+    process = river.run("--once", point="publisher.produce", count=2)
+    process.await_held()
+    until(lambda: len(published(kafka, river.sink, 1)) == visible, "what is out")
+    process.kill()
     return river
 
 
-def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(
-    root_session: SparkSession, spark: SparkSession, kafka: str, tmp_path: Path
-) -> None:
-    river = prepared(kafka, tmp_path, "exactly", "exactly_once")
-    crash_before_the_fourth_message(river, visible=0)
+def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(kafka: str, tmp_path: Path) -> None:
+    river = crashed_after_the_first_piece(kafka, tmp_path, "exactly", "exactly_once", visible=0)
     assert published(kafka, river.sink, 1) == []
     river.finish()
-    assert river.losses(spark) == Losses()
+    assert river.losses() == Losses()
 
 
-def test_at_least_once_shows_a_part_of_the_batch_and_then_goes_on_without_a_gap(
-    root_session: SparkSession, spark: SparkSession, kafka: str, tmp_path: Path
-) -> None:
-    river = prepared(kafka, tmp_path, "at_least", "at_least_once")
-    crash_before_the_fourth_message(river, visible=3)
-    assert published(kafka, river.sink, 1) == expected_messages(river.cases)[:3]
+def test_at_least_once_shows_a_part_of_the_batch_and_then_goes_on_without_a_gap(kafka: str, tmp_path: Path) -> None:
+    river = crashed_after_the_first_piece(kafka, tmp_path, "at_least", "at_least_once", visible=PIECE)
+    assert published(kafka, river.sink, 1) == expected_messages(river.cases)[:PIECE]
     river.finish()
-    assert river.losses(spark) == Losses()
+    assert river.losses() == Losses()
 
 
-def test_at_most_once_never_sends_again_what_it_had_noted(
-    root_session: SparkSession, spark: SparkSession, kafka: str, tmp_path: Path
-) -> None:
-    river = prepared(kafka, tmp_path, "at_most", "at_most_once")
-    crash_before_the_fourth_message(river, visible=3)
+def test_at_most_once_never_sends_again_what_it_had_noted(kafka: str, tmp_path: Path) -> None:
+    river = crashed_after_the_first_piece(kafka, tmp_path, "at_most", "at_most_once", visible=PIECE)
     first = expected_messages(river.cases)
-    assert published(kafka, river.sink, 1) == first[:3]
+    assert published(kafka, river.sink, 1) == first[:PIECE]
     river.flow()
     river.flow()
     river.finish()
     rest = expected_messages(river.cases)[len(first) :]
-    assert len(rest) > 3
-    assert published(kafka, river.sink, 1) == first[:3] + rest, "a gap, and no repeat"
-    found = river.losses(spark, gaps_allowed=True)
-    assert (found.lost, found.repeated, found.out_of_order, found.other) == (len(first) - 3, 0, 0, [])
+    assert len(rest) > PIECE
+    assert published(kafka, river.sink, 1) == first[:PIECE] + rest, "a gap, and no repeat"
+    found = river.losses(gaps_allowed=True)
+    assert (found.lost, found.repeated, found.out_of_order, found.other) == (len(first) - PIECE, 0, 0, [])

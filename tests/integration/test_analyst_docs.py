@@ -4,22 +4,26 @@ glossary is in order.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+from contextlib import redirect_stdout
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
-from pipelines.adapters.spark import layer_session
 from pipelines.bronze import Bronze
-from pipelines.init import write_example
+from pipelines.dev.init import write_example
+from pipelines.lake import tables
+from pipelines.lake.by_spark import table_rows
+from pipelines.owner import Owner
+from pipelines.run import create_missing
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
-from tests.support.lakes import fill_bronze
+from tests.support.lakes import engine_for, fill_bronze
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 
 PAGE = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
@@ -40,21 +44,22 @@ class Example:
         self.folder = folder
         write_example(folder / "demo-lake")
         self.settings: Settings = load_settings(folder / "demo-lake" / "watersmeet.yml", {})
-        self.lake = Lake(layer_session(spark), self.settings)
-        self.lake.create_missing()
+        self.spark, self.engine = spark, engine_for(spark, self.settings)
+        create_missing(self.engine)
         rows = [cells(line) for line in PAGE.splitlines() if re.match(r"\| \d \| `(tracking|orders)` \|", line)]
         for step in sorted({row[0] for row in rows}):
             self._arrive([row for row in rows if row[0] == step])
-            list(Silver(self.lake, self.settings, 1).drain())
+            list(Silver(Owner(self.engine), self.settings, 1).drain())
         # What gold would have noted, had it published the two records that have timed out.
-        last = self.lake.rows("SELECT event_time, merge_key FROM {silver} WHERE valid ORDER BY event_time DESC LIMIT 1")[0]
-        self.lake.append_rows([(0, 0, 1, *last, 1, 1_767_265_300_000, "merged (a.b)")], tables.PUBLISHED)
+        found = self.engine.questions.select(tables.SILVER, ["event_time", "merge_key"], [[("valid", "=", True)]])
+        last = max(tuple(row.values()) for row in found.to_pylist())
+        published = [(0, 0, 1, *last, 1, 1_767_265_300_000, "merged (a.b)")]
+        self.engine.append(tables.PUBLISHED, self.engine.lake.layout[tables.PUBLISHED].rows(published))
 
     def _arrive(self, rows: list[list[str]]) -> None:
         for source in self.settings.sources:
             mine = {(0, int(row[2])): row[3].strip("`").encode() for row in rows if row[1] == f"`{source}`"}
-            fill_bronze(self.lake, self.settings, source, dict(mine))
-            Bronze(self.lake, self.settings, source, 1).quarantine_all()
+            fill_bronze(Bronze(Owner(self.engine), self.settings, source), dict(mine))
 
     def names(self) -> dict[str, Any]:
         """What the page's Python defines."""
@@ -69,8 +74,8 @@ class Example:
         return found
 
     def query(self, spark: SparkSession, statement: str) -> DataFrame:
-        [(committed_at,)] = self.lake.rows("SELECT MIN(committed_at) FROM {versions}")
-        time = self.lake.spark.sql(f"SELECT CAST(timestamp_millis({committed_at}) AS STRING)").collect()[0][0]
+        [first] = [version for version in self.engine.questions.history(tables.SILVER) if version.number == 1]
+        time = datetime.fromtimestamp(first.committed_at_ms / 1000, timezone.utc).isoformat(" ", timespec="milliseconds")
         text = statement.replace("LAKE", str(self.settings.lake))
         return spark.sql(re.sub(r"TIMESTAMP AS OF '[^']+'", f"TIMESTAMP AS OF '{time}'", text))
 
@@ -92,7 +97,9 @@ def queries() -> list[tuple[str, str]]:
 
 def shown_by(answer: DataFrame) -> str:
     """What `show(truncate=False)` prints."""
-    return answer._show_string(20, False).strip()  # type: ignore[no-any-return,operator]
+    with redirect_stdout(io.StringIO()) as said:
+        answer.show(truncate=False)
+    return said.getvalue().strip()
 
 
 @pytest.mark.parametrize(("statement", "shown"), queries(), ids=range(len(queries())))
@@ -120,7 +127,7 @@ def test_every_table_is_named(example: Example) -> None:
 @pytest.mark.parametrize(("name", "text"), SECTION.findall(PAGE), ids=[name for name, _ in SECTION.findall(PAGE)])
 def test_columns_and_types_are_the_tables(example: Example, name: str, text: str) -> None:
     described = [tuple(cells(line)[:2]) for line in text.splitlines() if line.startswith("| ")][1:]
-    schema = example.lake.stored_schema(name.replace("<source>", "tracking"))
+    schema = table_rows(example.spark, example.engine.lake, name.replace("<source>", "tracking")).schema
     sources = set(example.settings.sources) if name == tables.SILVER else set()
     stored = [(f"`{f.name}`", f"`{f.dataType.simpleString()}`") for f in schema if f.name not in sources]
     assert [row for row in described if row[0].startswith("`")] == stored

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pipelines import tables
-from pipelines.silver import Silver
+from pipelines.lake import tables
 from tests.support.cases import Case, expected_silver, heartbeat, keyed
-from tests.support.lakes import CaseLake, settings_for
+from tests.support.lakes import CaseLake, engine_for, settings_for
 
 FAST, SLOW = 20_000, 200
 SHARE = 2_000
@@ -23,12 +22,13 @@ def test_a_source_a_hundred_times_faster_costs_neither_state_nor_throughput(spar
     case = Case({"tracking": [*tracking, heartbeat(end)], "orders": [*orders, heartbeat(end)]}, 1000)
     case.arrivals = ["tracking"] * len(case.values["tracking"]) + ["orders"] * len(case.values["orders"])
     settings = settings_for(tmp_path, merge__timeout="1s", merge__max_records_per_batch=2 * SHARE)
-    lake = CaseLake(spark, settings, {0: case})
+    lake = CaseLake(engine_for(spark, settings), settings, {0: case})
     lake.arrive()
     most_open, batches = 0, 0
-    for _ in Silver(lake.lake, settings, 1).drain():
+    for _ in lake.start().drain():
         batches += 1
-        most_open = max(most_open, lake.lake.read(tables.SILVER).where("status = 'open'").count())
+        found = lake.questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
+        most_open = max(most_open, found["open"][0].as_py())
     # Full batches of the fast source, though it is far ahead in Kafka; and open is only what the timeout keeps open.
     assert batches <= FAST / SHARE + 2
     assert most_open <= 1000 / STEP_MS / 5 + 5

@@ -22,19 +22,20 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from pipelines import cli
-from pipelines.adapters.kafka import sink_settings
-from pipelines.adapters.lake import Lake
-from pipelines.audit.validate import Problem, check_expressions, check_kafka
+from pipelines.audit.problems import Problem
+from pipelines.audit.validate import check_expressions, check_kafka
+from pipelines.engine.spark import SparkEngine
 from pipelines.errors import ConfigurationError, ForeignMessageError
+from pipelines.kafka.cluster import sink_settings
 from pipelines.observability import Reporter
 from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
-from tests.support.lakes import settings_for
+from tests.support.lakes import engine_for, settings_for
 from tests.support.topics import Published, create_topics, produce, published
 
 TRACKING, ORDERS, SINK = "cli_tracking", "cli_orders", "cli_merged"
 PARTITIONS = 2
-DEADLINE_S = 180
+DEADLINE_S = 300
 AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
 """Without the settings of Spark that make the other tests quick."""
 
@@ -56,7 +57,7 @@ class Project:
     def watersmeet(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pipelines", *arguments]
         return subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=240, check=False, env=AS_INSTALLED
+            command, cwd=self.folder, capture_output=True, text=True, timeout=400, check=False, env=AS_INSTALLED
         )
 
     def messages(self) -> list[Published]:
@@ -161,7 +162,7 @@ def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_sta
     family = following.descendants()
     assert "java" in following.programs()
     following.process.send_signal(signal.SIGTERM)
-    assert following.wait(60) == (0, b""), following.errors.read_text()
+    assert following.wait(DEADLINE_S) == (0, b""), following.errors.read_text()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     assert "Traceback" not in following.errors.read_text()
@@ -240,7 +241,7 @@ def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Fol
     until(lambda: "java" in following.programs(), "Spark is being started")
     family = following.descendants()
     os.killpg(following.process.pid, signal.SIGINT)
-    exit_code, out = following.wait(60)
+    exit_code, out = following.wait(DEADLINE_S)
     assert (exit_code, out) == (0, b""), following.errors.read_text()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
@@ -269,19 +270,15 @@ def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project, fo
     assert_one_sentence(following.errors.read_text())
 
 
-def test_a_layer_that_cannot_begin_leaves_no_stream_behind(
-    root_session: SparkSession, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSession, project: Project, tmp_path: Path) -> None:
     create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])
     settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__topic="cli_foreign")
     run = Run(settings, ["gold"], Reporter(), threading.Event())
-    session = run._lake().spark
-    monkeypatch.setattr(run, "_lake", lambda token=0: Lake(session, settings, token))
-    manager = session.streams
+    assert isinstance(run.engine, SparkEngine)
     with pytest.raises(ForeignMessageError, match=r"cli_foreign\[1\] ends with a message at offset 0"):
         run.until_stopped()
-    active = manager.active
+    active = run.engine.spark.streams.active
     for query in active:
         query.stop()
     assert [query.name for query in active] == []
@@ -328,7 +325,7 @@ def test_a_sink_that_would_lose_or_refuse_messages_is_named(
 
 def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:
     settings = settings_for(folder, **{f"publish__{name}": value for name, value in publish.items()})
-    return check_expressions(spark, Lake(spark, settings), settings)
+    return check_expressions(engine_for(spark, settings), settings)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,19 @@ from typing import Any
 import orjson
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from pipelines import batch_input, bronze, gold, tables
-from pipelines.adapters.lake import Lake
-from pipelines.adapters.spark import layer_session
 from pipelines.audit.status import status
+from pipelines.core.plan import TopicPartition
+from pipelines.engine.session import spark_session
 from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case
-from tests.support.lakes import settings_for
+from tests.support.lakes import KINDS, delta_table, engine_for, place_of, settings_for
 from tests.support.topics import consume, create_topics, produce, produce_transaction, published
 
 PARTITIONS = 7
@@ -60,87 +62,94 @@ def inputs() -> dict[int, Case]:
     return cases
 
 
-def settle(kafka: str, folder: Path, sink: str, **overrides: Any) -> Settings:
-    return settings_for(folder, bootstrap=kafka, publish__topic=sink, **overrides)
-
-
 def run_once(settings: Settings, *layers: str) -> None:
     Run(settings, layers or LAYERS, Reporter(), threading.Event()).once()
 
 
 @dataclass
-class River:
-    """One input on a broker, run through the layers twice: at once, all by Spark; and in steps so small that the driver takes
-    the records, with every checkpoint deleted between them.
+class Runs:
+    """One input on a broker, run through the layers twice: at once; and in small steps by several starts, with every checkpoint
+    deleted between them.
     """
 
     kafka: str
     cases: dict[int, Case]
+    topics: dict[str, str]
     at_once: Settings
     in_steps: Settings
 
+    @property
+    def sink(self) -> str:
+        return self.at_once.publish.topic
 
-@pytest.fixture(scope="module")
-def river(root_session: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
-    create_topics(kafka, *SOURCES, partitions=PARTITIONS, **{"max.message.bytes": "2000000"})
+
+@pytest.fixture(scope="module", params=KINDS)
+def runs(
+    request: pytest.FixtureRequest, root_session: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runs]:
+    """On every kind of lake."""
+    kind = request.param
+    topics = {source: f"{kind}-{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=PARTITIONS, **{"max.message.bytes": "2000000"})
     cases = inputs()
-    at_once = settle(kafka, tmp_path_factory.mktemp("at_once"), "merged")
-    in_steps = settle(
-        kafka,
-        tmp_path_factory.mktemp("in_steps"),
-        "merged_in_steps",
-        merge__max_records_per_batch=280,
-        kafka__max_offsets_per_batch=60,
-    )
-    sent = {(source, p): 0 for source in SOURCES for p in cases}
-    for share in (0.5, 1.0):
-        for (source, p), begun in sent.items():
-            values = cases[p].values[source]
-            until = round(share * len(values))
-            produce(kafka, source, [(p, value) for value in values[begun:until]])
-            sent[source, p] = until
-        if share < 1:
-            run_once(in_steps)
-            shutil.rmtree(in_steps.checkpoints)
-    last = PARTITIONS - 1
-    produce_transaction(kafka, "tracking", [keyed("t", 1)], last, commit=True)
-    produce_transaction(kafka, "tracking", [keyed("t", 2)], last, commit=False)
-    produce_transaction(kafka, "tracking", [keyed("t", 3), heartbeat(900)], last, commit=True)
-    run_once(in_steps)
-    with pytest.MonkeyPatch.context() as limits:
-        for module, few in ((bronze, "FEW_RECORDS"), (batch_input, "FEW_ROWS"), (gold, "FEW_RECORDS")):
-            limits.setattr(module, few, -1)
+    folders = tmp_path_factory.mktemp("at_once"), tmp_path_factory.mktemp("in_steps")
+    with place_of(kind, root_session, folders[0]) as one, place_of(kind, root_session, folders[1]) as other:
+        common = {"bootstrap": kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
+        at_once = settings_for(folders[0], publish__topic=f"{kind}-merged", **common, **one)
+        small: dict[str, Any] = {"merge__max_records_per_batch": 280, "kafka__max_offsets_per_batch": 60}
+        in_steps = settings_for(folders[1], publish__topic=f"{kind}-merged-in-steps", **common, **small, **other)
+        sent = {(source, p): 0 for source in SOURCES for p in cases}
+        for share in (0.5, 1.0):
+            for (source, p), begun in sent.items():
+                values = cases[p].values[source]
+                until = round(share * len(values))
+                produce(kafka, topics[source], [(p, value) for value in values[begun:until]])
+                sent[source, p] = until
+            if share < 1:
+                run_once(in_steps)
+                shutil.rmtree(in_steps.checkpoints)
+        last = PARTITIONS - 1
+        produce_transaction(kafka, topics["tracking"], [keyed("t", 1)], last, commit=True)
+        produce_transaction(kafka, topics["tracking"], [keyed("t", 2)], last, commit=False)
+        produce_transaction(kafka, topics["tracking"], [keyed("t", 3), heartbeat(900)], last, commit=True)
+        run_once(in_steps)
         run_once(at_once)
-    return River(kafka, cases, at_once, in_steps)
+        yield Runs(kafka, cases, topics, at_once, in_steps)
 
 
-def lake_of(spark: SparkSession, settings: Settings) -> Lake:
-    return Lake(spark, settings)
+on_a_folder = pytest.mark.parametrize("runs", ["spark-folder"], indirect=True)
+
+
+def asked(spark: SparkSession, settings: Settings) -> Questions:
+    return engine_for(spark, settings).questions
 
 
 def content(spark: SparkSession, settings: Settings) -> list[str]:
-    rows = lake_of(spark, settings).read(tables.SILVER).drop("batch")
-    return sorted(row[0] for row in rows.select(F.to_json(F.struct(*rows.columns), {"ignoreNullFields": "false"})).collect())
+    """Every column of silver but for the number of the batch, which depends on the cut."""
+    names = [name for name in Lake(settings).layout[tables.SILVER].schema.names if name != "batch"]
+    return sorted(map(repr, asked(spark, settings).select(tables.SILVER, names).to_pylist()))
 
 
-def test_what_is_published_is_the_models_sequence(river: River) -> None:
-    in_model = {p: case for p, case in river.cases.items() if p < PARTITIONS - 2}
-    found = [m for m in published(river.kafka, "merged", PARTITIONS) if m.partition in in_model]
+def test_what_is_published_is_the_models_sequence(runs: Runs) -> None:
+    in_model = {p: case for p, case in runs.cases.items() if p < PARTITIONS - 2}
+    found = [m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition in in_model]
     assert found == expected_messages(in_model)
     assert len(found) > 20
 
 
-def test_steps_and_lost_checkpoints_publish_the_same_bytes(river: River) -> None:
-    at_once = published(river.kafka, "merged", PARTITIONS)
-    assert at_once == published(river.kafka, "merged_in_steps", PARTITIONS)
+def test_steps_and_lost_checkpoints_publish_the_same_bytes(runs: Runs) -> None:
+    at_once = published(runs.kafka, runs.sink, PARTITIONS)
+    assert at_once == published(runs.kafka, runs.in_steps.publish.topic, PARTITIONS)
 
 
-def test_steps_and_lost_checkpoints_give_the_same_silver(spark: SparkSession, river: River) -> None:
-    assert content(spark, river.at_once) == content(spark, river.in_steps)
+def test_steps_and_lost_checkpoints_give_the_same_silver(spark: SparkSession, runs: Runs) -> None:
+    assert content(spark, runs.at_once) == content(spark, runs.in_steps)
+    batches = asked(spark, runs.in_steps).summary(tables.PROGRESS, ["batch"], {})
+    assert batches.num_rows > 2, "there were steps"
 
 
-def test_the_sequence_has_no_gap_and_keeps_its_order(river: River) -> None:
-    messages = published(river.kafka, "merged", PARTITIONS)
+def test_the_sequence_has_no_gap_and_keeps_its_order(runs: Runs) -> None:
+    messages = published(runs.kafka, runs.sink, PARTITIONS)
     for partition in range(PARTITIONS):
         mine = [message for message in messages if message.partition == partition]
         assert [message.seq for message in mine] == list(range(len(mine)))
@@ -148,65 +157,67 @@ def test_the_sequence_has_no_gap_and_keeps_its_order(river: River) -> None:
         assert places == sorted(places)
 
 
-def test_the_last_message_of_every_transaction_carries_min_offsets(spark: SparkSession, river: River) -> None:
-    lake = lake_of(spark, river.in_steps)
-    ends = {(row.partition, row.sink_offset) for row in lake.read(tables.PUBLISHED).collect()}
-    bronze = {
-        (source, row.partition, row.offset): row.t
+def test_the_last_message_of_every_transaction_carries_min_offsets(spark: SparkSession, runs: Runs) -> None:
+    questions = asked(spark, runs.in_steps)
+    noted = questions.select(tables.PUBLISHED, ["partition", "sink_offset"]).to_pylist()
+    ends = {tuple(row.values()) for row in noted}
+    times = {
+        TopicPartition(source, p): [
+            (row["offset"], row["event_time"])
+            for row in questions.select(
+                tables.bronze(source), ["offset", "event_time"], [[("partition", "=", p), ("event_time", "is not null", None)]]
+            ).to_pylist()
+        ]
         for source in SOURCES
-        for row in lake.read(tables.bronze(source))
-        .select("partition", "offset", F.unix_millis("event_time").alias("t"))
-        .collect()
+        for p in range(PARTITIONS)
     }
     seen = 0
-    for message in consume(river.kafka, "merged_in_steps", PARTITIONS):
+    for message in consume(runs.kafka, runs.in_steps.publish.topic, PARTITIONS):
         headers = dict(message.headers())
-        assert ("watersmeet.min_offsets" in headers) == ((message.partition(), message.offset()) in ends)
+        assert "watersmeet.min_offsets" in headers or (message.partition(), message.offset()) not in ends
         if "watersmeet.min_offsets" not in headers:
             continue
         seen += 1
         event_time = int(headers["watersmeet.id"].decode().split("/")[1])
         for source, offset in orjson.loads(headers["watersmeet.min_offsets"]).items():
-            reached = [
-                o
-                for (s, p, o), t in bronze.items()
-                if (s, p) == (source, message.partition()) and t is not None and t >= event_time
-            ]
+            reached = [o for o, t in times[TopicPartition(source, message.partition())] if t >= event_time]
             assert offset == min(reached)
     assert seen >= 3
 
 
-def test_each_offset_is_in_bronze_once(spark: SparkSession, river: River) -> None:
-    for settings in (river.at_once, river.in_steps):
+def test_each_offset_is_in_bronze_once(spark: SparkSession, runs: Runs) -> None:
+    for settings in (runs.at_once, runs.in_steps):
         for source in SOURCES:
-            rows = lake_of(spark, settings).read(tables.bronze(source)).select("partition", "offset").collect()
+            found = asked(spark, settings).select(tables.bronze(source), ["partition", "offset"]).to_pylist()
+            rows = [tuple(row.values()) for row in found]
             assert len(set(rows)) == len(rows)
-            for partition, case in river.cases.items():
+            for partition, case in runs.cases.items():
                 if partition < PARTITIONS - 1:
                     assert sorted(o for p, o in rows if p == partition) == list(range(len(case.values[source])))
 
 
-def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, river: River) -> None:
+def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, runs: Runs) -> None:
     partition = PARTITIONS - 2
-    quarantine = lake_of(spark, river.at_once).read(tables.QUARANTINE).where(F.col("partition") == partition)
-    reasons = {row.offset: row.reason for row in quarantine.collect()}
+    columns = ["offset", "reason", "value"]
+    rows = asked(spark, runs.at_once).select(tables.QUARANTINE, columns, [[("partition", "=", partition)]]).to_pylist()
+    reasons = {row["offset"]: row["reason"] for row in rows}
     undecodable = dict.fromkeys((1, 2, 3, 4, 5, 6, 11), "undecodable")
     assert reasons == undecodable | {7: "no_key", 8: "no_event_time", 9: "no_event_time", 10: "no_key"}
-    kept = {row.offset: row.value for row in quarantine.collect()}
-    assert all(kept[o] == value for o, value in enumerate(river.cases[partition].values["tracking"]) if o in reasons)
-    keys = [m.key for m in published(river.kafka, "merged", PARTITIONS) if m.partition == partition]
+    kept = {row["offset"]: row["value"] for row in rows}
+    assert all(kept[o] == value for o, value in enumerate(runs.cases[partition].values["tracking"]) if o in reasons)
+    keys = [m.key for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition == partition]
     assert keys == [b"a", b"b"]
 
 
-def test_records_of_aborted_transactions_are_never_read(spark: SparkSession, river: River) -> None:
+def test_records_of_aborted_transactions_are_never_read(runs: Runs) -> None:
     partition = PARTITIONS - 1
-    [message] = [m for m in published(river.kafka, "merged", PARTITIONS) if m.partition == partition]
+    [message] = [m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition == partition]
     assert [part["ts"] for part in orjson.loads(message.value or b"")["tracking"]] == [1, 3]
 
 
-def test_status_accounts_for_everything(spark: SparkSession, river: River) -> None:
-    found = {p["partition"]: p for p in status(lake_of(spark, river.at_once), river.at_once)["partitions"]}
-    for partition, case in river.cases.items():
+def test_status_accounts_for_everything(spark: SparkSession, runs: Runs) -> None:
+    found = {p["partition"]: p for p in status(asked(spark, runs.at_once), runs.at_once)["partitions"]}
+    for partition, case in runs.cases.items():
         if partition >= PARTITIONS - 2:
             continue
         model, shown = case.merged(), found[partition]
@@ -223,45 +234,42 @@ def test_status_accounts_for_everything(spark: SparkSession, river: River) -> No
     assert transactional["lag"] == 0, "the markers of transactions are no records"
 
 
-def test_a_finished_river_stays_as_it_is(spark: SparkSession, river: River) -> None:
-    before = [m.offset() for m in consume(river.kafka, "merged", PARTITIONS)]
-    versions = {
-        t: lake_of(spark, river.at_once).delta(t).history(1).collect()[0].version for t in (tables.SILVER, tables.PUBLISHED)
-    }
-    run_once(river.at_once)
-    assert [m.offset() for m in consume(river.kafka, "merged", PARTITIONS)] == before
-    assert versions == {t: lake_of(spark, river.at_once).delta(t).history(1).collect()[0].version for t in versions}
+def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spark: SparkSession, runs: Runs) -> None:
+    questions = asked(spark, runs.at_once)
+    columns = ["partition", "first_seq", "last_seq", "last_key", "sink_offset"]
+
+    def noted() -> list[str]:
+        return sorted(map(repr, questions.select(tables.PUBLISHED, columns).to_pylist()))
+
+    before, version, out = noted(), questions.version(tables.SILVER), consume(runs.kafka, runs.sink, PARTITIONS)
+    delta_table(spark, Lake(runs.at_once), tables.PUBLISHED).delete("partition = 0")
+    assert noted() != before
+    run_once(runs.at_once)
+    assert noted() == before
+    assert questions.version(tables.SILVER) == version
+    assert [m.offset() for m in consume(runs.kafka, runs.sink, PARTITIONS)] == [m.offset() for m in out]
+    notes = questions.version(tables.PUBLISHED)
+    run_once(runs.at_once, "gold")
+    assert questions.version(tables.PUBLISHED) == notes
 
 
-def test_an_unfinished_publication_is_noted_by_the_next_start(spark: SparkSession, river: River) -> None:
-    lake = lake_of(spark, river.at_once)
-    before = sorted(lake.read(tables.PUBLISHED).select("partition", "first_seq", "last_seq", "last_key", "sink_offset").collect())
-    lake.delta(tables.PUBLISHED).delete("partition = 0")
-    run_once(river.at_once, "gold")
-    after = sorted(lake.read(tables.PUBLISHED).select("partition", "first_seq", "last_seq", "last_key", "sink_offset").collect())
-    assert after == before
-
-
-def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkSession, river: River, tmp_path: Path) -> None:
-    settings = settle(
-        river.kafka,
+@on_a_folder
+def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkSession, runs: Runs, tmp_path: Path) -> None:
+    settings = settings_for(
         tmp_path,
-        "chosen",
+        bootstrap=runs.kafka,
+        **{f"sources__{source}__topic": topic for source, topic in runs.topics.items()},
+        publish__topic="chosen",
         publish__valid="size(orders) > 0 AND orders[0].value IS NOT NULL",
         publish__value="CASE WHEN merge_key <> 'a' THEN concat(merge_key, '!') END",
         publish__max_bytes=2,
     )
     run_once(settings)
-    silver = lake_of(spark, settings).read(tables.SILVER)
+    columns = ["status", "valid", "invalid_reason", "orders", "merge_key"]
+    silver = asked(spark, settings).select(tables.SILVER, columns).to_pylist()
     judged = {
-        (r.status, r.has_order, r.fits): (r.valid, r.invalid_reason)
-        for r in silver.select(
-            "status",
-            "valid",
-            "invalid_reason",
-            (F.size("orders") > 0).alias("has_order"),
-            (F.octet_length("merge_key") == 1).alias("fits"),
-        ).collect()
+        (row["status"], bool(row["orders"]), len(row["merge_key"].encode()) == 1): (row["valid"], row["invalid_reason"])
+        for row in silver
     }
     expected = {
         ("timed_out", True, True): (True, None),
@@ -270,44 +278,67 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkS
         ("timed_out", False, False): (False, "predicate"),
     }
     assert judged == expected | {k: (None, None) for k in judged if k[0] == "open"}
-    messages = published(river.kafka, "chosen", PARTITIONS)
+    messages = published(runs.kafka, "chosen", PARTITIONS)
     assert {m.key: m.value for m in messages} == {m.key: None if m.key == b"a" else m.key + b"!" for m in messages}
-    assert 0 < len(messages) == silver.where("valid").count()
+    assert 0 < len(messages) == sum(row["valid"] is True for row in silver)
 
 
-def test_a_start_at_the_latest_is_decided_once(spark: SparkSession, kafka: str, tmp_path: Path) -> None:
+# -- small topics of their own
+
+
+def settings_of(kafka: str, folder: Path, *topics: str, sink: str, **overrides: Any) -> Settings:
+    chosen = {f"sources__{source}__topic": topic for source, topic in zip(SOURCES, topics, strict=True)}
+    return settings_for(folder, bootstrap=kafka, publish__topic=sink, **chosen, **overrides)
+
+
+def test_a_start_at_the_latest_is_decided_once(root_session: SparkSession, kafka: str, tmp_path: Path) -> None:
     create_topics(kafka, "early", "bird", partitions=1)
     produce(kafka, "early", [(0, keyed("skipped", 1))])
-    settings = settle(
-        kafka, tmp_path, "worm", kafka__start="latest", sources__tracking__topic="early", sources__orders__topic="bird"
-    )
+    settings = settings_of(kafka, tmp_path, "early", "bird", sink="worm", kafka__start="latest")
     run_once(settings, "bronze")
     produce(kafka, "early", [(0, keyed("kept", 2))])
     run_once(settings, "bronze")
-    lake = lake_of(spark, settings)
-    assert [row.merge_key for row in lake.read(tables.bronze("tracking")).collect()] == ["kept"]
-    resets = lake.read(tables.RESETS).select("source", "from_offset", "to_offset", "reason").collect()
-    assert sorted(tuple(r) for r in resets) == [("orders", 0, 0, "start: latest"), ("tracking", 0, 1, "start: latest")]
+    questions = asked(root_session, settings)
+    assert questions.select(tables.bronze("tracking"), ["merge_key"])["merge_key"].to_pylist() == ["kept"]
+    resets = questions.select(tables.RESETS, ["source", "from_offset", "to_offset", "reason"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in resets) == [
+        ("orders", 0, 0, "start: latest"),
+        ("tracking", 0, 1, "start: latest"),
+    ]
 
 
 def test_a_sink_that_others_write_to_is_refused(root_session: SparkSession, kafka: str, tmp_path: Path) -> None:
-    create_topics(kafka, "foreign", partitions=PARTITIONS)
+    create_topics(kafka, "ours-one", "ours-other", "foreign", partitions=1)
     produce(kafka, "foreign", [(0, b"not ours")])
     with pytest.raises(WatersmeetError, match=r"foreign\[0\] ends with a message at offset 0 that has no watersmeet.seq"):
-        run_once(settle(kafka, tmp_path, "foreign"), "gold")
+        run_once(settings_of(kafka, tmp_path, "ours-one", "ours-other", sink="foreign"), "gold")
 
 
 def test_topics_that_do_not_fit_are_refused_before_anything_is_read(kafka: str, tmp_path: Path) -> None:
-    create_topics(kafka, "narrow", partitions=1)
+    create_topics(kafka, "narrow", "thin", partitions=1)
+    create_topics(kafka, "wide", "broad", partitions=7)
     with pytest.raises(ConfigurationError, match=r"not co-partitioned \(tracking has 1, orders has 7 partitions\)"):
-        run_once(settle(kafka, tmp_path, "m", sources__tracking__topic="narrow"))
+        run_once(settings_of(kafka, tmp_path, "narrow", "wide", sink="m"))
     with pytest.raises(ConfigurationError, match=r"sources\.orders\.topic: there is no topic nowhere"):
-        run_once(settle(kafka, tmp_path, "m", sources__orders__topic="nowhere"))
-    with pytest.raises(ConfigurationError, match=r"publish\.topic: narrow has 1 partitions and the sources have 7"):
-        run_once(settle(kafka, tmp_path, "narrow"), "gold")
+        run_once(settings_of(kafka, tmp_path, "wide", "nowhere", sink="m"))
+    with pytest.raises(ConfigurationError, match=r"publish\.topic: thin has 1 partitions and the sources have 7"):
+        run_once(settings_of(kafka, tmp_path, "wide", "broad", sink="thin"), "gold")
 
 
-def test_every_layer_has_a_session_of_its_own(root_session: SparkSession) -> None:
-    one, other = layer_session(root_session), layer_session(root_session)
-    one.conf.set("spark.databricks.delta.write.txnVersion", "1")
-    assert other.conf.get("spark.databricks.delta.write.txnVersion", None) is None
+# -- sessions
+
+
+def test_a_session_that_is_given_keeps_its_own_settings(root_session: SparkSession) -> None:
+    zone = "spark.sql.session.timeZone"
+    before = root_session.conf.get(zone, "UTC")
+    assert before is not None
+    root_session.conf.set(zone, "Asia/Tokyo")
+    try:
+        copies = [spark_session({}), spark_session({})]
+        copies[0].conf.set("spark.databricks.delta.write.txnVersion", "1")
+        assert [copy.conf.get(zone) for copy in copies] == ["UTC", "UTC"]
+        assert root_session.conf.get(zone) == "Asia/Tokyo"
+        for session in (copies[1], root_session):
+            assert session.conf.get("spark.databricks.delta.write.txnVersion", None) is None
+    finally:
+        root_session.conf.set(zone, before)

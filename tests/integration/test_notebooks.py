@@ -14,14 +14,13 @@ import pytest
 from nbclient import NotebookClient
 from pyspark.sql import SparkSession
 
-from pipelines import tables
-from pipelines.adapters.decisions import write_decisions
-from pipelines.adapters.lake import Lake, wall_clock_ms
-from pipelines.adapters.spark import layer_session
 from pipelines.core.idle import Decision
 from pipelines.core.plan import TopicPartition
+from pipelines.lake import tables
+from pipelines.lake.decisions import decision_rows
+from pipelines.owner import now_ms
 from tests.support.cases import random_case
-from tests.support.lakes import CaseLake, settings_for, write_configuration
+from tests.support.lakes import CaseLake, engine_for, settings_for, write_configuration
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 SOURCES = ("clicks", "orders", "refunds")
@@ -60,34 +59,36 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0")
     file = write_configuration(settings, folder)
     cases = {partition: random_case(seed, sources=SOURCES) for partition, seed in enumerate(SEEDS)}
-    case_lake = CaseLake(layer_session(root_session), settings, cases)
+    lake = CaseLake(engine_for(root_session, settings), settings, cases)
     for share in (0.5, 1.0):
-        case_lake.arrive(share)
-        case_lake.merge()
-    lake = case_lake.lake
+        lake.arrive(share)
+        lake.merge()
     publish_silver(lake)
     head = cases[0].merged(SOURCES).heads["orders"]
     last_offset = len(cases[0].values["orders"]) - 1
-    write_decisions(lake, settings, [(TopicPartition("orders", 0), Decision(last_offset, head))])  # which moves nothing
-    silver = case_lake.silver()
+    decided = [(TopicPartition("orders", 0), Decision(last_offset, head))]  # which moves nothing
+    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms()))
+    silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}
     assert any(all(row[5:]) for row in silver)
     assert any(case.merged(SOURCES).clock is None for case in cases.values())
-    for table, least in ((tables.VERSIONS, 2), (tables.LATE, 1), (tables.QUARANTINE, 1), (tables.PUBLISHED, 1)):
-        assert lake.read(table).count() >= least, table
+    assert len(lake.plans) >= 2
+    for table in (tables.LATE, tables.QUARANTINE, tables.PUBLISHED):
+        assert lake.questions.select(table, ["partition"]).num_rows, table
     return file
 
 
-def publish_silver(lake: Lake) -> None:
+def publish_silver(lake: CaseLake) -> None:
     """Notes one transaction a partition, as if what has timed out by now had been published."""
-    valid = lake.rows(
-        "SELECT `partition`, event_time, merge_key FROM {silver} WHERE status = 'timed_out' AND valid "
-        "ORDER BY `partition`, event_time, merge_key"
-    )
+    columns = ["partition", "event_time", "merge_key"]
+    found = lake.questions.select(tables.SILVER, columns, [[("status", "=", "timed_out"), ("valid", "=", True)]])
+    valid = sorted(tuple(row.values()) for row in found.to_pylist())
+    rows = []
     for partition in {row[0] for row in valid}:
         mine = [row for row in valid if row[0] == partition]
         last = len(mine) - 1
-        lake.append_rows([(partition, 0, last, *mine[-1][1:], last, wall_clock_ms(), "merged (a.b)")], tables.PUBLISHED)
+        rows.append((partition, 0, last, *mine[-1][1:], last, now_ms(), "merged (a.b)"))
+    lake.owner().append(tables.PUBLISHED, lake.engine.lake.layout[tables.PUBLISHED].rows(rows))
 
 
 @pytest.fixture

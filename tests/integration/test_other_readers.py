@@ -1,4 +1,4 @@
-"""Silver for people without Spark: who reads it today, deletion vectors and all, and who refuses it."""
+"""Silver for people without Spark: these readers see what Spark sees, deletion vectors and all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from pipelines import batch_input, tables
-from pipelines.adapters.spark import layer_session
-from tests.support.cases import random_case
-from tests.support.lakes import CaseLake, settings_for, silver_of
+from pipelines.lake import tables
+from pipelines.lake.by_spark import SparkQuestions
+from tests.support.cases import expected_silver, random_case
+from tests.support.lakes import CaseLake, engine_for, settings_for, silver_of
 
 Rows = list[tuple[object, ...]]
 COLUMNS = "partition, merge_key, status, event_time, last_event_time, tracking, orders"
@@ -50,18 +50,23 @@ def as_rows(found: pa.Table) -> Rows:
 
 @pytest.fixture(scope="module")
 def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CaseLake:
-    """Silver after many batches by MERGE, whose files have deletion vectors."""
+    """Silver after many batches, each of them a MERGE by Spark that left deletion vectors."""
     settings = settings_for(tmp_path_factory.mktemp("readers"), merge__max_records_per_batch=200)
-    lake = CaseLake(layer_session(root_session), settings, {p: random_case(7300 + p) for p in range(4)})
-    with pytest.MonkeyPatch.context() as limits:
-        limits.setattr(batch_input, "FEW_OPEN", -1)
-        for share in (0.3, 0.6, 1.0):
-            lake.arrive(share)
-            lake.merge()
+    lake = CaseLake(engine_for(root_session, settings), settings, {p: random_case(7300 + p) for p in range(4)})
+    for share in (0.3, 0.6, 1.0):
+        lake.arrive(share)
+        lake.merge()
     assert list(Path(str(settings.lake), tables.SILVER).rglob("deletion_vector*.bin")), "there is something to get wrong"
     return lake
 
 
+def test_silver_is_written_by_merges(lake: CaseLake) -> None:
+    operations = [commit["operation"] for commit in DeltaTable(f"{lake.settings.lake}/{tables.SILVER}").history()]
+    assert len(operations) > 3
+    assert set(operations) == {"CREATE TABLE", "MERGE"}
+
+
 @pytest.mark.parametrize("read", [by_delta_rs, by_polars, by_duckdb_through_delta_rs], ids=lambda read: read.__name__)
-def test_silver_is_read_as_spark_reads_it(read: Callable[[str], pa.Table], lake: CaseLake) -> None:
-    assert as_rows(read(f"{lake.settings.lake}/{tables.SILVER}")) == silver_of(lake.lake)
+def test_silver_is_read_as_spark_reads_it(read: Callable[[str], pa.Table], root_session: SparkSession, lake: CaseLake) -> None:
+    by_spark = silver_of(SparkQuestions(lake.engine.lake, lambda: root_session))
+    assert as_rows(read(f"{lake.settings.lake}/{tables.SILVER}")) == by_spark == expected_silver(lake.cases)

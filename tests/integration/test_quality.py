@@ -13,14 +13,13 @@ import pytest
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines import tables
-from pipelines.adapters.spark import layer_session
+from pipelines.dev.init import schemas_directory
 from pipelines.errors import WatersmeetError
-from pipelines.init import schemas_directory
+from pipelines.lake import tables
 from pipelines.quality import SUITE_FILE, CheckResult, check_silver, silver_suite
 from pipelines.settings import Settings
 from tests.support.cases import Case, keyed
-from tests.support.lakes import CaseLake, settings_for
+from tests.support.lakes import CaseLake, engine_for, settings_for
 
 SOURCES = ("clicks", "orders", "refunds")
 Row = dict[str, Any]
@@ -48,10 +47,10 @@ def silver(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory)
         "refunds": [keyed("a", 2_000)],
     }
     arrivals = [source for source, mine in values.items() for _ in mine]
-    case_lake = CaseLake(layer_session(root_session), settings, {0: Case(values, 100, arrivals)})
+    case_lake = CaseLake(engine_for(root_session, settings), settings, {0: Case(values, 100, arrivals)})
     case_lake.arrive()
     case_lake.merge()
-    table = case_lake.lake.read(tables.SILVER)
+    table = case_lake.engine.read(tables.SILVER, case_lake.engine.lake.layout[tables.SILVER].schema.names)
     rows = [row.asDict() for row in table.orderBy("event_time").collect()]
     assert [(row["merge_key"], row["status"], row["valid"]) for row in rows] == [
         ("a", "timed_out", True),

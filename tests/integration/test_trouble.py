@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
-from pyspark.sql import SparkSession
 
-from pipelines.adapters import broker
+from pipelines.dev import broker
 from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
+from pipelines.kafka import watch as watching
+from pipelines.kafka.watch import Watch
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
-from pipelines.settings import Settings
-from pipelines.watch import Patience, Watch
+from pipelines.streams import Patience
 from tests.support.cases import expected_messages
 from tests.support.lakes import settings_for
 from tests.support.rivers import Losses, River, until
@@ -104,97 +104,93 @@ def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> N
         Run(settings_for(tmp_path), LAYERS, Told())
 
 
-def test_a_run_outlives_a_broker_that_is_killed_and_started_again(
-    root_session: SparkSession, spark: SparkSession, own_broker: Path, tmp_path: Path
-) -> None:
+@pytest.mark.timeout(900)
+def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Path, tmp_path: Path) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
     river.flow()
     river.flow()
-    told, stopping = Told(), threading.Event()
-    run = Run(river.settings, LAYERS, told, stopping, patience_s=300)
-    failed: list[BaseException] = []
+    run = river.run()
 
-    def work() -> None:
-        try:
-            run.until_stopped()
-        except BaseException as error:
-            failed.append(error)
+    def is_said(*news: str) -> bool:
+        assert run.process.poll() is None, run.said()
+        return any(one in run.log.read_text() for one in news)
 
-    running = threading.Thread(target=work)
-    running.start()
     try:
-        until(lambda: any("messages published" in news for news in told.news) or bool(failed), "the first messages")
+        until(lambda: is_said("messages published"), "the first messages")
         port = broker.status(own_broker).port
         process_of(own_broker).kill()
-        until(lambda: any(news.startswith("kafka: ") for news in told.news) or bool(failed), "a visible reason")
+        until(lambda: is_said("trying again", "waiting for"), "a visible reason")
         broker.start(own_broker, port)
         river.flow()
         river.flow()
         expected = expected_messages(river.cases)
-        until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or bool(failed), "the rest")
+        until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or is_said("Traceback"), "the rest")
+        assert run.stop() == 0, run.said()
     finally:
-        stopping.set()
-        running.join(120)
-    assert not failed
-    assert river.losses(spark) == Losses()
+        run.kill()
+    assert "Traceback" not in run.log.read_text()
+    assert river.losses() == Losses()
 
 
-def test_a_broker_that_stands_still_for_a_while_changes_nothing(
-    root_session: SparkSession, spark: SparkSession, own_broker: Path, tmp_path: Path
-) -> None:
+@pytest.mark.timeout(900)
+def test_a_broker_that_stands_still_for_a_while_changes_nothing(own_broker: Path, tmp_path: Path) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "slow", partitions=1)
     river.flow()
     river.flow()
+    run = river.run("--once")
+    until(lambda: "lake: ready" in run.log.read_text() or run.process.poll() is not None, "the tables")
     paused = process_of(own_broker)
     timer = threading.Timer(4, paused.resume)
-    run = Run(river.settings, LAYERS, Told())
     paused.suspend()
     timer.start()
     try:
-        run.once()
+        assert run.wait() == 0, run.said()
     finally:
         timer.join()
-    assert river.losses(spark) == Losses()
+    assert river.losses() == Losses()
 
 
-def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(
-    root_session: SparkSession, spark: SparkSession, kafka: str, tmp_path: Path
-) -> None:
+@pytest.mark.timeout(900)
+def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "abandoned", partitions=1)
-    river.flow()
-    river.finish()
-    left = Producer({"bootstrap.servers": kafka, "transactional.id": f"watersmeet-abandoned-{river.sink}-0"})
+    create_topics(kafka, river.sink, partitions=1)
+    left = Producer({"bootstrap.servers": kafka, "transactional.id": f"watersmeet-abandoned-{river.sink}"})
     left.init_transactions(30)
     left.begin_transaction()
     left.produce(river.sink, b"half a batch", partition=0)
     left.flush(30)
     river.flow()
+    river.flow()
     river.finish()
-    assert river.losses(spark) == Losses()
+    assert expected_messages(river.cases)
+    assert river.losses() == Losses()
 
 
-def watched(kafka: str, folder: Path, *topics: str) -> tuple[Settings, Watch]:
+@pytest.fixture
+def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+
+
+def watched(kafka: str, folder: Path, *topics: str) -> Watch:
     create_topics(kafka, *topics, partitions=1)
     first, second = topics
     settings = settings_for(folder, bootstrap=kafka, sources__tracking__topic=first, sources__orders__topic=second)
-    watch = Watch(settings, 1, Patience(Told(), threading.Event()))
-    watch._looked = float("-inf")
-    return settings, watch
+    told = Told()
+    return Watch(settings, 1, lambda news: told.tell("kafka", news), limit_s=60)
 
 
-def test_partitions_added_under_way_stop_the_run(kafka: str, tmp_path: Path) -> None:
-    _, watch = watched(kafka, tmp_path, "growing", "steady")
+def test_partitions_added_under_way_stop_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
+    watch = watched(kafka, tmp_path, "growing", "steady")
     watch.look()
     admin = AdminClient({"bootstrap.servers": kafka})  # held: a client that is collected cancels what it was asked
     [done] = admin.create_partitions([NewPartitions("growing", 2)]).values()
     done.result(30)
-    watch._looked = float("-inf")
     with pytest.raises(TopicChangedError, match="growing has 2 partitions now, and 1 are read"):
         watch.look()
 
 
-def test_a_topic_made_again_under_way_stops_the_run(kafka: str, tmp_path: Path) -> None:
-    _, watch = watched(kafka, tmp_path, "replaced", "kept")
+def test_a_topic_made_again_under_way_stops_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
+    watch = watched(kafka, tmp_path, "replaced", "kept")
     admin = AdminClient({"bootstrap.servers": kafka})
     [done] = admin.delete_topics(["replaced"], operation_timeout=30).values()
     done.result(30)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.model import MergeRules, PartitionMerge, Record
-from pipelines.core.plan import NO_TIME, BatchPlan, Cursor, Rows, TopicPartition, plan_batch
+from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, TopicPartition, plan_batch
 from tests.property.test_model import outcome
 from tests.support.cases import SOURCES
 from tests.support.strategies import TIMEOUT_MS, BronzeRow, topic_partitions
@@ -27,14 +27,14 @@ def bronzes() -> st.SearchStrategy[Bronze]:
     return st.fixed_dictionaries({tp: topic_partitions() for tp in EVERY})
 
 
-def considered(bronze: Bronze, cursors: Cursors, share: int | None = None) -> dict[TopicPartition, Rows]:
+def considered(bronze: Bronze, cursors: Cursors, share: int | None = None) -> dict[TopicPartition, Available]:
     """The rows from the cursors on, a share of each topic-partition at most."""
     found = {}
     for tp, cursor in cursors.items():
         mine = [row for row in bronze[tp] if row.offset >= cursor.next_offset][:share]
         if mine:
             times = [NO_TIME if row.event_time is None else row.event_time for row in mine]
-            found[tp] = Rows(np.array([row.offset for row in mine]), np.array(times, dtype=np.int64))
+            found[tp] = Available(np.array([row.offset for row in mine]), np.array(times, dtype=np.int64))
     return found
 
 

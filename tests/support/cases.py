@@ -97,6 +97,21 @@ def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURC
     return Case(values, timeout_ms, arrivals)
 
 
+def rich_cases(
+    count: int, first_seed: int = 0, sources: Sequence[str] = SOURCES, *, refused: bool = True, wealth: str = "late timed_out"
+) -> dict[int, Case]:
+    """Of many random cases those in which most happens, and a quarter that are as they come; a partition each.
+
+    `refused`: whether there may be records that go to quarantine. `wealth`: what there is most of (late, timed_out, open).
+    """
+    every = [random_case(first_seed + n, sources=sources) for n in range(12 * count)]
+    if not refused:
+        every = [case for case in every if not any(value in BAD_VALUES for mine in case.values.values() for value in mine)]
+    plain, others = every[: count // 4], every[count // 4 :]
+    others.sort(key=lambda case: -sum(len(getattr(case.merged(sources), name)) for name in wealth.split()))
+    return dict(enumerate(plain + others[: count - len(plain)]))
+
+
 def expected_silver(cases: Mapping[int, Case], sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
     """Silver's content of many partitions, as sorted tuples: (partition, key, status, event_time, last, parts of each source)."""
     rows: list[tuple[object, ...]] = []
@@ -134,11 +149,12 @@ def expected_messages(cases: Mapping[int, Case]) -> list[Published]:
     return messages
 
 
-def expected_late(inputs: Mapping[int, Case]) -> list[tuple[object, ...]]:
+def expected_late(inputs: Mapping[int, Case], sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+    """Every late record: (partition, source, offset, key, event_time, position, value)."""
     return sorted(
         (p, late.record.source, late.record.offset, late.record.key, late.record.event_time, late.position, value)
         for p, case in inputs.items()
-        for late in case.merged().late
+        for late in case.merged(sources).late
         for value in [case.values[late.record.source][late.record.offset]]
     )
 

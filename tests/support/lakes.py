@@ -1,33 +1,47 @@
-"""Lakes for tests: configurations, bronze filled without Kafka (through the real decoding), silver read back as tuples."""
+"""Lakes for tests: of every kind that there is, filled without Kafka (through the real reading), and read back as tuples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
+from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
 from pipelines.bronze import Bronze
+from pipelines.core.idle import Decision
+from pipelines.core.plan import BatchPlan
+from pipelines.core.reading import KAFKA, read_records
+from pipelines.engine import Engine
+from pipelines.engine.spark import SparkEngine
+from pipelines.kafka.silence import Silence
+from pipelines.lake import tables
+from pipelines.lake.decisions import read_decisions
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions
+from pipelines.owner import Owner
+from pipelines.run import create_missing
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
-from pipelines.transforms.decode import decode
 from tests.support.cases import SOURCES, Case
 
-KAFKA_ROW = (
-    "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, key BINARY, value BINARY, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
-KAFKA_TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
+KINDS = ("spark-folder", "spark-catalog")
+"""Every engine with every kind of lake that it can write."""
+
+KAFKA_TIME_US = 1_767_225_600_000_000
+"""When Kafka says that it took every record: 2026-01-01."""
 
 
 def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
-    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name."""
+    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name with `__`."""
     values: dict[str, Any] = {
         "name": "test",
         "lake": str(folder / "lake"),
@@ -46,6 +60,32 @@ def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Seque
             target = target[name]
         target[last] = value
     return Settings.model_validate(values, context={"folder": folder})
+
+
+@contextmanager
+def place_of(kind: str, spark: SparkSession, folder: Path) -> Iterator[dict[str, Any]]:
+    """Inside, there is a place for a lake of a kind, in a folder; what a configuration says of it (`lake`, `checkpoints`)."""
+    if kind == "spark-folder":
+        yield {"lake": str(folder / "the `lake`, é")}
+        return
+    schema = f"lake_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder / schema}'")
+    try:
+        location = {"catalog": "spark_catalog", "schema": schema}
+        yield {"lake": location, "checkpoints": str(folder / "checkpoints")}
+    finally:
+        spark.sql(f"DROP SCHEMA spark_catalog.`{schema}` CASCADE")
+
+
+def engine_for(spark: SparkSession, settings: Settings) -> Engine:
+    """The engine of a configuration, in a session with the layers' settings."""
+    return SparkEngine(spark, Lake(settings))
+
+
+def delta_table(spark: SparkSession, lake: Lake, table: str) -> DeltaTable:
+    """A table as Delta's own interface knows it, past the engine."""
+    find = DeltaTable.forName if lake.is_catalog else DeltaTable.forPath
+    return find(spark, lake.address(table))
 
 
 def write_configuration(settings: Settings, folder: Path) -> Path:
@@ -68,30 +108,54 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
     return file
 
 
-def fill_bronze(lake: Lake, settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]) -> None:
-    """Appends records, given by (partition, offset), to the source's bronze as if Kafka had just delivered them."""
-    if not values:
-        return
-    topic = settings.sources[source].topic
-    rows: list[tuple[object, ...]] = [
-        (topic, p, offset, KAFKA_TIME, 0, None, value, []) for (p, offset), value in sorted(values.items())
-    ]
-    decoded = lake.spark.createDataFrame(rows, KAFKA_ROW).transform(
-        decode(settings.sources[source].reading_rules(settings.merge.max_future_ms))
-    )
-    lake.append(decoded, tables.bronze(source))
+def records_of(settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]) -> pa.Table:
+    """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered them."""
+    topic, of_source = settings.sources[source].topic, settings.sources[source]
+    places = sorted(values)
+    rows: list[tuple[Any, ...]] = [(topic, p, offset, KAFKA_TIME_US, 0, None, values[p, offset], []) for p, offset in places]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)]
+    return read_records(pa.table(columns, schema=KAFKA), of_source.reading_rules(settings.merge.max_future_ms))
 
 
+def counted(rows: pa.Table) -> pa.Table:
+    """Bronze's rows by partition and reason, as `Bronze.append` takes them."""
+    found = rows.group_by(["partition", "reason"]).aggregate([("offset", "count"), ("offset", "min"), ("offset", "max")])
+    return found.rename_columns(["partition", "reason", "records", "first", "last"])
+
+
+def fill_bronze(bronze: Bronze, values: Mapping[tuple[int, int], bytes | None]) -> None:
+    """Appends records, given by (partition, offset), to a source's bronze, and the refused ones to quarantine."""
+    if values:
+        rows = records_of(bronze.settings, bronze.source, values)
+        bronze.note(bronze.append(rows, counted(rows)))
+
+
+@dataclass
 class CaseLake:
     """Many cases in one lake, a partition each; `arrive` hands records over in the cases' order of arrival."""
 
-    def __init__(self, spark: SparkSession, settings: Settings, cases: Mapping[int, Case]) -> None:
-        self.lake, self.settings, self.cases = Lake(spark, settings), settings, cases
-        self.lake.create_missing()
-        self._arrived = dict.fromkeys(cases, 0)
+    engine: Engine
+    settings: Settings
+    cases: dict[int, Case]
+    token: int = 1
+    """Of the lease of whoever writes the lake; a later owner has a larger one."""
+    plans: list[BatchPlan] = field(default_factory=list)
+    """The batches that `merge` has made."""
 
-    def arrive(self, share: float = 1.0) -> None:
-        """The next records of every case: up to this share of all of them."""
+    def __post_init__(self) -> None:
+        create_missing(self.engine)
+        self._arrived = dict.fromkeys(self.cases, 0)
+
+    @property
+    def questions(self) -> Questions:
+        return self.engine.questions
+
+    @property
+    def partitions(self) -> int:
+        return max(self.cases) + 1
+
+    def new(self, share: float = 1.0) -> dict[str, dict[tuple[int, int], bytes | None]]:
+        """The next records of every case, up to this share of all of them: by source, and by (partition, offset)."""
         new: dict[str, dict[tuple[int, int], bytes | None]] = {source: {} for source in self.settings.sources}
         for partition, case in self.cases.items():
             until = max(self._arrived[partition], round(share * len(case.arrivals)))
@@ -100,42 +164,81 @@ class CaseLake:
                 offset = case.arrivals[:i].count(source)
                 new[source][partition, offset] = case.values[source][offset]
             self._arrived[partition] = until
-        for source, values in new.items():
-            fill_bronze(self.lake, self.settings, source, values)
-            Bronze(self.lake, self.settings, source, self.partitions)._quarantine_missing()
+        return new
 
-    @property
-    def partitions(self) -> int:
-        return max(self.cases) + 1
+    def arrive(self, share: float = 1.0) -> None:
+        """Bronze gets the next records of every case, up to this share of all of them."""
+        new = self.new(share)
+        with ThreadPoolExecutor(len(new)) as pool:
+            list(pool.map(lambda source: fill_bronze(Bronze(self.owner(), self.settings, source), new[source]), new))
+
+    def owner(self, engine: Engine | None = None) -> Owner:
+        """A process that has just taken the layers over, with the token of the one before."""
+        return Owner(engine or self.engine, self.token)
+
+    def start(self, silence: Silence | None = None, engine: Engine | None = None) -> Silver:
+        """A start of silver."""
+        return Silver(self.owner(engine), self.settings, self.partitions, silence)
 
     def merge(self) -> int:
         """One start of silver that drains what there is; returns the number of batches."""
-        return len(list(Silver(self.lake, self.settings, self.partitions).drain()))
+        plans = list(self.start().drain())
+        self.plans += plans
+        return len(plans)
+
+    def take_decisions(self) -> None:
+        """The idle policy's decisions in the lake are input of the cases, like the records."""
+        for (source, partition), decisions in decisions_of(self.questions).items():
+            self.cases[partition].decisions[source] = decisions
 
     def silver(self) -> list[tuple[object, ...]]:
         """Silver's content, in the form of `expected_silver`."""
-        return silver_of(self.lake, list(self.settings.sources))
+        return silver_of(self.questions, list(self.settings.sources))
+
+    def late(self) -> list[tuple[object, ...]]:
+        """Late records, in the form of `expected_late`."""
+        return late_of(self.questions)
+
+    def quarantined(self) -> list[tuple[object, ...]]:
+        """Refused records, in the form of `expected_quarantine`."""
+        return quarantined_of(self.questions)
 
 
-def silver_of(lake: Lake, sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+def silver_of(questions: Questions, sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
     """Silver's content, in the form of `expected_silver`."""
-    parts = [
-        F.transform(s, lambda p: F.struct(p["offset"], F.unix_millis(p["event_time"]), p["value"])).alias(s) for s in sources
+    columns = ["partition", "merge_key", "status", "event_time", "last_event_time", *sources]
+    return sorted(as_tuples(questions.select(tables.SILVER, columns)), key=repr)
+
+
+def as_tuples(rows: pa.Table) -> list[tuple[object, ...]]:
+    """Rows of silver as they stand, with each list of parts as (offset, event time in ms, value)."""
+    return [
+        tuple(
+            tuple((p["offset"], _ms(p["event_time"]), p["value"]) for p in v) if isinstance(v, list) else v for v in row.values()
+        )
+        for row in rows.to_pylist()
     ]
-    times = [F.unix_millis(t) for t in ("event_time", "last_event_time")]
-    rows = lake.read(tables.SILVER).select("partition", "merge_key", "status", *times, *parts).collect()
-    plain = [(*row[:5], *[tuple(tuple(part) for part in parts) for parts in row[5:]]) for row in rows]
-    return sorted(plain, key=repr)
 
 
-def late_of(lake: Lake) -> list[tuple[object, ...]]:
+def late_of(questions: Questions) -> list[tuple[object, ...]]:
     """Late records, in the form of `expected_late`."""
-    times = [F.unix_millis(name) for name in ("event_time", "position")]
-    late = lake.read(tables.LATE).select("partition", "source", "offset", "merge_key", *times, "value")
-    return sorted(tuple(row) for row in late.collect())
+    columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
+    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns).to_pylist())
 
 
-def quarantined_of(lake: Lake) -> list[tuple[object, ...]]:
+def quarantined_of(questions: Questions) -> list[tuple[object, ...]]:
     """Refused records, in the form of `expected_quarantine`."""
-    rows = lake.read(tables.QUARANTINE).select("partition", "source", "offset", "value").collect()
-    return sorted(((*row[:3], None if row.value is None else bytes(row.value)) for row in rows), key=repr)
+    found = questions.select(tables.QUARANTINE, ["partition", "source", "offset", "value"]).to_pylist()
+    return sorted((tuple(row.values()) for row in found), key=repr)
+
+
+def decisions_of(questions: Questions) -> dict[tuple[str, int], list[Decision]]:
+    """What the idle policy has decided, by source and partition."""
+    found: dict[tuple[str, int], list[Decision]] = {}
+    for tp, decision in read_decisions(questions):
+        found.setdefault((tp.source, tp.partition), []).append(decision)
+    return found
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)

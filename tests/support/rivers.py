@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -19,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import yaml
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from pipelines import tables
-from pipelines.adapters.lake import Lake
-from pipelines.core.idle import Decision
+from pipelines.audit.verify import verify
 from pipelines.faults import ARMED_BY
-from pipelines.observability import Reporter
-from pipelines.run import LAYERS, Run
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.commits import Commit
+from pipelines.lake.place import Lake
 from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
     BAD_VALUES,
@@ -41,11 +39,14 @@ from tests.support.cases import (
     heartbeat,
     keyed,
 )
-from tests.support.lakes import late_of, quarantined_of, silver_of
+from tests.support.lakes import decisions_of, late_of, quarantined_of, silver_of
 from tests.support.topics import create_topics, produce, published
 
-DEADLINE_S = 200.0
+DEADLINE_S = 300.0
 TIMEOUT_MS = 300
+FOLDER, CATALOG = "folder", "catalog"
+LAKES = (FOLDER, CATALOG)
+SCHEMA = "shop"
 
 
 def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -135,7 +136,11 @@ class Losses:
 
 @dataclass
 class River:
-    """One configuration on a broker, its input so far, and how to run, break and judge it."""
+    """One configuration on a broker, its input so far, and how to run, break and judge it.
+
+    Every run is a process of its own. The judge reads the tables by delta-rs, a catalog's by their folder, so that neither
+    Spark nor the lake's own catalog is needed for it.
+    """
 
     kafka: str
     folder: Path
@@ -146,11 +151,13 @@ class River:
     chunks: int = 0
 
     @classmethod
-    def make(cls, kafka: str, folder: Path, name: str, *, partitions: int = 2, seed: int = 1, **overrides: Any) -> River:
+    def make(
+        cls, kafka: str, folder: Path, name: str, *, lake: str = FOLDER, partitions: int = 2, seed: int = 1, **overrides: Any
+    ) -> River:
         """New topics, empty; overrides by dotted name with `__`."""
         config: dict[str, Any] = {
             "name": name,
-            "lake": "lake",
+            **(catalog_lake(folder) if lake == CATALOG else {"lake": "lake", "spark": {}}),
             "kafka": {"bootstrap_servers": kafka},
             "sources": {
                 source: {
@@ -189,6 +196,16 @@ class River:
         return load_settings(self.file)
 
     @property
+    def as_folder(self) -> Settings:
+        """The configuration with the tables under their folder, wherever their names are."""
+        settings = self.settings
+        return settings if isinstance(settings.lake, str) else settings.model_copy(update={"lake": warehouse(self.folder)})
+
+    @property
+    def questions(self) -> DeltaRsQuestions:
+        return DeltaRsQuestions(Lake(self.as_folder))
+
+    @property
     def sink(self) -> str:
         return str(self.config["publish"]["topic"])
 
@@ -216,26 +233,30 @@ class River:
     def run(self, *arguments: str, point: str | None = None, count: int = 1) -> RunProcess:
         return RunProcess(self.file, *arguments, point=point, count=count)
 
-    def finish(self, *layers: str) -> None:
-        """An undisturbed run over what is there, in this process."""
-        Run(self.settings, layers or LAYERS, Reporter()).once()
+    def finish(self, *arguments: str) -> None:
+        """An undisturbed run over what is there."""
+        run = self.run(*arguments, "--once")
+        assert run.wait() == 0, run.said()
+
+    def kill_at(self, point: str, *arguments: str, count: int = 1) -> None:
+        """A run that is killed where it reaches the point."""
+        process = self.run(*arguments, point=point, count=count)
+        process.await_held()
+        process.kill()
 
     def forget_checkpoints(self) -> None:
-        shutil.rmtree(self.folder / "lake" / "_checkpoints", ignore_errors=True)
+        shutil.rmtree(self.settings.checkpoints, ignore_errors=True)
 
-    def _take_decisions(self, lake: Lake) -> None:
+    def _take_decisions(self) -> None:
         """The idle policy's decisions are input, like the records."""
-        time = F.unix_millis("event_time").alias("time")
-        for case in self.cases.values():
-            case.decisions = {}
-        for row in lake.read(tables.IDLE_HEARTBEATS).select("source", "partition", "after_offset", time).collect():
-            mine = self.cases[row.partition].decisions.setdefault(row.source, [])
-            mine.append(Decision(row.after_offset, row.time))
+        decided = decisions_of(self.questions)
+        for partition, case in self.cases.items():
+            case.decisions = {source: decided[source, partition] for source in SOURCES if (source, partition) in decided}
 
-    def losses(self, spark: SparkSession, *, gaps_allowed: bool = False) -> Losses:
+    def losses(self, *, gaps_allowed: bool = False) -> Losses:
         """How tables and sink differ from the merge model and from a topic that was written to in peace."""
-        found, lake = Losses(), Lake(spark, self.settings)
-        self._take_decisions(lake)
+        found, questions = Losses(), self.questions
+        self._take_decisions()
         expected, seen = expected_messages(self.cases), published(self.kafka, self.sink, self.partitions)
         counts = Counter(seen)
         found.lost = sum((Counter(expected) - counts).values())
@@ -247,24 +268,57 @@ class River:
         if foreign and not gaps_allowed:
             found.other.append(f"{sum(foreign.values()) - found.repeated} messages that the model does not have")
         for name, here, there in (
-            ("silver", silver_of(lake), expected_silver(self.cases)),
-            ("late", late_of(lake), expected_late(self.cases)),
-            ("quarantine", quarantined_of(lake), expected_quarantine(self.cases)),
-            ("versions", *_versions(lake)),
+            ("silver", silver_of(questions), expected_silver(self.cases)),
+            ("late", late_of(questions), expected_late(self.cases)),
+            ("quarantine", quarantined_of(questions), expected_quarantine(self.cases)),
+            ("progress", noted_batches(questions), committed_batches(questions)),
         ):
-            if here != there:
-                missing, more = (
-                    Counter(map(repr, there)) - Counter(map(repr, here)),
-                    Counter(map(repr, here)) - Counter(map(repr, there)),
-                )
+            missing, more = (Counter(map(repr, one)) - Counter(map(repr, other)) for one, other in ((there, here), (here, there)))
+            if missing or more:
                 found.other.append(f"{name}: {sum(missing.values())} rows missing, {sum(more.values())} too many")
         return found
 
+    def broken_promises(self) -> list[str]:
+        """What `verify --full` finds."""
+        return [str(problem) for problem in verify(self.questions, self.as_folder, full=True)["problems"]]
 
-def _versions(lake: Lake) -> tuple[list[Any], list[Any]]:
-    """The batches that `versions` knows, each with its version; and as silver's own history has it."""
-    told = [(json.loads(version.said)["batch"], version.number) for version in lake.history(tables.SILVER, 10**6) if version.said]
-    return sorted(lake.rows("SELECT batch, version FROM {versions}")), sorted(told)
+
+def catalog_lake(folder: Path) -> dict[str, Any]:
+    """A configuration's lake in Spark's own catalog, whose metastore, an embedded Derby, outlives the process.
+
+    Derby lets one process in at a time.
+    """
+    metastore = f"jdbc:derby:;databaseName={folder}/metastore;create=true"
+    return {
+        "lake": {"catalog": "spark_catalog", "schema": SCHEMA},
+        "checkpoints": str(folder / "checkpoints"),
+        "spark": {
+            "spark.sql.catalogImplementation": "hive",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.hadoop.javax.jdo.option.ConnectionURL": metastore,
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder}",
+        },
+    }
+
+
+def warehouse(folder: Path) -> str:
+    """Where the tables of `catalog_lake` have their files."""
+    return str(folder / "warehouse" / f"{SCHEMA}.db")
+
+
+def noted_batches(questions: DeltaRsQuestions) -> list[tuple[object, ...]]:
+    """The batches that `progress` has, each with the version of silver that it names."""
+    return sorted(rows_of(questions.summary(tables.PROGRESS, ["batch", "silver_version"], {})))
+
+
+def committed_batches(questions: DeltaRsQuestions) -> list[tuple[object, ...]]:
+    """The same, as silver's own history has it."""
+    commits = [(Commit.parse(version.metadata), version.number) for version in questions.history(tables.SILVER)]
+    return sorted((commit.facts["batch"], number) for commit, number in commits if commit is not None and not commit.is_fence)
+
+
+def rows_of(found: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in found.to_pylist()]
 
 
 def by_partition(messages: list[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -157,14 +157,14 @@ Job aborted due to stage failure: Task 0 in stage 9.0 failed 1 times, most recen
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "/pyspark/worker.py", line 3, in main
     process()
-  File "/pipelines/adapters/publisher.py", line 99, in _publish
+  File "/pipelines/kafka/publisher.py", line 99, in _publish
     raise BrokerError("first")
 pipelines.errors.BrokerError: not this one
 
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/pipelines/adapters/publisher.py", line 120, in _publish
+  File "/pipelines/kafka/publisher.py", line 120, in _publish
     raise PublishingError(self.topic, partition, error.args[0].str()) from None
   pipelines.errors.PublishingError: publishing to merged[3] failed: Broker: it is: what it is
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)

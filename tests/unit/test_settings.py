@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -193,6 +194,44 @@ def test_kafka_options_become_text(tmp_path: Path) -> None:
         "socket.timeout.ms": "5",
         "a": "0.5",
     }
+
+
+# -- the engine, and how it gets to the lake
+
+
+def test_the_engine_is_spark_and_finds_its_own_way_by_default(tmp_path: Path) -> None:
+    settings = load(tmp_path, SMALLEST)
+    assert (settings.engine, settings.storage, settings.spark) == ("spark", {}, {})
+    assert load(tmp_path, changed(("engine", "spark"))).engine == "spark"
+
+
+def test_options_of_storage_and_spark_become_text(tmp_path: Path) -> None:
+    config = changed(("storage", {"AWS_REGION": "eu-west-1", "allow_http": True}), ("spark", {"spark.sql.shuffle.partitions": 4}))
+    settings = load(tmp_path, config)
+    assert settings.storage == {"AWS_REGION": "eu-west-1", "allow_http": "true"}
+    assert settings.spark == {"spark.sql.shuffle.partitions": "4"}
+
+
+def test_options_of_storage_and_spark_are_never_shown(tmp_path: Path) -> None:
+    settings = load(tmp_path, changed(("storage", {"AWS_SECRET_ACCESS_KEY": SECRET}), ("spark", {"spark.hadoop.key": SECRET})))
+    assert SECRET not in repr(settings)
+    assert SECRET not in str(settings)
+    assert "AWS_SECRET_ACCESS_KEY" in repr(settings)
+    assert SECRET not in refusal(tmp_path, changed(("storage", {"AWS_REGION": [SECRET]})))
+
+
+def test_the_digest_does_not_depend_on_what_runs_the_merge_or_how_it_gets_in(tmp_path: Path) -> None:
+    before = load(tmp_path, SMALLEST).digest
+    elsewhere = changed(("engine", "spark"), ("storage", {"a": "b"}), ("spark", {"c": "d"}), ("lake", "s3://elsewhere"))
+    assert load(tmp_path, elsewhere).digest == before
+    assert load(tmp_path, changed(("merge/timeout", "17m"))).digest != before
+
+
+def test_a_value_is_text_or_the_struct_of_its_schema(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"type": "object", "properties": {"n": {"type": "integer"}}}')
+    sources = load(tmp_path, changed(("sources/tracking/schema", "t.json"))).sources
+    assert sources["tracking"].value_type == pa.struct([("n", pa.int64())])
+    assert sources["orders"].value_type == pa.string()
 
 
 # -- where reading begins
@@ -403,7 +442,7 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/schema_path", "x"), "unknown field `sources.orders.schema_path`; did you mean `schema`"),
         (("sources/orders/heartbeat", {"feild": "a"}), "unknown field `sources.orders.heartbeat.feild`; did you mean `field`"),
         (("lake", {"catalogue": "a"}), "unknown field `lake.catalogue`; did you mean `catalog`?"),
-        (("colour", "red"), "unknown field `colour`; known here: name, lake, checkpoints, kafka, sources, merge, silver, publish"),
+        (("colour", "red"), "unknown field `colour`; known here: name, engine, lake, storage, spark, checkpoints, kafka, sources, merge, silver, publish"),
         ((1, 2), "unknown field `1`; known here: name"),
         (("name", ABSENT), "required field `name` is missing; add it, such as `name: shop`"),
         (("lake", ABSENT), "required field `lake` is missing"),
@@ -544,7 +583,13 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/key", {}), "sources.key: `key` is a name of the output itself"),
         (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
         (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
+        (("storage", "x"), "storage must be a mapping, not text"),
+        (("storage", {"AWS_REGION": None}), "storage.AWS_REGION must be text, a number, true or false, not null"),
+        (("storage", {"a=b": "x"}), "storage has a name that is no name of an option; write `name: value`"),
+        (("spark", {"spark.jars": ["a"]}), "spark.spark.jars must be text, a number, true or false, not a list"),
+        (("engine", "flink"), "engine: `flink` is none of the values it may have; use spark"),
         # not yet
+        (("engine", "embedded"), "engine: `embedded` is not available in this version of Watersmeet; use spark"),
         (("sources/orders/format", "avro"), "sources.orders.format: `avro` is not available in this version of Watersmeet; use json"),
     ],
 )  # fmt: skip
@@ -560,12 +605,19 @@ def test_nonsense_is_refused_in_one_sentence(tmp_path: Path, change: tuple[Any, 
         "bootstrap.servers", "metadata.broker.list", "group.id", "group.instance.id", "isolation.level",
         "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "transactional.id", "enable.idempotence",
         "acks", "request.required.acks", "message.max.bytes", "max.in.flight", "max.in.flight.requests.per.connection",
-        "retries", "partitioner", "key.deserializer", "value.serializer",
+        "retries", "partitioner", "key.deserializer", "value.serializer", "allow.auto.create.topics", "transaction.timeout.ms",
+        "delivery.timeout.ms", "message.timeout.ms", "delivery.report.only.error", "enable.partition.eof", "log_level",
+        "log.queue", "logger", "error_cb", "stats_cb", "on_delivery", "default.topic.config",
     ],
 )  # fmt: skip
 def test_options_that_carry_a_promise_are_not_the_users(tmp_path: Path, option: str) -> None:
     sentence = refusal(tmp_path, changed(("kafka/options", {option: "x"})))
     assert sentence == f"kafka.options.{option} is set by Watersmeet itself; leave it out"
+
+
+@pytest.mark.parametrize("option", ["debug", "queued.min.messages", "fetch.wait.max.ms", "linger.ms", "client.id", "batch.size"])
+def test_options_that_tune_or_explain_are_the_users(tmp_path: Path, option: str) -> None:
+    assert load(tmp_path, changed(("kafka/options", {option: 7}))).kafka.options == {option: "7"}
 
 
 def test_options_of_spark_are_refused_by_their_prefix(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When silence is worth a look: the wall clock's side of the idle policy, by a clock that the test moves."""
+"""When a topic-partition counts as silent, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.plan import TopicPartition
-from pipelines.silence import Silence
+from pipelines.kafka.silence import Silence
 from tests.support.lakes import settings_for
 
 A, B = TopicPartition("tracking", 0), TopicPartition("orders", 0)
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def silence(clock: Clock, tmp_path: Path) -> Silence:
-    return Silence(settings_for(tmp_path), idle_after_ms=5000, now=clock)
+    return Silence(settings_for(tmp_path), idle_after_ms=5000, now_s=clock)
 
 
 def test_a_topic_partition_is_silent_once_it_has_ended_at_the_same_offset_for_so_long(silence: Silence, clock: Clock) -> None:

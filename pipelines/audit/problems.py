@@ -1,0 +1,60 @@
+"""What `verify` and `validate` answer with: problems, each with its place and what mends it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+SHOWN = 10
+"""So many problems of a check are shown: enough to see what they have in common."""
+
+REBUILD = "derive silver again from bronze: `watersmeet rebuild --into DIR`"
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
+class Problem(NamedTuple):
+    """What is wrong, where, and what would mend it."""
+
+    what: str
+    where: str
+    fix: str
+
+
+class Findings:
+    """The first problems of a check, and how many more there are."""
+
+    def __init__(self, check: str) -> None:
+        self.check, self.more = check, 0
+        self.problems: list[Problem] = []
+
+    def add(self, what: str, where: str, fix: str = REBUILD) -> None:
+        """Keeps the first `SHOWN` problems and counts the others."""
+        if len(self.problems) < SHOWN:
+            self.problems.append(Problem(what, where, fix))
+        else:
+            self.more += 1
+
+    def told(self) -> Iterator[Problem]:
+        """The problems, and one that counts those that are not shown."""
+        yield from self.problems
+        if self.more:
+            yield Problem(f"{self.more:,} more problems like these", self.check, "fix those first, then verify again")
+
+
+def different(one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], Any]) -> list[tuple[Any, list[_Row], list[_Row]]]:
+    """By key in order, the rows that only one of two collections has, and those that only the other has, as often as they are."""
+    counts = Counter(one), Counter(other)
+    found: dict[Any, tuple[list[_Row], list[_Row]]] = defaultdict(lambda: ([], []))
+    for side in (0, 1):
+        for row in (counts[side] - counts[1 - side]).elements():
+            found[key(row)][side].append(row)
+    return [(name, *found[name]) for name in sorted(found)]
+
+
+def answer(found: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, Any]:
+    """The answer of `verify --json`: `ok` and `problems`, and `notes` only where something could not be checked."""
+    problems = [problem._asdict() for findings in found for problem in findings.told()]
+    told = list(notes)
+    return {"ok": not problems, "problems": problems, **({"notes": told} if told else {})}

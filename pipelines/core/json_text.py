@@ -1,0 +1,180 @@
+"""Strict JSON: from a record's bytes to the object that they spell, or to one sentence that says why they spell none.
+
+Strict means RFC 8259 in UTF-8, with one difference: a number may be of any size. The limits are what every parser and writer
+that meets the value later can bear.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from itertools import accumulate
+from math import isfinite
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+MAX_DEPTH: Final = 500
+"""Levels of nesting that are read: half of what Python's and Jackson's parsers bear, so that none of them ever fails first."""
+
+MAX_DEPTH_WITH_SCHEMA: Final = 250
+"""Levels of nesting that are read in values with a schema: jsonschema-rs and orjson's writer give up at 255."""
+
+# What a JVM's parser (Jackson) bears in a value with a schema, with a margin: it refuses numbers of more than 1,000 digits and
+# names of more than 50,000 UTF-16 units (a character may be two), and an integer column would spell out an exponent of millions.
+MAX_NUMBER_LENGTH: Final = 900
+MAX_EXPONENT: Final = 9_999
+MAX_NAME_LENGTH: Final = 25_000
+
+MISSING: Final = object()
+"""What `at` finds where a path leads nowhere."""
+
+Violation: TypeAlias = Callable[[object], "str | None"]
+"""A function of a parsed value: None where it fits the schema, else the violation in one sentence."""
+
+
+class UndecodableError(ValueError):
+    """The bytes are not one acceptable JSON object; the message says why."""
+
+
+def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, Any]:
+    """The JSON object that a record's value spells; of a repeated name the last one counts.
+
+    With `violation` (a schema's test) the value must also fit the schema, repeat no name, and keep the limits on numbers and
+    names. Raises UndecodableError otherwise.
+    """
+    if value is None:
+        raise UndecodableError("no value (tombstone)")
+    document = _parse(value, any_number=violation is None)
+    if not isinstance(document, dict):
+        raise UndecodableError(f"not a JSON object but {kind(document)}")
+    max_depth = MAX_DEPTH if violation is None else MAX_DEPTH_WITH_SCHEMA
+    if _is_deeper(value, max_depth):
+        raise UndecodableError(f"nested deeper than {max_depth} levels")
+    if violation is not None:
+        _refuse_ambiguous(value, document)
+        if (sentence := violation(document)) is not None:
+            raise UndecodableError(f"does not fit the schema: {sentence}")
+    return document
+
+
+def at(document: Any, path: tuple[str, ...]) -> Any:
+    """What stands at a path of field names, from the outermost in; `MISSING` where one of them leads nowhere."""
+    for name in path:
+        if not isinstance(document, dict) or name not in document:
+            return MISSING
+        document = document[name]
+    return document
+
+
+def is_same(found: Any, wanted: str | int | float | bool) -> bool:
+    """Whether two JSON scalars are equal as JSON has it: `true` is not 1 and `"1"` is not 1, but 1.0 is 1."""
+    if isinstance(found, bool) or isinstance(wanted, bool):
+        return found is wanted
+    return bool(found == wanted)
+
+
+def kind(found: Any) -> str:
+    """What a parsed value is, with its article: `a number`, `an empty string`, `missing`."""
+    if found is MISSING:
+        return "missing"
+    if isinstance(found, str):
+        return "a string" if found else "an empty string"
+    kinds = {type(None): "null", bool: "a boolean", dict: "an object", list: "an array"}
+    return kinds.get(type(found), "a number")
+
+
+class _NumberText(str):
+    """A number's own text, distinct from a string that looks like it."""
+
+
+def number_text(found: float, path: tuple[str, ...], value: bytes | None) -> str:
+    """The number `found` at `path` as the record spelled it: 1.0 stays 1.0, and an integer of any length keeps its digits."""
+    if isinstance(found, int) and found != 0:  # JSON spells an integer in one way only, except for -0
+        return str(found)
+    spelled = json.loads(value or b"null", parse_float=_NumberText, parse_int=_NumberText)
+    return str(at(spelled, path))
+
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def _parse(value: bytes, *, any_number: bool) -> Any:
+    """Parses strict JSON. A number beyond a double, which orjson refuses, becomes an infinity."""
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        no_json, at_number = UndecodableError(f"no strict JSON: {error}"), error.pos
+        number = _NUMBER.match(error.doc, at_number)
+        if number is None or isfinite(float(number[0])):
+            raise no_json from None
+    try:
+        document = json.loads(value.decode(), parse_int=_integer, parse_constant=_no_constant)
+        json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair, as orjson does
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.pos <= at_number:
+            raise no_json from None  # there must be no number at all
+        no_json = UndecodableError(f"no strict JSON: {error}")
+    else:
+        if any_number:
+            return document
+    raise no_json if any_number else UndecodableError("a number is too large for any column")
+
+
+def _integer(text: str) -> int | float:
+    """An integer as orjson has it: beyond 64 bits it is a double. (Some Pythons refuse to read thousands of digits as int.)"""
+    return int(text) if len(text) <= 20 else float(text)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+
+
+def _is_deeper(value: bytes, levels: int) -> bool:
+    """Whether a JSON text nests objects and arrays deeper than that, also inside what a repeated name hides."""
+    if len(value) <= 2 * levels or value.count(b"{") + value.count(b"[") <= levels:
+        return False
+    without_escapes = value.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = re.sub(rb'"[^"]*"', b"", without_escapes).translate(None, _NO_BRACKETS)
+    return max(accumulate(1 if bracket in b"{[" else -1 for bracket in brackets)) > levels
+
+
+_LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % (MAX_NUMBER_LENGTH + 1))
+_LONG_EXPONENT = re.compile(rb"[0-9][eE][+-]?[0-9]{5,}[\s,}\]]")
+
+
+def _refuse_ambiguous(value: bytes, document: dict[str, Any]) -> None:
+    """Refuses repeated names, and numbers and names beyond the limits: parsers read or refuse them differently.
+
+    The exact look costs more than all the rest, so it is only taken where a cheap one finds something that could be one.
+    """
+    # Of several equal names the parser keeps one: the others' colons are missing then, unless an escape made up for them.
+    if (
+        len(value) > MAX_NAME_LENGTH
+        or b"\\u003a" in value.lower()
+        or value.count(b":") != orjson.dumps(document).count(b":")
+        or (len(value) > MAX_NUMBER_LENGTH and _LONG_NUMBER.search(value))
+        or _LONG_EXPONENT.search(value)
+    ):
+        json.loads(value, object_pairs_hook=_refuse_names, parse_int=_refuse_number, parse_float=_refuse_number)
+
+
+def _refuse_names(pairs: list[tuple[str, Any]]) -> None:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise UndecodableError(f"an object has the name {name[:100]!r} twice")
+        if len(name) > MAX_NAME_LENGTH:
+            raise UndecodableError(f"a name is longer than {MAX_NAME_LENGTH} characters")
+        names.add(name)
+
+
+def _refuse_number(text: str) -> None:
+    if len(text) > MAX_NUMBER_LENGTH:
+        raise UndecodableError(f"a number is longer than {MAX_NUMBER_LENGTH} characters")
+    if abs(int(text.lower().partition("e")[2] or 0)) > MAX_EXPONENT:
+        raise UndecodableError(f"a number has an exponent beyond {MAX_EXPONENT}")

@@ -1,0 +1,57 @@
+"""Arrow types that all layers share, and how Spark's DDL spells an Arrow type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+
+TIME: Final = pa.timestamp("us", "UTC")
+"""The type of every point in time in the tables."""
+
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The headers of a Kafka record, in their order; a name may come several times, a value may be null."""
+
+_DDL: Final = {
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    TIME: "TIMESTAMP",
+}
+
+
+def ddl(kind: pa.DataType) -> str:
+    """The Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
+
+    Known are string, binary, int32, int64, float64, bool, `TIME`, and lists and structs of them. Raises TypeError for others.
+    """
+    if kind in _DDL:
+        return _DDL[kind]
+    if pa.types.is_list(kind):
+        return f"ARRAY<{ddl(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {ddl(field.type)}' for field in kind)}>"
+    raise TypeError(f"no column can have the Arrow type {kind}")
+
+
+def columns_ddl(columns: Iterable[pa.Field]) -> str:
+    """The Spark DDL text of columns (a schema, or the fields of a struct), such as `partition INT, merge_key STRING`.
+
+    Raises TypeError where a column has a type that `ddl` does not know.
+    """
+    return ", ".join(f"{quoted(column.name)} {ddl(column.type)}" for column in columns)
+
+
+def is_identifier(name: str) -> bool:
+    """Whether Spark's SQL takes a name as it is, without backticks."""
+    return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
+
+
+def quoted(name: str) -> str:
+    """A name as Spark's SQL and DDL take it: in backticks unless it is an identifier."""
+    return name if is_identifier(name) else "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,204 @@
+"""The values of a source in silver: from bronze's bytes to a column, and from a column to the JSON of a message.
+
+Without a schema they are JSON text, with one a struct of strings, int64s, float64s, booleans, lists and structs. JSON is written
+as Spark's writer, Jackson, writes it: no spaces, nulls kept, escapes for quotation marks, backslashes and control characters
+only, doubles in the notation of Java.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
+_LARGEST_ESCAPE: Final = len("\\u0000")  # for one byte
+_ROWS = 4_096
+
+
+# -- from bytes to columns
+
+
+def typed_values(values: pa.Array | pa.ChunkedArray, value_type: pa.DataType) -> Any:
+    """Bronze's values (binary) as silver keeps them: as JSON text, or as the struct of the source's schema.
+
+    Chunks stay as they are; a null stays null. Integers may be spelled 1.0 or 1e3, and are exact beyond 2**53. A field that is
+    missing is null, one that the type does not have is dropped. A value that is no JSON, or does not fit its type, is a defect of
+    the reader: it raises ValueError or TypeError.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([typed_values(chunk, value_type) for chunk in values.chunks], value_type)
+    if not pa.types.is_struct(value_type):
+        return values.cast(value_type)
+    texts, outline = values.to_numpy(zero_copy_only=False).tolist(), _outline(value_type)
+    pieces = [_structs(texts[first : first + _ROWS], value_type, outline) for first in range(0, len(texts), _ROWS)]
+    return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
+
+
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | type | None"
+"""Where a type has numbers: by field of a struct, as the one item of a list, or the number's Python type; None: nowhere."""
+
+_FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
+
+
+def _outline(kind: pa.DataType) -> _Outline:
+    if pa.types.is_struct(kind):
+        return {field.name: inner for field in kind if (inner := _outline(field.type))} or None
+    if pa.types.is_list(kind):
+        return [inner] if (inner := _outline(kind.value_type)) else None
+    return {pa.int64(): int, pa.float64(): float}.get(kind)
+
+
+def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) -> pa.Array:
+    documents = [None if text is None else orjson.loads(text) for text in texts]
+    for row, text in enumerate(texts):
+        if text and _FRACTION_OR_EXPONENT.search(text) and _has_fractional_integer(documents[row], outline):
+            documents[row] = _exact(text, outline)
+    try:
+        return pa.array(documents, kind)
+    except (pa.ArrowInvalid, OverflowError):  # an integer in a float64 field that no double equals
+        return pa.array([None if text is None else _exact(text, outline) for text in texts], kind)
+
+
+def _has_fractional_integer(found: Any, where: _Outline) -> bool:
+    """Whether an integer is spelled with a fraction or an exponent."""
+    if isinstance(where, type):
+        return where is int and type(found) is float
+    if found is None or where is None:
+        return False
+    if isinstance(where, dict):
+        return any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
+    return any(_has_fractional_integer(item, where[0]) for item in found)
+
+
+def _exact(text: bytes, outline: _Outline) -> Any:
+    return _converted(json.loads(text, parse_float=Decimal), outline)
+
+
+def _converted(found: Any, where: _Outline) -> Any:
+    if found is None or where is None:
+        return found
+    if isinstance(where, dict):
+        return found | {name: _converted(found.get(name), inner) for name, inner in where.items()}
+    if isinstance(where, list):
+        return [_converted(item, where[0]) for item in found]
+    if isinstance(found, Decimal):
+        # What the schema took for an integer, as a double, may have a fraction of its own beyond 2**52.
+        return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))
+    return float(found) if where is float and isinstance(found, int) else found
+
+
+# -- from columns to JSON
+
+_NOTHING = pa.scalar("", pa.large_string())
+_NULL = pa.scalar("null", pa.large_string())
+_ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {ord(char): f"\\{char}" for char in '"\\'}
+_ESCAPES |= {ord(char): f"\\{letter}" for char, letter in zip("\b\t\n\f\r", "btnfr", strict=True)}
+_TO_ESCAPE = r'["\\\x00-\x1f]'
+
+
+def json_texts(values: pa.Array) -> pa.Array:
+    """The JSON of each value, as large_string without nulls: a null is the text `null`.
+
+    Known are strings, int64, float64, bool, and lists and structs of them. Raises TypeError for another type.
+    """
+    kind = values.type
+    if pa.types.is_struct(kind):
+        texts = _objects(values)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        texts = concatenated("[", joined(values, json_texts(values.flatten())), "]")
+    elif pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        texts = values.cast(pa.large_string())
+    elif pa.types.is_floating(kind):
+        texts = pa.array([None if number is None else double_text(number) for number in values.to_pylist()], pa.large_string())
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        texts = concatenated('"', _escaped(values.cast(pa.large_string())), '"')
+    else:
+        raise TypeError(f"no value of a source has the Arrow type {kind}")
+    return pc.if_else(values.is_valid(), texts, _NULL) if values.null_count else texts
+
+
+def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
+    """By list the texts of its items, with commas in between (large_string); `items` belong to `lists.flatten()`."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int64())
+    return pc.binary_join(pa.LargeListArray.from_arrays(offsets, items), pa.scalar(",", pa.large_string()))
+
+
+def concatenated(*pieces: pa.Array | str) -> pa.Array:
+    """Row by row the pieces one after the other (large_string); a string is the same in each row. At least one is an array."""
+    columns = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
+    return pc.binary_join_element_wise(*columns, _NOTHING)
+
+
+def double_text(number: float) -> str:
+    """A finite double as Java writes it since version 19: the shortest digits that mean it.
+
+    Decimal with at least one digit on either side of the point from 1e-3 to below 1e7, else in scientific notation with `E`. Of a
+    number that one digit would mean, the two digits closest to it: 4.9E-324.
+    """
+    size = abs(number)
+    if 1e-3 <= size < 1e7 or size == 0:
+        return repr(number)
+    digits = Decimal(repr(size)).normalize()
+    if len(digits.as_tuple().digits) == 1:
+        digits = Decimal(f"{size:.1e}").normalize()
+    mantissa = "".join(map(str, digits.as_tuple().digits))
+    return f"{'-' if number < 0 else ''}{mantissa[0]}.{mantissa[1:] or '0'}E{digits.adjusted()}"
+
+
+def _objects(structs: pa.StructArray) -> pa.Array:
+    pieces: list[pa.Array | str] = []
+    for field, values in zip(structs.type, structs.flatten(), strict=True):
+        pieces += [("," if pieces else "{") + _name(field), json_texts(values)]
+    return concatenated(*pieces, "}")
+
+
+def _name(field: pa.Field) -> str:
+    return f'"{field.name.translate(_ESCAPES)}":'
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    """Few texts need an escape, so those alone pass through Python."""
+    needed = pc.fill_null(pc.match_substring_regex(texts, _TO_ESCAPE), False)
+    awkward = texts.filter(needed)
+    if not len(awkward):
+        return texts
+    escaped = [text.translate(_ESCAPES) for text in awkward.to_pylist()]
+    return pc.replace_with_mask(texts, needed, pa.array(escaped, pa.large_string()))
+
+
+# -- sizes
+
+
+def largest_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
+    """An upper bound of the bytes that the JSON of each value takes, without writing it."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        names = sum(len(_name(field).encode()) + 1 for field in kind)
+        return sum(map(largest_sizes, values.flatten()), np.full(len(values), names + len("{}"), np.int64))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return np.maximum(sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null"))
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.full(len(values), _LARGEST_NUMBER, np.int64)
+    return np.maximum(sizes(values) * _LARGEST_ESCAPE + len('""'), len("null"))
+
+
+def sizes(texts: pa.Array) -> npt.NDArray[np.int64]:
+    """The bytes of each text; 0 for a null."""
+    return np.asarray(pc.fill_null(pc.binary_length(texts), 0).to_numpy(), np.int64)
+
+
+def sums(lists: pa.Array, of_items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """By list the sum of a number for each of its items; `of_items` belong to `lists.flatten()`."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(of_items)]).astype(np.int64)
+    until = np.cumsum(counts)
+    return np.asarray(ends[until] - ends[until - counts], np.int64)

@@ -1,0 +1,448 @@
+"""The embedded broker for development and tests: the real Apache Kafka, one node in KRaft mode, in one directory.
+
+A broker's directory holds all there is to it: `data` (what it keeps), `server.properties` (written anew by each start),
+`broker.log` (what it says) and `broker.json` (its ports, and its process while it runs). The process is known by its id
+together with its start time, so an id that the system has given away since is never taken for the broker.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from pipelines.errors import BrokerError
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.05
+# A process's start time is derived from the time of boot, which the system states in whole seconds.
+_SAME_START_S = 2.0
+# Below the range from which Linux and macOS take the ports of outgoing connections: such a port stays free while
+# the JVM comes up, and between a stop and the next start.
+_FREE_PORTS = range(20_000, 32_768)
+_LARGEST_MESSAGE = 16 * 1024 * 1024
+
+_PROPERTIES = f"""\
+# Written by each start of the broker; changes made here do not last.
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{_HOST}:{{controller_port}}
+listeners=CLIENT://{_HOST}:{{port}},CONTROLLER://{_HOST}:{{controller_port}}
+advertised.listeners=CLIENT://{_HOST}:{{port}}
+listener.security.protocol.map=CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=CLIENT
+controller.listener.names=CONTROLLER
+# Relative to this directory, in which the broker runs: any name of the directory will do.
+log.dirs=data
+auto.create.topics.enable=false
+message.max.bytes={_LARGEST_MESSAGE}
+replica.fetch.max.bytes={_LARGEST_MESSAGE}
+# A broker that crashed may come back when its old session has ended: 3 s instead of 9 s.
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+group.initial.rebalance.delay.ms=0
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+log.cleaner.dedupe.buffer.size=16777216
+metric.reporters=
+"""
+
+_JVM_OPTIONS = (
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.utils.LoggingSignalHandler=info",
+    "-Dorg.slf4j.simpleLogger.log.kafka.network.DataPlaneAcceptor=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+    "-Dorg.slf4j.simpleLogger.showThreadName=false",
+)
+# How lines begin that never say why it ended.
+_NO_REASON = ("at ", "Picked up ", "Formatting ")
+_DEFAULT_HEAP = "-Xms256m -Xmx1g"
+
+# Brokers that this very process launched: their parent has to collect them when they end.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """The state of the broker of one directory; `port` is the one it has, or comes back on, if there was one yet."""
+
+    running: bool
+    port: int | None
+    pid: int | None
+    directory: Path
+
+    @property
+    def bootstrap_servers(self) -> str | None:
+        """Where clients reach the broker; None while it does not run."""
+        return f"{_HOST}:{self.port}" if self.running and self.port is not None else None
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The content of `broker.json`: the ports stay when the broker stops, the process goes."""
+
+    port: int
+    controller_port: int
+    pid: int | None = None
+    create_time: float | None = None
+
+
+def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) -> BrokerStatus:
+    """After it the directory's broker answers on `port` and outlives its starter, or nothing new runs and it says why.
+
+    Without a port the broker comes back on the one it had, or takes a free one the first time. A broker that runs
+    already is left alone. What the directory held is there again.
+    """
+    directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
+    if port is not None and not 0 < port < 65536:
+        raise BrokerError(f"{port} is no port a broker can listen on: name one from 1 to 65535")
+    with _usable(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory, deadline):
+            known = _read(directory)
+            process = _find(known)
+            if known is not None and process is not None:
+                if port not in (None, known.port):
+                    raise BrokerError(
+                        f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
+                    )
+                _await_answer(directory, known.port, process, deadline, _log_size(directory))
+            else:
+                _launch(directory, port, known, deadline, timeout_s)
+    return status(directory)
+
+
+def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
+    """After it the directory's broker does not run, its data are kept, and no other process was ever signalled.
+
+    The broker is asked to end; one that has not within `timeout_s` is killed.
+    """
+    directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
+    if _read(directory) is None:
+        return status(directory)
+    with _usable(directory), _locked(directory, deadline):
+        record = _read(directory)
+        if record is not None and record.pid is not None:
+            process = _find(record)
+            if process is not None:
+                _end(process, deadline)
+            _write(directory, replace(record, pid=None, create_time=None))
+    return status(directory)
+
+
+def status(directory: Path) -> BrokerStatus:
+    """Says that the broker runs only if the very process that was started in the directory is alive."""
+    directory = directory.expanduser().absolute()
+    record = _read(directory)
+    process = _find(record)
+    port, pid = record.port if record is not None else None, process.pid if process is not None else None
+    return BrokerStatus(running=process is not None, port=port, pid=pid, directory=directory)
+
+
+def _launch(directory: Path, port: int | None, known: _Record | None, deadline: float, timeout_s: float) -> None:
+    """Leaves a broker that answers, or neither a process nor a changed record."""
+    java = _java()
+    if port is None:
+        port = known.port if known is not None else _free_port()
+    problem = _port_problem(port)
+    if problem is not None:
+        raise BrokerError(
+            f"the broker in {directory} cannot listen on {_HOST}:{port} ({problem}): "
+            "stop what holds that port, or name another one"
+        )
+    controller_port = known.controller_port if known is not None else _free_port(port)
+    if controller_port == port or _port_problem(controller_port) is not None:
+        controller_port = _free_port(port)
+    (directory / "server.properties").write_text(_PROPERTIES.format(port=port, controller_port=controller_port), encoding="ascii")
+    if not _cluster_id(directory):
+        _format(directory, java, deadline)
+
+    log_start = _log_size(directory)
+    with (directory / "broker.log").open("ab") as log:
+        child = subprocess.Popen(
+            [*java, "kafka.Kafka", "server.properties"],
+            cwd=directory,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    process = psutil.Process(child.pid)
+    try:
+        # Before the broker answers: a starter that dies while waiting leaves a broker that can be found and stopped.
+        _write(directory, _Record(port, controller_port, child.pid, process.create_time()))
+        _await_answer(directory, port, process, deadline, log_start)
+    except BaseException as failure:
+        _end(process, time.monotonic() + min(timeout_s, 5))
+        if known is None:
+            (directory / "broker.json").unlink(missing_ok=True)
+        else:
+            _write(directory, replace(known, pid=None, create_time=None))
+        if isinstance(failure, psutil.NoSuchProcess):
+            raise _early_death(directory, log_start) from None
+        raise
+
+
+def _format(directory: Path, java: list[str], deadline: float) -> None:
+    """Gives an empty directory a cluster id; one that was being formatted when the machine died is formatted again."""
+    cluster_id = "-"
+    while cluster_id.startswith("-"):  # would look like an option
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+    log_start = _log_size(directory)
+    with (directory / "broker.log").open("ab") as log:
+        try:
+            done = subprocess.run(
+                [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"],
+                cwd=directory,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=max(deadline - time.monotonic(), 0),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise BrokerError(
+                f"the storage of the broker in {directory} was not ready in time: see {directory / 'broker.log'}"
+            ) from None
+    if done.returncode != 0 or not _cluster_id(directory):
+        raise _early_death(directory, log_start)
+
+
+def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float, log_start: int) -> None:
+    """Returns when this broker, and no other on its port, has answered a client."""
+    cluster_id = _cluster_id(directory)
+
+    def ready() -> bool:
+        if not _alive(process):
+            raise _early_death(directory, log_start)
+        return _answering_cluster(port) == cluster_id
+
+    if not _until(ready, deadline):
+        raise BrokerError(f"the broker in {directory} did not answer on {_HOST}:{port} in time: see {directory / 'broker.log'}")
+
+
+def _answering_cluster(port: int) -> str | None:
+    """The id of the cluster that answers on the port now, if one does."""
+    try:
+        socket.create_connection((_HOST, port), timeout=1).close()
+    except OSError:
+        return None
+    # While the broker is still coming up, librdkafka's log is of no interest: it goes to a queue that nobody reads.
+    admin = AdminClient({"bootstrap.servers": f"{_HOST}:{port}", "log_level": 0, "log.queue": True})
+    try:
+        metadata = admin.list_topics(timeout=1)
+    except KafkaException:
+        return None
+    return str(metadata.cluster_id) if metadata.brokers else None
+
+
+def _end(process: psutil.Process, deadline: float) -> None:
+    """Leaves the process ended and collected, by force once the deadline has passed."""
+
+    def gone() -> bool:
+        return not _alive(process)
+
+    try:
+        if gone():
+            return
+        process.terminate()
+        if _until(gone, deadline):
+            return
+        process.kill()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        raise BrokerError(f"the broker with process id {process.pid} belongs to another user: have that user stop it") from None
+    if not _until(gone, time.monotonic() + 10):
+        raise BrokerError(f"the broker with process id {process.pid} does not end even when killed: see what holds it")
+
+
+def _find(record: _Record | None) -> psutil.Process | None:
+    """The live process of the record, never another one that has its id now."""
+    if record is None or record.pid is None or record.create_time is None:
+        return None
+    try:
+        process = psutil.Process(record.pid)
+        same = abs(process.create_time() - record.create_time) < _SAME_START_S
+    except psutil.Error:
+        return None
+    return process if same and _alive(process) else None
+
+
+def _alive(process: psutil.Process) -> bool:
+    """Whether the process still does anything: one that only waits to be collected does not, and is collected."""
+    child = _children.get(process.pid)
+    if child is not None:
+        if child.poll() is None:
+            return True
+        del _children[process.pid]
+        return False
+    try:
+        # Where nobody collects it, an ended process stays a zombie; but a first thread is one too while others end.
+        ended = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        return bool(process.is_running() and not ended)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _until(condition: Callable[[], bool], deadline: float) -> bool:
+    """Whether the condition came true by the deadline; it is asked at least once."""
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _port_problem(port: int) -> str | None:
+    """Why nobody can listen on the port now; None if one can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the JVM does: connections of an earlier broker that are still closing are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+            probe.listen(1)
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+    return None
+
+
+def _free_port(other_than: int | None = None) -> int:
+    """A port on which one can listen now, different from the one given."""
+    for candidate in random.sample(_FREE_PORTS, 200):
+        if candidate != other_than and _port_problem(candidate) is None:
+            return candidate
+    raise BrokerError(f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}: name one")
+
+
+def _java() -> list[str]:
+    """The command that runs a class of the broker's jars; it says in one sentence what is missing."""
+    jars = Path(sys.prefix) / "jars" / "broker"
+    if not any(jars.glob("kafka_*.jar")):
+        raise BrokerError(f"the broker's jars are not in {jars}: run make install")
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    if java is None:
+        where = f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
+        raise BrokerError(f"the broker needs Java 17 or 21, and {where}: install one, then run make install")
+    heap = shlex.split(os.environ.get("KAFKA_HEAP_OPTS") or _DEFAULT_HEAP)
+    return [java, *heap, *_JVM_OPTIONS, "-cp", str(jars / "*")]
+
+
+def _environment() -> dict[str, str]:
+    """The starter's environment, under a locale in which the JVM finds files of any name."""
+    return {**os.environ, "LC_ALL": "C.UTF-8"} if sys.platform == "linux" else dict(os.environ)
+
+
+def _cluster_id(directory: Path) -> str | None:
+    """The id of the formatted storage, which Kafka writes as the last step of formatting; None until then."""
+    try:
+        text = (directory / "data" / "meta.properties").read_text(encoding="latin-1")
+    except FileNotFoundError:
+        return None
+    found = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _log_size(directory: Path) -> int:
+    """Where the next launch's words begin in the log."""
+    log = directory / "broker.log"
+    return log.stat().st_size if log.exists() else 0
+
+
+def _early_death(directory: Path, log_start: int) -> BrokerError:
+    """One sentence with the root cause that the log gives for the end of what wrote to it since `log_start`."""
+    log = directory / "broker.log"
+    with log.open("rb") as file:
+        file.seek(log_start)
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    binds = [line for line in lines if "failed to bind to" in line]  # names the port, which its cause does not
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    thrown = [line for line in lines if re.match(r"(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): ", line)]
+    said = [line for line in lines if not line.startswith(_NO_REASON) and not re.match(r"\d{4}-", line)]
+    reason = (binds[-1:] or causes[-1:] or thrown[-1:] or said[:1] or lines[-1:] or ["it said nothing"])[0]
+    reason = re.sub(r"^(Caused by: )?(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): ", "", reason).rstrip(".")
+    return BrokerError(f"the broker in {directory} ended while it was starting ({reason}): see {log}")
+
+
+def _read(directory: Path) -> _Record | None:
+    """What `broker.json` says; a file that is missing or was tampered with says nothing."""
+    try:
+        data = json.loads((directory / "broker.json").read_text(encoding="utf-8"))
+        pid, created = data.get("pid"), data.get("create_time")
+        return _Record(
+            port=int(data["port"]),
+            controller_port=int(data["controller_port"]),
+            pid=None if pid is None else int(pid),
+            create_time=None if created is None else float(created),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(directory: Path, record: _Record) -> None:
+    """Replaces `broker.json` as a whole: no reader sees half of it."""
+    draft = directory / "broker.json.new"
+    draft.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+    draft.replace(directory / "broker.json")
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, deadline: float) -> Iterator[None]:
+    """One start or stop at a time in a directory; the system frees the lock of a holder that dies."""
+    with (directory / ".lock").open("ab") as file:
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not _until(taken, deadline):
+            raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
+        yield
+
+
+@contextlib.contextmanager
+def _usable(directory: Path) -> Iterator[None]:
+    """A file system that says no is one clear sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise BrokerError(
+            f"the broker cannot use its directory {directory} ({error.strerror or error}): name one that can be written"
+        ) from error

@@ -1,0 +1,223 @@
+"""Runs the demo and shows it: what went in, what the layers made of it, what came out, and what to try next."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.audit.show import status_view, utc
+from pipelines.audit.status import status
+from pipelines.core.sequence import SEQ
+from pipelines.dev import broker, clickstream
+from pipelines.dev.init import schemas_directory
+from pipelines.engine import Engine
+from pipelines.errors import BrokerError, ConfigurationError
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions
+from pipelines.observability import reporting
+from pipelines.quality import check_silver
+from pipelines.run import LAYERS, Run
+from pipelines.settings import Settings, load_settings
+
+_CONFIGURATION = """\
+# The demo's configuration; `watersmeet init` writes one with every field explained.
+name: demo
+lake: ./lake
+kafka:
+  bootstrap_servers: {bootstrap_servers}
+sources:
+  tracking:
+    topic: tracking
+    schema: schemas/tracking.json
+    key: ssid
+    event_time: ts
+    heartbeat: {{field: type, equals: heartbeat}}
+  orders:
+    topic: orders
+    schema: schemas/orders.json
+    key: ssid
+    event_time: ts
+    heartbeat: {{field: type, equals: heartbeat}}
+merge:
+  timeout: 30m
+publish:
+  topic: merged
+  valid: "size(orders) > 0 OR size(tracking) > 1"   # a single click is no visit
+"""
+
+
+def run_demo(directory: Path) -> None:
+    """Leaves the lake, its configuration and the broker's data in `directory`, and no process behind.
+
+    A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder holds something else.
+    """
+    console = Console()
+    _make_room(directory)
+    try:
+        servers = broker.start(directory / "broker").bootstrap_servers
+        if servers is None:
+            raise BrokerError(f"the broker in {directory / 'broker'} ended at once; see {directory / 'broker' / 'broker.log'}")
+        configuration = _write_configuration(directory, servers)
+        settings = load_settings(configuration)
+        produced = clickstream.produce(settings.kafka)
+        with reporting() as reporter:
+            this_run = Run(settings, LAYERS, reporter)
+            this_run.once()
+        key = _show(console, settings, this_run.engine, produced)
+    finally:
+        broker.stop(directory / "broker")
+    _show_next_steps(console, directory, configuration, key)
+
+
+def _make_room(directory: Path) -> None:
+    configuration = directory / "watersmeet.yml"
+    if configuration.is_file() and configuration.read_text().startswith("# The demo's configuration"):
+        broker.stop(directory / "broker")
+        shutil.rmtree(directory)
+    elif directory.exists() and any(directory.iterdir()):
+        raise ConfigurationError(f"{directory} is not empty and not the work of an earlier demo; name another folder with --dir")
+
+
+def _write_configuration(directory: Path, bootstrap_servers: str) -> Path:
+    (directory / "schemas").mkdir(parents=True)
+    for name in ("tracking.json", "orders.json"):
+        shutil.copy(schemas_directory() / name, directory / "schemas" / name)
+    configuration = directory / "watersmeet.yml"
+    configuration.write_text(_CONFIGURATION.format(bootstrap_servers=bootstrap_servers))
+    return configuration
+
+
+def _show(console: Console, settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
+    """What came out; returns the key of a merge record that is worth a closer look."""
+    questions, topic = engine.questions, settings.publish.topic
+    messages = _messages(settings)
+    _headline(console, "Where the records went")
+    console.print(_outcomes(questions, settings, produced))
+    _headline(console, "Merge records: a session's clicks beside its order (from silver)")
+    examples = _with_orders(questions)
+    for row in examples:
+        console.print(_visit(row), "")
+    _headline(console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)")
+    console.print(_sequence(messages))
+    _headline(console, "The clock (watersmeet status)")
+    console.print(status_view(status(questions, settings)))
+    _headline(console, "What silver is expected to be (Great Expectations)")
+    console.print(_expectations(engine, settings))
+    return str(examples[0]["merge_key"])
+
+
+def _messages(settings: Settings) -> list[dict[str, Any]]:
+    """Every committed message of the sink, by partition, in order; its headers by name."""
+    topic = settings.publish.topic
+    bounds = Cluster(settings.kafka).bounds(topic, clickstream.PARTITIONS)
+    ranges = [Range(topic, partition, *found) for partition, found in sorted(bounds.items())]
+    messages = [m for each in ranges for batch in read_range(settings.kafka, each) for m in batch.to_pylist()]
+    return [{**m, "headers": {header["key"]: header["value"] for header in m["headers"]}} for m in messages]
+
+
+def _headline(console: Console, text: str) -> None:
+    console.print(f"\n[bold cyan]{text}[/]\n", highlight=False)
+
+
+def _outcomes(questions: Questions, settings: Settings, produced: dict[str, int]) -> Table:
+    """Every record of a topic ends in exactly one column."""
+    table = Table("topic", box=None, header_style="dim")
+    for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
+        table.add_column(name, justify="right")
+    silver = questions.select(tables.SILVER, list(settings.sources))
+    late, quarantined = (_counts(questions, name, "source") for name in (tables.LATE, tables.QUARANTINE))
+    for name, source in settings.sources.items():
+        bronze = _counts(questions, tables.bronze(name), "heartbeat")
+        merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
+        waiting = bronze[False] - merged - late[name] - quarantined[name]
+        outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
+        counts = (produced[source.topic], bronze.total(), *outcomes)
+        table.add_row(source.topic, *[f"{count:,}" for count in counts])
+    return table
+
+
+def _counts(questions: Questions, table: str, by: str) -> Counter[Any]:
+    found = questions.summary(table, [by], {"records": ("count", "*")})
+    return Counter(dict(zip(found[by].to_pylist(), found["records"].to_pylist(), strict=True)))
+
+
+def _with_orders(questions: Questions) -> list[dict[str, Any]]:
+    """A few finished records that have both, the ones with most orders first."""
+    columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
+    rows = questions.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
+    found = [row for row in rows if row["orders"] and row["tracking"]]
+    return sorted(found, key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"]))[:3]
+
+
+def _visit(row: dict[str, Any]) -> Table:
+    title = f"session {row['merge_key']}, {utc(row['event_time'])} to {utc(row['last_event_time'])}"
+    table = Table("event time", "tracking", "orders", title=title, title_justify="left", box=None, header_style="dim")
+    parts = sorted(
+        (_ms(part["event_time"]), column, f"{part['value']['type']} {part['value']['aid']}")
+        for column, source in enumerate(("tracking", "orders"))
+        for part in row[source]
+    )
+    for time, column, text in parts[-8:]:
+        table.add_row(utc(time), *([text, ""] if column == 0 else ["", f"[bold]{text}[/]"]))
+    if len(parts) > 8:
+        table.caption = f"(and {len(parts) - 8} before)"
+    return table
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def _sequence(messages: list[dict[str, Any]]) -> Table:
+    table = Table("partition", "seq", "event time", "key", "tracking", "orders", box=None, header_style="dim")
+    for partition in range(clickstream.PARTITIONS):
+        mine = [message for message in messages if message["partition"] == partition]
+        for message in [*mine[:4], *mine[-1:]]:
+            value = json.loads(message["value"])
+            table.add_row(
+                str(partition),
+                message["headers"][SEQ].decode(),
+                utc(_ms(message["kafka_timestamp"])),
+                message["key"].decode(),
+                _summary(value["tracking"]),
+                _summary(value["orders"]),
+            )
+    return table
+
+
+def _summary(values: list[dict[str, Any]]) -> str:
+    kinds = [value["type"] for value in values]
+    return ", ".join(f"{kinds.count(kind)} {kind}{'s' if kinds.count(kind) > 1 else ''}" for kind in dict.fromkeys(kinds)) or "-"
+
+
+def _expectations(engine: Engine, settings: Settings) -> Table:
+    table = Table("expectation", "holds", "rows against it", box=None, header_style="dim")
+    silver = engine.read(tables.SILVER, engine.lake.layout[tables.SILVER].schema.names)
+    for result in check_silver(silver, settings):
+        table.add_row(result.expectation, "[green]yes[/]" if result.ok else "[red]no[/]", f"{result.unexpected:,}")
+    return table
+
+
+def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str) -> None:
+    program = Path(".venv/bin")
+    silver = directory / "lake" / tables.SILVER
+    read = f"spark_session({{}}).read.format('delta').load('{silver}').show()"
+    _headline(console, f"The lake stays in {directory}. Five commands to try next:")
+    for command in (
+        f"{program}/watersmeet broker start --dir {directory}/broker",
+        f"{program}/watersmeet status -c {configuration}",
+        f"{program}/watersmeet explain {key} -c {configuration}",
+        f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
+        f'{program}/python -c "from pipelines.engine.session import spark_session; {read}"',
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)

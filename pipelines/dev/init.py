@@ -1,0 +1,39 @@
+"""The example to start from: a commented configuration and the JSON Schemas it names."""
+
+from pathlib import Path
+
+import pipelines
+from pipelines.errors import ConfigurationError
+
+PACKAGE = Path(pipelines.__file__).parent
+
+
+def write_example(directory: Path) -> list[Path]:
+    """Nothing that exists is overwritten: all files of the example are written to `directory`, or none.
+
+    Returns their paths. Raises ConfigurationError where one exists already or the folder cannot be written to.
+    """
+    texts = {directory / name: source.read_text(encoding="utf-8") for name, source in _example_files().items()}
+    existing = [path for path in texts if path.exists() or path.is_symlink()]
+    if existing:
+        names = ", ".join(str(path) for path in existing)
+        raise ConfigurationError(f"{names}: exists already and is kept; name another folder, or move it away")
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{directory}: cannot be written to ({error.strerror}); name a folder that can") from error
+    return list(texts)
+
+
+def schemas_directory() -> Path:
+    """The example's schemas: inside an installed package, else at the top of the repository."""
+    packaged = PACKAGE / "_schemas"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "schemas"
+
+
+def _example_files() -> dict[str, Path]:
+    """Where each file of the example comes from, by its path in the folder it is written to."""
+    schemas = {f"schemas/{name}": schemas_directory() / name for name in ("orders.json", "tracking.json")}
+    return {"watersmeet.yml": PACKAGE / "dev" / "templates" / "watersmeet.yml", **schemas}

@@ -1,0 +1,144 @@
+"""The Spark session that the layers work in.
+
+A session that is there already (a notebook's, a Databricks job's, one made by `spark-submit`) is used as it is and never changed:
+the layers work in a copy of it, which has its cluster and catalogs and settings of its own. Without one, a local session is made,
+with the settings under `spark:` of the configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.lake.place import Lake, local_path, scheme_of
+
+JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
+"""The environment variable with further options for the JVM of a local session."""
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+LAYER_SETTINGS: Mapping[str, str] = {
+    # What the user's expressions give must not depend on where they run.
+    "spark.sql.session.timeZone": "UTC",
+    # An expression that meets a value it cannot handle (orders[0] of none) gives null instead of stopping the stream: a null
+    # `valid` counts as false.
+    "spark.sql.ansi.enabled": "false",
+    # Batches are small and their shape is known: planning again between stages costs more than it saves.
+    "spark.sql.adaptive.enabled": "false",
+    # MERGE reads its source twice; without this the whole merge would run twice.
+    "spark.databricks.delta.merge.materializeSource": "all",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Spark's default is a type of twelve bytes that other readers call deprecated.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
+    "parquet.enable.dictionary#value": "false",
+    "parquet.enable.dictionary#merge_key": "false",
+    # Compaction leaves files of this size alone: by default it writes those of up to 1 GB again each time, history and all.
+    "spark.databricks.delta.optimize.minFileSize": str(64 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
+    # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+}
+
+_OWN_SETTINGS = {
+    "spark.master": "local[*]",
+    "spark.app.name": "watersmeet",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 1, 16) * 2),
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def spark_session(settings: Mapping[str, str]) -> SparkSession:
+    """A session for the layers, with `LAYER_SETTINGS`; `settings` are those of a session that is made here.
+
+    Raises WatersmeetError where the JVM artifacts of a local session are missing.
+    """
+    # Python workers must be this Python, or they start one from PATH that lacks the packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    given = SparkSession.getActiveSession()
+    if given is None and ("PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ):
+        given = SparkSession.builder.getOrCreate()  # spark-submit's: before it is asked for, its settings cannot be seen
+    session = _own_session(settings) if given is None else _copy_of(given)
+    for name, value in LAYER_SETTINGS.items():
+        session.conf.set(name, value)
+    return session
+
+
+def _own_session(settings: Mapping[str, str]) -> SparkSession:
+    log4j = Path(__file__).with_name("log4j2.properties")
+    # In any other zone, Delta reads the whole log again after each commit to compare its own statistics with.
+    java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-XX:-UsePerfData", "-Duser.timezone=UTC"]
+    java_options += [os.environ.get(JAVA_OPTIONS, ""), settings.get(_JAVA_OPTIONS, "")]  # the last word is the user's
+    own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, _jars()))}
+    builder = SparkSession.builder
+    for name, value in {**own, **settings, _JAVA_OPTIONS: " ".join(filter(None, java_options))}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _copy_of(given: SparkSession) -> SparkSession:
+    """A session with the same cluster and catalogs, and settings of its own.
+
+    Spark runs each stream in such a copy, and hands it to foreachBatch: so the copy is that of a stream of one batch.
+    """
+    copies: list[SparkSession] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        copies.append(batch.sparkSession)
+
+    with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:
+        one = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        query = one.writeStream.foreachBatch(keep).trigger(availableNow=True).option("checkpointLocation", folder).start()
+        query.awaitTermination()
+    return copies[0]
+
+
+def check_folder(spark: SparkSession, lake: Lake) -> None:
+    """Raises ConfigurationError where the lake is a folder that Spark's executors do not see: what they write would be lost."""
+    location = lake.settings.lake
+    if (
+        lake.is_catalog
+        or scheme_of(str(location)) is not None
+        or (spark.conf.get("spark.master", None) or "").startswith("local")
+    ):
+        return
+    marker = Path(local_path(str(location)), f"_seen-{uuid.uuid4()}")
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"seen": [marker.exists()]})
+
+    try:
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
+        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, "seen BOOLEAN").collect()
+    finally:
+        marker.unlink(missing_ok=True)
+    if not all(row.seen for row in answers):
+        raise ConfigurationError(
+            f"lake: {location} is a folder of this machine, and Spark's executors do not see it; name a folder that every worker "
+            "mounts at this path, an object-store URI, or a schema of a catalog"
+        )
+
+
+def _jars() -> list[Path]:
+    jars = sorted(Path(sys.prefix, "jars", "spark").glob("*.jar"))
+    if not jars:
+        raise WatersmeetError(f"the JVM artifacts for Spark are missing in {sys.prefix}/jars/spark: run `make install`")
+    return jars

@@ -1,0 +1,336 @@
+"""The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are DataFrames.
+
+Only documented calls are used. MERGE and DELETE take a commit's transaction version and metadata from the session's settings,
+since they have no options; everything else says its own as options, which go before the settings.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.core.reading import read_records
+from pipelines.core.types import TIME, columns_ddl
+from pipelines.engine import Function, KafkaInput
+from pipelines.engine.expressions import expression_problem
+from pipelines.kafka.reading import Range
+from pipelines.kafka.source import Reading, kafka_ranges, kafka_source, register
+from pipelines.lake import tables
+from pipelines.lake.by_spark import as_column, matching, sql_name, summarised, table_rows
+from pipelines.lake.commits import Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.files import Files
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Where, answer, questions
+from pipelines.lake.tables import Table
+
+FROM_KAFKA = "1 second"
+"""How often bronze asks Kafka: each batch costs about as much as a thousand records, and the later layers need the cores too."""
+
+FROM_TABLES = "200 milliseconds"
+"""How often a query looks for new commits: each look lists a folder."""
+
+PIECE_BYTES = 32 * 1024 * 1024
+"""About so many bytes go from a Python worker to Spark at a time."""
+
+ROWS_PER_SORT = 100_000
+"""About so many rows are sorted by one task, and come to the driver after one another."""
+
+_TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
+_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+_FINDS_KEYS = {"parquet.bloom.filter.enabled#merge_key": "true", "parquet.bloom.filter.adaptive.enabled": "true"}
+"""Compacted files say which keys they may have, so that a question for one key opens few of them. (In small files that would take
+more than it saves.)
+"""
+
+
+class SparkEngine:
+    """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        self.spark, self.lake = spark, lake
+        self.questions = questions(lake, lambda: spark)
+        self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
+        self._files = Files(lake.storage)
+        self._settings_are_set = threading.Lock()
+        self._creates_schema = threading.Lock()
+
+    # -- reading
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        where: Where = (),
+        *,
+        constants: Mapping[str, str] | None = None,
+        version: int | None = None,
+    ) -> DataFrame:
+        """See `Engine.read`."""
+        rows = matching(table_rows(self.spark, self.lake, table, version), where)
+        return rows.select(*columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()])
+
+    def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
+        """See `Engine.read_kafka`."""
+        wanted = [Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
+        name = register(self.spark, kafka_ranges(f"watersmeet_{source.source}_ranges", self._reading(source), wanted))
+        return self.spark.read.format(name).load()
+
+    def _reading(self, source: KafkaInput) -> Reading:
+        schema = columns_ddl(self.lake.layout[tables.bronze(source.source)].schema)
+        decode = partial(read_records, rules=source.rules)
+        return Reading(source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks)
+
+    def rows(self, found: pa.Table) -> DataFrame:
+        """See `Engine.rows`."""
+        # Spark infers no types from an Arrow table without a chunk.
+        return self.spark.createDataFrame(found if found.num_rows else [], columns_ddl(found.schema))
+
+    # -- transforming
+
+    def per_partition(self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
+        """See `Engine.per_partition`. One exchange brings the rows of a partition together, of all inputs at once."""
+        tagged = [rows.withColumn("_input", F.lit(i)) for i, rows in enumerate(inputs)]
+        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
+        together = rows.repartitionById(self._tasks, (F.col("partition") % self._tasks).cast("int"))
+        return together.mapInArrow(_called(function, [rows.columns for rows in inputs], schema), columns_ddl(schema))
+
+    @contextmanager
+    def held(self, rows: DataFrame) -> Iterator[DataFrame]:
+        """See `Engine.held`."""
+        kept = rows.persist()
+        try:
+            yield kept
+        finally:
+            kept.unpersist()
+
+    def summary(self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> pa.Table:
+        """See `Engine.summary`."""
+        return answer(summarised(rows, by, values).toArrow())
+
+    def judged(self, rows: DataFrame, valid: str, value: str | None, max_bytes: int) -> DataFrame:
+        """See `Engine.judged`."""
+        is_finished = F.col("status") == "timed_out"
+        reason = F.when(~F.coalesce(F.expr(valid).cast("boolean"), F.lit(False)), "predicate").otherwise(F.col("invalid_reason"))
+        if value is not None:
+            is_too_large = F.coalesce(F.octet_length(F.expr(value)) > max_bytes, F.lit(False))
+            reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
+        return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
+            "valid", F.when(is_finished, F.col("invalid_reason").isNull())
+        )
+
+    def in_order(self, rows: DataFrame, count: int, value: str | None = None) -> Iterator[pa.Table]:
+        """See `Engine.in_order`."""
+        if value is not None:
+            rows = rows.withColumn("value", F.expr(value).cast("binary"))
+        tasks = max(1, min(count // ROWS_PER_SORT, 1000))
+        in_order = rows.repartitionById(tasks, (F.col("partition") % tasks).cast("int"))
+        in_order = in_order.sortWithinPartitions("partition", "event_time", "merge_key")
+        for row in in_order.mapInArrow(_packed, "piece BINARY").toLocalIterator():
+            yield pa.ipc.open_stream(row.piece).read_all()
+
+    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
+        """See `Engine.evaluate`."""
+        numbered = self.rows(rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())))
+        found = numbered.select("_row", *[F.expr(text).alias(name) for name, text in expressions.items()])
+        return found.toArrow().sort_by("_row").drop_columns(["_row"])
+
+    def expression_problem(self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
+        """See `Engine.expression_problem`."""
+        return expression_problem(self.spark, text, columns, kinds)
+
+    # -- writing
+
+    def create(self, table: Table) -> None:
+        """See `Engine.create`. A schema that is missing is created too, like a folder; nobody asks for one that is there, since
+        that takes a permission.
+        """
+        partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
+        name, columns = sql_name(self.lake, table.name), columns_ddl(table.schema)
+        statement = (
+            f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta{partitioned} "
+            f"TBLPROPERTIES ({_as_properties(table.properties)})"
+        )
+        try:
+            self.spark.sql(statement)
+        except AnalysisException as error:
+            if error.getCondition() != "SCHEMA_NOT_FOUND":
+                raise
+            self._create_schema(sql_name(self.lake, table.name).rpartition(".")[0])
+            self.spark.sql(statement)
+
+    def _create_schema(self, name: str) -> None:
+        """Once, though several tables are created at a time."""
+        with self._creates_schema:
+            if not self.spark.catalog.databaseExists(name):
+                self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
+
+    def create_view(self, name: str, query: str) -> None:
+        """See `Engine.create_view`."""
+        self.spark.sql(f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}")
+
+    def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
+        """See `Engine.append`."""
+        frame = self.rows(rows).coalesce(1) if isinstance(rows, pa.Table) else rows
+        writer: DataFrameWriter = frame.select(*self.lake.layout[table].schema.names).write.format("delta").mode("append")
+        if commit is not None:
+            version = str(commit.transaction_version)
+            writer = writer.options(txnAppId=commit.application, txnVersion=version, userMetadata=commit.metadata)
+        if self.lake.is_catalog:
+            writer.saveAsTable(self.lake.address(table))
+        else:
+            writer.save(self.lake.address(table))
+
+    def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
+        """See `Engine.merge`."""
+        columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.layout[table].schema.names}
+        is_its_row = (
+            f"{'kept.status = ' + repr('open') + ' AND ' if only_open else ''}kept.partition = changed.partition "
+            "AND kept.merge_key = changed.merge_key AND kept.event_time = changed.replaces"
+        )
+        merge = self._delta(table).alias("kept").merge(rows.alias("changed"), is_its_row)
+        merge = merge.whenMatchedDelete("changed.status IS NULL").whenMatchedUpdate(set=columns)
+        with self._committing(commit):
+            merge.whenNotMatchedInsert(values=columns).execute()
+
+    def delete(self, table: str, where: Where, commit: Commit) -> None:
+        """See `Engine.delete`."""
+        with self._committing(commit):
+            self._delta(table).delete(as_column(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME]))
+
+    @contextmanager
+    def _committing(self, commit: Commit) -> Iterator[None]:
+        """Inside, one statement is this commit. A setting that stayed would swallow every later write."""
+        with self._set(
+            dict(zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True))
+            | {_METADATA: commit.metadata}
+        ):
+            yield
+
+    @contextmanager
+    def _set(self, settings: Mapping[str, str]) -> Iterator[None]:
+        with self._settings_are_set:
+            for name, value in settings.items():
+                self.spark.conf.set(name, value)
+            try:
+                yield
+            finally:
+                for name in settings:
+                    self.spark.conf.unset(name)
+
+    # -- following
+
+    def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> _Query:
+        """See `Engine.follow_kafka`."""
+        kafka = kafka_source(f"watersmeet_{source.source}", self._reading(source), source.offsets, source.max_offsets_per_batch)
+        stream = self.spark.readStream.format(register(self.spark, kafka)).load()
+        trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
+        return self._start(tables.bronze(source.source), stream, lambda rows, _: work(rows), trigger)
+
+    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> _Query:
+        """See `Engine.follow`. The streams begin with the last commit of each table, and their rows are not looked at."""
+        news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
+        return self._start(name, news, lambda *_: work(), {"processingTime": FROM_TABLES})
+
+    def _commits_of(self, table: str) -> DataFrame:
+        options = {"startingVersion": str(self.questions.version(table)), "ignoreChanges": "true"}
+        stream = self.spark.readStream.format("delta").options(**options)
+        address = self.lake.address(table)
+        return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(F.lit(1).alias("news"))
+
+    def _start(self, name: str, stream: DataFrame, work: Callable[[DataFrame, int], None], trigger: dict[str, Any]) -> _Query:
+        """The tables say where a stream stands. Spark insists on a checkpoint, so it gets one, which is never read again."""
+        folder = f"{self.lake.settings.checkpoints}/{name}"
+        self._files.delete(folder)
+        checkpoint = f"{folder}/{uuid.uuid4()}"
+        writer = stream.writeStream.queryName(f"watersmeet {name}").option("checkpointLocation", checkpoint)
+        return _Query(writer.trigger(**trigger).foreachBatch(work).start())
+
+    # -- keeping
+
+    def compact(self, table: str) -> None:
+        """See `Engine.compact`."""
+        has_keys = "merge_key" in self.lake.layout[table].schema.names
+        with suppress_conflict(), self._set(_FINDS_KEYS if has_keys else {}):
+            self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")  # DeltaTable's own call does not quote a path
+
+    def vacuum(self, table: str) -> int:
+        """See `Engine.vacuum`."""
+        before = self.spark.sql(f"VACUUM {sql_name(self.lake, table)} DRY RUN").count()
+        self.spark.sql(f"VACUUM {sql_name(self.lake, table)}")
+        return before
+
+    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
+        """See `Engine.set_properties`."""
+        self.spark.sql(f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES ({_as_properties(properties)})")
+
+    def _delta(self, table: str) -> DeltaTable:
+        address = self.lake.address(table)
+        return DeltaTable.forName(self.spark, address) if self.lake.is_catalog else DeltaTable.forPath(self.spark, address)
+
+
+class _Query:
+    """A streaming query as the engine's `Running`."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+
+    @property
+    def is_active(self) -> bool:
+        return self._query.isActive
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._query.exception()
+
+    def stop(self) -> None:
+        self._query.stop()
+
+
+def _called(
+    function: Function, columns: Sequence[Sequence[str]], schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A pure function of several tables as one for mapInArrow: the column `_input` says to which table a row belongs."""
+
+    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = list(batches)
+        if not sum(batch.num_rows for batch in rows):
+            return
+        table = pa.Table.from_batches(rows)
+        inputs = [table.filter(pc.equal(table["_input"], i)).select(names) for i, names in enumerate(columns)]
+        yield from _pieces(function(*inputs), schema)
+
+    return call
+
+
+def _pieces(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows in batches of bounded size, with the types of a schema."""
+    size = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
+    for begin in range(0, rows.num_rows, size):
+        yield from rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
+
+
+def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Arrow batches as bytes in Arrow's own stream format, one row each: so they come to the driver one after the other."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["piece"])
+
+
+def _as_properties(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())

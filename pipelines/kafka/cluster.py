@@ -1,0 +1,169 @@
+"""Questions to a Kafka cluster about its topics, and what it takes for topics to be merged and published to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+
+from pipelines.errors import ConfigurationError, KafkaRequestError, TopicChangedError
+from pipelines.kafka.failures import failure
+from pipelines.kafka.options import ListeningAdmin
+from pipelines.settings import KafkaSettings, Settings
+
+TIMEOUT_S = 15.0
+"""How long a broker may take to answer a question before it counts as unreachable."""
+
+_UNBOUNDED = str(2**63 - 1)
+_LOOK_S = 0.05
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_Answer = TypeVar("_Answer")
+
+
+class Cluster:
+    """Questions to one Kafka cluster; each is answered within `timeout_s`.
+
+    Every method raises KafkaUnreachableError where no broker answers in time, and at once KafkaAccessError where the login, a
+    certificate or a permission is refused, TopicChangedError for a topic that does not exist (unless it says otherwise), and
+    KafkaRequestError for any other refusal.
+    """
+
+    def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S) -> None:
+        self.kafka, self.timeout_s = kafka, timeout_s
+
+    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """The number of partitions of each of these topics that exists."""
+        return {topic: len(found.partitions) for topic, found in self._described(topics).items()}
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Kafka's own identity of each of these topics that exists: another one after it was deleted and created again."""
+        ids = {topic: found.topic_id for topic, found in self._described(topics).items()}
+        return {t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}" for t, id in ids.items()}
+
+    def _described(self, topics: Iterable[str]) -> dict[str, Any]:
+        asked = self._admin.describe_topics(TopicCollection(sorted(set(topics))), request_timeout=self.timeout_s)
+        found = {}
+        for topic, answer in asked.items():
+            with suppress(TopicChangedError):
+                found[topic] = self._answer(answer, "DESCRIBE", topic)
+        return found
+
+    def topic_settings(self, topic: str) -> dict[str, str]:
+        """A topic's effective settings."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
+        return {name: entry.value for name, entry in self._answer(asked, "DESCRIBE_CONFIGS", topic).items()}
+
+    def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
+        """Creates the topic and returns once it can be seen; one that exists already, or comes to exist meanwhile, is kept."""
+        new = NewTopic(topic, num_partitions=partitions, config=dict(settings))
+        [asked] = self._admin.create_topics([new], request_timeout=self.timeout_s).values()
+        try:
+            self._answer(asked, "CREATE", topic)
+        except KafkaRequestError:
+            if topic not in self._described([topic]):
+                raise
+        deadline = time.monotonic() + self.timeout_s
+        while topic not in self._described([topic]) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
+        """By partition the first offset that Kafka still has, and the exclusive end offset of what is committed."""
+        return self.bounds_of(topic, range(partitions))
+
+    def bounds_of(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """`bounds` of some partitions; two requests, however many they are."""
+        wanted = list(partitions)
+        starts, ends = self._offsets(topic, wanted, _EARLIEST), self._offsets(topic, wanted, _LATEST)
+        return {p: (starts[p], ends[p]) for p in wanted}
+
+    def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
+        """By partition the first offset with this Kafka timestamp or a later one; where there is none, the end offset."""
+        found = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
+        beyond = [p for p, offset in found.items() if offset < 0]
+        return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
+
+    def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+        asked = self._admin.list_offsets(
+            {TopicPartition(topic, p): spec for p in partitions},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self.timeout_s,
+        )
+        return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
+
+    @cached_property
+    def _admin(self) -> ListeningAdmin:
+        return ListeningAdmin(self.kafka)
+
+    def _answer(self, asked: Future[_Answer], permission: str, topic: str) -> _Answer:
+        """The answer; no longer waited for than until Kafka refuses the client itself."""
+        self._admin.poll(0)  # what it heard before is past
+        since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
+        while not wait([asked], _LOOK_S).done:
+            self._admin.poll(0)
+            heard.check(since, self.timeout_s + 1, permission, resource)  # librdkafka's own timeout comes first
+        try:
+            return asked.result()
+        except KafkaException as error:
+            reason = error.args[0]
+        if reason.code() == KafkaError._TIMED_OUT:
+            self._admin.poll(0)
+            reason = heard.last(since) or reason
+        if reason.code() == KafkaError._NOENT:  # no partition has a leader: a description of the topic tells why
+            is_missing = topic not in self._described([topic])
+            reason = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE)
+        raise failure(self.kafka, reason, permission, resource)
+
+
+def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
+    """The number of partitions that all sources share, and the sink where it exists; `counts`: by topic, as
+    `Cluster.partition_counts` yields them.
+
+    Raises ConfigurationError where a source is missing or a number differs.
+    """
+    for name, source in settings.sources.items():
+        if source.topic not in counts:
+            raise ConfigurationError(
+                f"sources.{name}.topic: there is no topic {source.topic} at {settings.kafka.bootstrap_servers}; "
+                "create it, with as many partitions as the other sources have"
+            )
+    found = {name: counts[source.topic] for name, source in settings.sources.items()}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in found.items())
+        raise ConfigurationError(
+            f"sources: the topics are not co-partitioned ({listed} partitions); "
+            "give all of them the same number, since a key must be in the same partition of every source"
+        )
+    partitions, sink = next(iter(found.values())), settings.publish.topic
+    if counts.get(sink, partitions) != partitions:
+        raise ConfigurationError(
+            f"publish.topic: {sink} has {counts[sink]} partitions and the sources have {partitions}; "
+            "give it the same number, since a message goes to the partition of its records"
+        )
+    return partitions
+
+
+def topics_of(settings: Settings) -> list[str]:
+    """The topics of all sources and the sink: what `co_partitioned` wants to know the partitions of."""
+    return [*(source.topic for source in settings.sources.values()), settings.publish.topic]
+
+
+def sink_settings(settings: Settings) -> dict[str, str]:
+    """The topic settings that the sink needs. Its messages carry event time, so retention by age would delete a backfill; a
+    backlog may be published ahead of the broker's clock by `max_future`; and headers and key come on top of the value.
+    """
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.after.max.ms": str(max(settings.merge.max_future_ms, 3_600_000)),
+        "message.timestamp.before.max.ms": _UNBOUNDED,
+        "max.message.bytes": str(settings.publish.max_bytes + 1024 * 1024),
+    }

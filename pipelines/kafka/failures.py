@@ -1,0 +1,140 @@
+"""What Kafka's errors mean: a refused login, certificate or permission is said at once; only what may pass is waited for."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import time
+from collections import deque
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from pipelines.errors import KafkaAccessError, KafkaRequestError, KafkaUnreachableError, TopicChangedError, WatersmeetError
+from pipelines.settings import KafkaSettings
+
+_LOGIN: Final = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM}
+_PERMISSION: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_ACCESS: Final = _LOGIN | _PERMISSION | {KafkaError._SSL}
+_MISSING_TOPIC: Final = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+_PASSING: Final = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
+"""What says so itself (`retriable()`, set by the transactional producer alone) is not listed."""
+
+_PROBE_TIMEOUT_S: Final = 2.0
+
+
+class Heard:
+    """The last errors that a client reported on its own (`error_cb`, while it polls): of the login and of TLS it tells only so.
+
+    They are asked for since a moment of `time.monotonic()`, so that one client can serve many requests.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._kafka = kafka
+        self._errors: deque[tuple[float, KafkaError]] = deque(maxlen=100)
+
+    def __call__(self, error: KafkaError) -> None:
+        """Takes note of an error."""
+        self._errors.append((time.monotonic(), error))
+
+    def last(self, since: float) -> KafkaError | None:
+        """The error since then that says most: the last refusal, else the last of all; that all brokers are down says least."""
+        errors = [error for at, error in list(self._errors) if at >= since]
+        return max(
+            reversed(errors),
+            key=lambda error: (error.code() in _ACCESS, error.code() != KafkaError._ALL_BROKERS_DOWN),
+            default=None,
+        )
+
+    def check(self, since: float, timeout_s: float, permission: str, resource: str) -> None:
+        """Raises, as `failure` says it, where Kafka has refused the client since then, or that is longer ago than `timeout_s`."""
+        error = self.last(since)
+        if (error is not None and error.code() in _ACCESS) or time.monotonic() - since > timeout_s:
+            silence = KafkaError(KafkaError._TIMED_OUT, f"{resource} does not answer")
+            raise failure(self._kafka, error or silence, permission, resource)
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Whether the same request may succeed a little later."""
+    return error.retriable() or error.code() in _PASSING
+
+
+def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: str) -> WatersmeetError:
+    """The one sentence for an error of Kafka; `permission` on `resource` (such as READ on `topic orders`) is what it takes.
+
+    KafkaAccessError for a refused login, certificate or permission; TopicChangedError for a topic that does not exist;
+    KafkaUnreachableError for what may pass; KafkaRequestError for all else.
+    """
+    code, servers = error.code(), kafka.bootstrap_servers
+    # librdkafka's own words on one line, without how often and in which of its states it met the error
+    detail = " ".join(re.sub(r" \(after \d+ms in state .*\)$", "", error.str()).split())
+    if code in _LOGIN:
+        return KafkaAccessError(
+            f"Kafka at {servers} refuses the login ({detail}); "
+            "check sasl.username, sasl.password, sasl.mechanism and security.protocol in kafka.options"
+        )
+    if code in _PERMISSION:
+        return KafkaAccessError(
+            f"Kafka at {servers} does not allow {permission} on {resource} ({error.name()}); "
+            "grant that permission to the user that kafka.options logs in as"
+        )
+    if code == KafkaError._SSL:
+        if problem := _certificate_problem(kafka):
+            return KafkaAccessError(
+                f"the certificate of Kafka at {servers} is not accepted ({problem}); ssl.ca.location in kafka.options must name "
+                "the authority that signed it, and it must be valid today and for that host"
+            )
+        return KafkaAccessError(
+            f"the TLS connection to Kafka at {servers} fails ({detail}); "
+            "check security.protocol and the ssl. options in kafka.options"
+        )
+    if code in _MISSING_TOPIC:
+        return TopicChangedError(f"{resource} does not exist at {servers}, or was deleted; create it, or correct its name")
+    if is_passing(error):
+        return KafkaUnreachableError(servers, detail)
+    return KafkaRequestError(f"Kafka at {servers} refused {permission} on {resource}: {detail} ({error.name()})")
+
+
+def _certificate_problem(kafka: KafkaSettings) -> str | None:
+    """Why Python's TLS refuses the first broker's certificate; None where it does not: librdkafka says the same of every one."""
+    options = kafka.options
+    host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem"))
+        context.check_hostname = options.get("ssl.endpoint.identification.algorithm") != "none"
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as plain:
+            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (OSError, ValueError):  # the broker goes away just now, or the options are of a kind that only librdkafka knows
+        pass
+    return None

@@ -1,0 +1,136 @@
+"""librdkafka's options for each kind of client, and the clients themselves.
+
+`kafka.options` are passed on as they are. What carries a promise of Watersmeet (which records are read, that each is published
+once and in order) is set here and refused in the configuration (`settings.OWN_OPTIONS`); what only tunes a client is a default
+that `kafka.options` replace. librdkafka's log is off, unless `debug` asks for it: failures come back as errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from pipelines.errors import ConfigurationError
+from pipelines.kafka.failures import Heard
+from pipelines.settings import KafkaSettings
+
+_READER_DEFAULTS = {
+    "queued.min.messages": 200_000,  # so many are fetched ahead
+    "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
+    "fetch.wait.max.ms": 20,  # the end of a partition is told by an empty answer, which waits so long
+}
+_READER = {
+    "group.id": "watersmeet",  # librdkafka asks for one; no group is joined and nothing is committed under it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+    "allow.auto.create.topics": False,
+    "auto.offset.reset": "error",  # an offset that Kafka does not have is never passed over
+}
+_WRITER_DEFAULTS = {
+    "linger.ms": 20,
+    "queue.buffering.max.kbytes": 64 * 1024,
+}
+_WRITER = {"enable.idempotence": True, "delivery.report.only.error": False}
+
+# With these, every `security.protocol` is right by itself.
+_ANY_LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "anybody", "sasl.password": "anything"}
+
+
+def admin_options(kafka: KafkaSettings) -> dict[str, Any]:
+    """For questions about the cluster and its topics."""
+    return {**kafka.options, **_own(kafka)}
+
+
+def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
+    """For reading committed messages outside of any group, told where a partition ends."""
+    return {**_READER_DEFAULTS, **kafka.options, **_own(kafka), **_READER}
+
+
+def producer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
+    """For an idempotent producer; `own`: more options, with underscores for dots."""
+    named = {name.replace("_", "."): value for name, value in own.items()}
+    return {**_WRITER_DEFAULTS, **kafka.options, **_own(kafka), **_WRITER, **named}
+
+
+def _own(kafka: KafkaSettings) -> dict[str, Any]:
+    own: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap_servers}
+    # Fatal errors would be written to standard error even at level 0: a queue that nobody asks for keeps them.
+    return own if "debug" in kafka.options else {**own, "log_level": 0, "log.queue": True}
+
+
+class _Listening:
+    """A client that keeps what it hears about its connections."""
+
+    def __init__(self, kafka: KafkaSettings, options: Mapping[str, Any]) -> None:
+        self.kafka, self.heard = kafka, Heard(kafka)
+        try:
+            super().__init__({**options, "error_cb": self.heard})  # type: ignore[call-arg]
+        except KafkaException as error:
+            why = _without_values(error, kafka.options)
+            raise ConfigurationError(f"kafka.options: librdkafka does not take them ({why}); correct them") from None
+
+
+class ListeningConsumer(_Listening, Consumer):
+    """A consumer with `consumer_options`."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        super().__init__(kafka, consumer_options(kafka))
+
+
+class ListeningProducer(_Listening, Producer):
+    """A producer with `producer_options`."""
+
+    def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
+        super().__init__(kafka, producer_options(kafka, **own))
+
+
+class ListeningAdmin(_Listening, AdminClient):
+    """An admin client with `admin_options`."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        super().__init__(kafka, admin_options(kafka))
+
+
+def check_options(kafka: KafkaSettings) -> list[str]:
+    """One sentence for every option that librdkafka does not know, or whose value it does not take; nothing is connected to.
+
+    Where each option is right by itself and they do not fit together, one sentence about all of them. No value is shown.
+    """
+    together = _refusal(kafka.options)
+    if together is None:
+        return []
+    alone = {name: _refusal({**_ANY_LOGIN, name: value}) for name, value in kafka.options.items()}
+    found = [f"kafka.options.{name}: librdkafka does not take it ({why}); correct it" for name, why in alone.items() if why]
+    return found or [f"kafka.options: librdkafka does not take them together ({together}); correct them"]
+
+
+def _refusal(options: Mapping[str, str]) -> str | None:
+    """Why a client of some kind cannot be made with these options; None where all can."""
+    kafka = KafkaSettings(bootstrap_servers="unused:1", options=dict(options))
+    kinds: dict[Callable[..., Any], dict[str, Any]] = {
+        AdminClient: admin_options(kafka),
+        Consumer: consumer_options(kafka),
+        Producer: producer_options(kafka),
+    }
+    for kind, complete in kinds.items():
+        del complete["bootstrap.servers"]  # so that no client connects
+        try:
+            kind(complete)
+        except KafkaException as error:
+            return _without_values(error, options)
+    return None
+
+
+def _without_values(refused: KafkaException, options: Mapping[str, str]) -> str:
+    """Why librdkafka refuses options, on one line, with nothing of what they were set to."""
+    text: str = refused.args[0].str()
+    for value in sorted(filter(None, options.values()), key=len, reverse=True):
+        text = text.replace(f'"{value}"', "***")
+        if len(value) > 3:  # a shorter one may be part of any word
+            text = text.replace(value, "***")
+    return " ".join(text.split())

@@ -1,0 +1,272 @@
+"""Publishes to the sink: one producer for all of its partitions, in the process that owns gold.
+
+A process may die anywhere, so nothing is assumed about what is out. `exactly_once`:
+
+1. `begin` fences an earlier owner and settles what it left (`init_transactions`);
+2. `tails` reads the sink's last committed messages: which records are out, and what their numbers were;
+3. `send` produces the messages after them in one transaction, and commits it.
+
+After a failure before the commit no `read_committed` reader sees anything of it; after it, the tails have moved and nothing is
+published again.
+
+`at_least_once` sends without a transaction: a failure may leave a part of it, and the next attempt goes on after that part. A
+message that a dying producer still had under way may come once more, with the same number. `at_most_once` sends in the same way;
+its caller has noted before what it sends, and never sends it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from pipelines.core.sequence import ID, SEQ, Tail, parse_message_id
+from pipelines.errors import FencedError, ForeignMessageError, KafkaRequestError, PublishingError, WatersmeetError
+from pipelines.faults import reach
+from pipelines.kafka.cluster import TIMEOUT_S
+from pipelines.kafka.failures import failure, is_passing
+from pipelines.kafka.options import ListeningProducer
+from pipelines.kafka.reading import read_tails
+from pipelines.settings import Settings
+
+TRANSACTION_TIMEOUT_S = 300
+"""A transaction is written at once and takes seconds; brokers allow 15 minutes at most by default."""
+
+PRODUCE_TIMEOUT_S = 120
+"""How long a broker may take to acknowledge, well within the transaction's own timeout."""
+
+_SLICE_S = 0.1
+"""How long a client works before its refusals are heard."""
+
+_PIECE = 10_000
+
+_FENCED: Final = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+"""A transaction that outlived its timeout is fenced too, by the broker; the next start settles it."""
+
+_CURED_BY_A_NEW_PRODUCER: Final = {
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.INVALID_TXN_STATE,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+}
+_HOPELESS: Final = {
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+}
+"""The same message is refused again, although librdkafka only asks for the transaction to be aborted."""
+
+_RAISED = (KafkaException, SystemError)
+"""What a producer raises. While a fatal error is being raised, confluent-kafka still calls delivery callbacks, and Python makes
+a SystemError of the two, with the fatal error as its cause.
+"""
+
+
+class Publisher:
+    """Writes to the sink of one configuration, for one thread.
+
+    Call `begin` first, and again after any error; then read `tails`, and `send` as often as there is something to send.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._kafka = settings, settings.kafka
+        self._topic = settings.publish.topic
+        self._is_transactional = settings.publish.delivery == "exactly_once"
+        self._producer: ListeningProducer | None = None
+
+    @property
+    def transactional_id(self) -> str:
+        """By which Kafka tells an earlier owner of this sink from a later one."""
+        return f"watersmeet-{self._settings.name}-{self._topic}"
+
+    def begin(self) -> None:
+        """Fences whoever published to the sink before under this name, and settles what it left; in every delivery mode, since
+        an earlier run may have had another one.
+
+        Raises KafkaAccessError where the client or its permission is refused, KafkaUnreachableError where no broker answers.
+        """
+        self._producer = None
+        producer = self._made(transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
+        try:
+            self._init_transactions(producer)
+        except _RAISED as error:
+            raise self._failure(producer, _reason(error)) from None
+        self._producer = producer if self._is_transactional else self._made()
+        reach("publisher.begin")
+
+    def _made(self, **own: Any) -> ListeningProducer:
+        return ListeningProducer(
+            self._kafka,
+            delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
+            message_max_bytes=min(self._settings.publish.max_bytes + 1024 * 1024, 1_000_000_000),
+            **own,
+        )
+
+    def _init_transactions(self, producer: ListeningProducer) -> None:
+        """In short attempts, each of which goes on with the last."""
+        since = time.monotonic()
+        while True:
+            try:
+                return producer.init_transactions(_SLICE_S)
+            except KafkaException as error:
+                if not is_passing(error.args[0]):
+                    raise
+            self._listen(producer, since, TIMEOUT_S)
+
+    def tails(self, partitions: int) -> dict[int, Tail]:
+        """The last committed message of each of the sink's partitions that holds one, as of the last `begin`.
+
+        What was sent since may be missing: Kafka answers a commit before every partition shows it, and `begin` waits for that.
+        Raises ForeignMessageError where such a message is not ours.
+        """
+        found = read_tails(self._kafka, self._topic, partitions)
+        return {partition: _tail(message) for partition, message in found.items()}
+
+    def send(self, messages: Iterable[pa.Table]) -> dict[int, Tail]:
+        """Publishes messages, each partition's in their order, and answers each partition's last one; in one transaction under
+        `exactly_once`, so that all of them are out or none.
+
+        Columns: partition, key, value (null: a message without a value), timestamp (ms, not 0), headers, seq, event_time (ms).
+        Raises FencedError where somebody else publishes now, PublishingError (which says whether to try again),
+        KafkaUnreachableError, KafkaAccessError; after any error `begin` comes first.
+        """
+        producer = self._producer
+        if producer is None:
+            raise RuntimeError("begin() comes before send(), also after an error")
+        try:
+            return self._send(producer, messages)
+        except _RAISED as error:
+            reason = self._cause(producer, _reason(error))
+            self._discard(producer)
+            raise self._failure(producer, reason) from None
+        except BaseException:
+            self._discard(producer)
+            raise
+
+    # -- sending
+
+    def _send(self, producer: ListeningProducer, messages: Iterable[pa.Table]) -> dict[int, Tail]:
+        offsets: dict[int, int] = {}
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                offsets[message.partition() or 0] = message.offset() or 0
+            else:
+                failed.append(error)
+
+        last: dict[int, tuple[int, int, bytes]] = {}
+        pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=_PIECE))
+        for piece in filter(len, pieces):
+            if not last and self._is_transactional:
+                producer.begin_transaction()
+            reach("publisher.produce")
+            last |= self._produce(producer, piece, delivered)
+        if not last:
+            return {}
+        self._flush(producer)
+        if failed and not self._is_transactional:
+            raise KafkaException(failed[0])
+        reach("publisher.commit")
+        if self._is_transactional:
+            producer.commit_transaction(PRODUCE_TIMEOUT_S)  # fails where a message did, and says why
+        reach("publisher.committed")
+        return {p: Tail(seq, time_ms, key.decode(), offsets.get(p)) for p, (seq, time_ms, key) in last.items()}
+
+    def _produce(
+        self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]
+    ) -> dict[int, tuple[int, int, bytes]]:
+        """Produces a piece, and answers number, event time and key of each partition's last message in it."""
+        names = ("partition", "key", "value", "timestamp", "seq", "event_time")
+        partitions, keys, values, timestamps, seqs, times = (piece.column(name).to_pylist() for name in names)
+        last_rows = dict(zip(partitions, range(len(partitions)), strict=True))
+        # A report costs as much as a message. In a transaction, the commit fails where a message did; so only the offset of each
+        # partition's last one is asked for.
+        reported = set(last_rows.values()) if self._is_transactional else range(len(partitions))
+        rows = zip(values, keys, partitions, timestamps, _header_lists(piece.column("headers")), strict=True)
+        for i, (value, key, partition, timestamp, headers) in enumerate(rows):
+            more = {"timestamp": timestamp, "headers": headers, "on_delivery": delivered if i in reported else None}
+            try:
+                producer.produce(self._topic, value, key, partition, **more)
+            except BufferError:
+                self._flush(producer, len(producer) // 2)
+                producer.produce(self._topic, value, key, partition, **more)
+        producer.poll(0)
+        return {p: (seqs[i], times[i], keys[i]) for p, i in last_rows.items()}
+
+    def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
+        """Returns once no more messages than that wait for the broker."""
+        since = time.monotonic()
+        while producer.flush(_SLICE_S) > waiting:
+            self._listen(producer, since, PRODUCE_TIMEOUT_S)
+
+    # -- failing
+
+    def _listen(self, producer: ListeningProducer, since: float, timeout_s: float) -> None:
+        """Raises where Kafka refuses the client, or has kept it waiting for so long."""
+        producer.poll(0)
+        producer.heard.check(since, timeout_s, "WRITE", f"topic {self._topic}")
+
+    def _discard(self, producer: ListeningProducer) -> None:
+        """A failed transaction is aborted at once, so that it holds no reader up; where that fails too, `begin` settles it."""
+        self._producer = None
+        with contextlib.suppress(*_RAISED):
+            if self._is_transactional:
+                producer.abort_transaction(TIMEOUT_S)
+            else:
+                producer.purge()
+
+    def _cause(self, producer: ListeningProducer, error: KafkaError) -> KafkaError:
+        """Why a transaction takes no more messages: committing it is refused with the error that it failed by."""
+        if self._is_transactional and error.code() == KafkaError._STATE:
+            try:
+                producer.commit_transaction(TIMEOUT_S)
+            except _RAISED as refused:
+                return _reason(refused)
+        return error
+
+    def _failure(self, producer: ListeningProducer, error: KafkaError) -> WatersmeetError:
+        if error.code() == KafkaError._FATAL:  # what it was has been reported before
+            error = producer.heard.last(0) or error
+        code, resource = error.code(), f"topic {self._topic}"
+        if code in _FENCED:
+            return FencedError(self._topic)
+        if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            resource = f"transactional id {self.transactional_id}"
+        told = failure(self._kafka, error, "WRITE", resource)
+        if not isinstance(told, KafkaRequestError):
+            return told
+        is_curable = error.txn_requires_abort() or code in _CURED_BY_A_NEW_PRODUCER
+        return PublishingError(self._topic, None, error.str(), retriable=is_curable and code not in _HOPELESS)
+
+
+def _reason(error: BaseException) -> KafkaError:
+    raised = error if isinstance(error, KafkaException) else error.__cause__
+    if not isinstance(raised, KafkaException):
+        raise error
+    reason: KafkaError = raised.args[0]
+    return reason
+
+
+def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]]]:
+    """By message its headers as librdkafka takes them."""
+    flat = headers.flatten()
+    pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
+    ends = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
+    return [pairs[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _tail(message: Message) -> Tail:
+    headers: dict[str, Any] = dict(message.headers() or [])
+    place = message.topic() or "", message.partition() or 0, message.offset() or 0
+    try:
+        seq, (_, event_time, key) = int(headers[SEQ]), parse_message_id(headers[ID].decode())
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise ForeignMessageError(*place) from None
+    return Tail(seq, event_time, key, place[2])

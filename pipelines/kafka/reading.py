@@ -1,0 +1,194 @@
+"""Reads ranges of Kafka offsets as Arrow batches, and single messages at the ends of partitions.
+
+Only committed messages are read. Markers of transactions, aborted messages and those that compaction took away occupy offsets
+too, so a range ends where a message beyond it comes, or where Kafka says that the partition ends there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from pipelines.core.reading import KAFKA
+from pipelines.core.types import HEADERS, TIME
+from pipelines.errors import DataLossError, TopicChangedError, WatersmeetError
+from pipelines.kafka.cluster import TIMEOUT_S, Cluster
+from pipelines.kafka.failures import failure
+from pipelines.kafka.options import ListeningConsumer
+from pipelines.settings import KafkaSettings
+
+_LARGEST_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
+_POLL_S: Final = 0.02
+_KEPT_CONSUMERS: Final = 4
+_FIRST_SPAN: Final = 8
+_LARGEST_SPAN: Final = 20_000
+
+
+@dataclass(frozen=True)
+class Range:
+    """The offsets `[from_offset, until_offset)` of a topic-partition."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets it spans; not all of them need to hold a record."""
+        return max(self.until_offset - self.from_offset, 0)
+
+
+def read_range(
+    kafka: KafkaSettings, wanted: Range, max_records: int = 10_000, timeout_s: float = TIMEOUT_S
+) -> Iterator[pa.RecordBatch]:
+    """The committed records of a range in offset order, as batches of at most `max_records` with the columns of `KAFKA`.
+
+    Yields nothing for a range without records. Raises DataLossError where Kafka has deleted offsets of the range,
+    TopicChangedError where the partition ends before it begins, KafkaAccessError at once where the client is refused, and
+    KafkaUnreachableError where nothing comes for `timeout_s` before the range has ended.
+    """
+    held: list[Message] = []
+    for messages in _messages(kafka, wanted, max_records, timeout_s):
+        held += messages
+        if len(held) >= max_records:
+            yield _batch(wanted, held[:max_records])
+            held = held[max_records:]
+    if held:
+        yield _batch(wanted, held)
+
+
+def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float) -> Iterator[list[Message]]:
+    """The committed messages of a range as they come, at most `max_records` at once."""
+    if wanted.size == 0:
+        return
+    with _borrowed(kafka) as consumer:
+        position, since, is_ended = wanted.from_offset, time.monotonic(), False
+        consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
+        while position < wanted.until_offset and not is_ended:
+            found = consumer.consume(min(max_records, wanted.until_offset - position), _POLL_S)
+            records = [message for message in found if message.error() is None]
+            if len(records) < len(found):
+                is_ended = any(_is_end(kafka, error, event, wanted, position) for event in found if (error := event.error()))
+            if records:
+                since, position = time.monotonic(), (records[-1].offset() or 0) + 1
+                if position > wanted.until_offset:
+                    records = [message for message in records if (message.offset() or 0) < wanted.until_offset]
+                yield records
+            elif not is_ended:
+                consumer.heard.check(since, timeout_s, "READ", f"topic {wanted.topic}")
+
+
+def _is_end(kafka: KafkaSettings, error: KafkaError, event: Message, wanted: Range, position: int) -> bool:
+    """Whether an event says that the range holds nothing more; raises what it says otherwise."""
+    code = error.code()
+    if code == KafkaError._PARTITION_EOF:
+        return (event.offset() or 0) >= wanted.until_offset
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:  # librdkafka looks for the group's coordinator, which is not needed
+        return False
+    if code == KafkaError._AUTO_OFFSET_RESET:
+        raise _lost(kafka, wanted, position)
+    raise failure(kafka, error, "READ", f"topic {wanted.topic}")
+
+
+def _lost(kafka: KafkaSettings, wanted: Range, position: int) -> WatersmeetError:
+    first, end = Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition]
+    if first > position:
+        missing = {wanted.partition: (position, min(first, wanted.until_offset))}
+        return DataLossError(wanted.topic, wanted.topic, missing)
+    return TopicChangedError(
+        f"{wanted.topic}[{wanted.partition}] ends at offset {end}, and {position} is to be read next: "
+        "it was deleted and created again, or has lost its end; use another lake for another topic"
+    )
+
+
+def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
+    count = len(messages)
+    kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
+    # A producer may send any number as a timestamp: what microseconds cannot hold ends at the last that they can.
+    times_us = np.minimum(np.array(times, np.int64), _LARGEST_TIMESTAMP_MS) * 1000
+    columns = [
+        pa.repeat(pa.scalar(wanted.topic), count),
+        pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+        pa.array([message.offset() for message in messages], pa.int64()),
+        pa.array(times_us).view(TIME),
+        pa.array(np.array(kinds, np.int32) - 1),  # librdkafka counts from 0 (none), Spark and Kafka from -1
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        _headers([message.headers() for message in messages]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
+
+
+def _headers(headers: Sequence[Any]) -> pa.Array:
+    found = pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary()))
+    pairs = pa.StructArray.from_arrays([found.keys, found.items], fields=list(HEADERS.value_type))
+    return pa.ListArray.from_arrays(found.offsets, pairs, type=HEADERS, mask=found.is_null())
+
+
+# -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
+
+_idle: dict[tuple[int, str], list[ListeningConsumer]] = {}
+"""By process (a client does not survive a fork) and options."""
+
+
+@contextlib.contextmanager
+def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
+    """A consumer of this process for these options, that nobody else has; one that failed is not kept."""
+    kept = _idle.setdefault((os.getpid(), kafka.model_dump_json(include={"bootstrap_servers", "options"})), [])
+    try:
+        consumer = kept.pop()
+    except IndexError:
+        consumer = ListeningConsumer(kafka)
+    consumer.consume(1, 0)  # what it heard while nobody used it is past
+    try:
+        yield consumer
+    except GeneratorExit:
+        pass
+    except BaseException:
+        consumer.close()
+        raise
+    consumer.unassign()
+    if len(kept) < _KEPT_CONSUMERS:
+        kept.append(consumer)
+    else:
+        consumer.close()
+
+
+# -- single messages
+
+
+def read_backwards(kafka: KafkaSettings, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> Iterator[Message]:
+    """The committed messages of a partition from its end backwards, read piece by piece as they are asked for.
+
+    Raises as `read_range` does.
+    """
+    first, end = Cluster(kafka, timeout_s).bounds_of(topic, [partition])[partition]
+    yield from _backwards(kafka, topic, partition, first, end, timeout_s)
+
+
+def read_tails(kafka: KafkaSettings, topic: str, partitions: int, timeout_s: float = TIMEOUT_S) -> dict[int, Message]:
+    """The last committed message of every partition that holds one, several partitions at a time. Raises as `read_range` does."""
+    bounds = Cluster(kafka, timeout_s).bounds(topic, partitions)
+    with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
+        last = pool.map(lambda p: next(_backwards(kafka, topic, p, *bounds[p], timeout_s), None), bounds)
+        return {p: message for p, message in zip(bounds, last, strict=True) if message is not None}
+
+
+def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int, timeout_s: float) -> Iterator[Message]:
+    """The committed messages of `[first, end)`, last to first, in pieces that grow: mostly the last one is all that is wanted."""
+    span = _FIRST_SPAN
+    while first < end:
+        start = max(first, end - span)
+        pieces = list(_messages(kafka, Range(topic, partition, start, end), span, timeout_s))
+        yield from (message for piece in reversed(pieces) for message in reversed(piece))
+        end, span = start, min(8 * span, _LARGEST_SPAN)

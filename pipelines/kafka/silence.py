@@ -1,0 +1,56 @@
+"""Watches for sources that have fallen silent: the idle policy may speak for those, and for no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pipelines.core.plan import TopicPartition
+from pipelines.errors import KafkaUnreachableError
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.settings import Settings
+
+
+@dataclass
+class Silence:
+    """A topic-partition is silent once bronze has got nothing of it for `idle_after_ms` of wall time, as far as this run saw."""
+
+    settings: Settings
+    idle_after_ms: int
+    now_s: Callable[[], float] = time.monotonic
+    _since: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
+    _observed: float = 0.0
+
+    def observe(self, ends: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        """Takes note of where bronze ends (the next offset), and names those that have been silent for long enough."""
+        now = self._observed = self.now_s()
+        for tp, end in ends.items():
+            if tp not in self._since or self._since[tp][0] != end:
+                self._since[tp] = end, now
+        return {tp for tp in ends if (now - self._since[tp][1]) * 1000 >= self.idle_after_ms}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a look is worth its cost: something has become silent since the last, or was for as long again."""
+        now, silent_for = self.now_s(), self.idle_after_ms / 1000
+        became_silent = [since + silent_for for _, since in self._since.values() if since + silent_for <= now]
+        return bool(became_silent) and (max(became_silent) > self._observed or now - self._observed >= silent_for)
+
+    def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
+        """Whether Kafka has no record after these offsets either: else bronze is behind, and the source not silent.
+
+        False where Kafka does not answer.
+        """
+        kafka = self.settings.kafka
+        cluster = Cluster(kafka)
+        try:
+            for tp, offset in after.items():
+                topic = self.settings.sources[tp.source].topic
+                first, end = cluster.bounds_of(topic, [tp.partition])[tp.partition]
+                if any(read_range(kafka, Range(topic, tp.partition, max(first, offset + 1), end), max_records=1)):
+                    return False
+        except KafkaUnreachableError:
+            return False
+        return True

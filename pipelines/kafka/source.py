@@ -1,0 +1,168 @@
+"""Kafka as a Python data source of Spark: offset ranges are read and decoded in the same worker, and handed on as Arrow.
+
+The settings live in the class that `kafka_source` makes, not in options of the reader, so that no password shows in a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pipelines.kafka.cluster import TIMEOUT_S, Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.settings import KafkaSettings
+
+SMALLEST_SPLIT = 20_000
+"""A range is not split into parts with fewer offsets: a task's own cost would outweigh what it reads."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a data source reads: committed records of one topic, decoded from the columns of `core.reading.KAFKA` into `schema`
+    (Spark DDL).
+    """
+
+    kafka: KafkaSettings
+    topic: str
+    partitions: int
+    decode: Callable[[pa.RecordBatch], pa.Table]
+    schema: str
+    parallelism: int = 1
+    """At least so many tasks read a batch that is large enough, also where it has fewer partitions."""
+    timeout_s: float = TIMEOUT_S
+    """How long a broker may take to answer."""
+
+
+def kafka_source(name: str, reading: Reading, start_offsets: Mapping[int, int], max_offsets_per_batch: int) -> type[DataSource]:
+    """A data source to be read as a stream, under `name` once it is registered, from `start_offsets` of every partition on.
+
+    A batch spans at most `max_offsets_per_batch` offsets, but at least one of every partition that has any. With AvailableNow it
+    ends at what was committed when the query began. What fails in a worker reaches the driver as text:
+    `errors.is_retriable` and `errors.root_cause` read it.
+    """
+    start = dict(start_offsets)
+    return _data_source(name, reading.schema, lambda: _StreamReader(reading, start, max_offsets_per_batch))
+
+
+def kafka_ranges(name: str, reading: Reading, ranges: Sequence[Range]) -> type[DataSource]:
+    """A data source to be read as a batch, under `name` once it is registered: the records of these ranges."""
+    parts = split_ranges(ranges, reading.parallelism)
+    return _data_source(name, reading.schema, lambda: _RangesReader(reading, parts))
+
+
+def register(spark: SparkSession, source: type[DataSource]) -> str:
+    """Makes a data source known to a session, instead of an earlier one of its name, and answers that name."""
+    spark.dataSource.register(source)
+    return source.name()
+
+
+def _data_source(name_: str, schema_: str, reader_: Callable[[], Any]) -> type[DataSource]:
+    class Kafka(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return name_
+
+        def schema(self) -> str:
+            return schema_
+
+        def reader(self, schema: StructType) -> Any:  # noqa: ARG002
+            return reader_()
+
+        def streamReader(self, schema: StructType) -> Any:  # noqa: ARG002, N802
+            return reader_()
+
+    return Kafka
+
+
+def _read(reading: Reading, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    for batch in read_range(reading.kafka, task.value, timeout_s=reading.timeout_s):
+        yield from reading.decode(batch).to_batches()
+
+
+class _RangesReader(DataSourceReader):
+    def __init__(self, reading: Reading, ranges: Sequence[Range]) -> None:
+        self._reading, self._ranges = reading, ranges
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(part) for part in self._ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._reading, partition)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a Python process beside the driver; `read` runs in the workers, on a copy.
+
+    Offsets are JSON objects from the partition's number to the next offset to be read: whole numbers stay exact in JSON.
+    """
+
+    def __init__(self, reading: Reading, start_offsets: Mapping[int, int], max_offsets_per_batch: int) -> None:
+        self._reading, self._limit = reading, max_offsets_per_batch
+        self._start = {str(p): offset for p, offset in sorted(start_offsets.items())}
+        self._last: dict[str, int] | None = None
+        """Where a query that handles what is available now ends."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return self._start
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._last = self._ends()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        ends = self._last or self._ends()
+        backlog = {p: max(ends[p] - offset, 0) for p, offset in start.items()}
+        taken = share(backlog, limit.max_rows) if isinstance(limit, ReadMaxRows) else backlog
+        return {p: offset + taken[p] for p, offset in start.items()}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        ranges = [Range(self._reading.topic, int(p), since, end[p]) for p, since in start.items()]
+        return [InputPartition(part) for part in split_ranges(ranges, self._reading.parallelism)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._reading, partition)
+
+    def _ends(self) -> dict[str, int]:
+        return {str(p): end for p, (_, end) in self._cluster.bounds(self._reading.topic, self._reading.partitions).items()}
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        """Made by the first question: what the workers get has none."""
+        return Cluster(self._reading.kafka, self._reading.timeout_s)
+
+
+def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
+    """How many offsets of each partition a batch of at most `limit` takes: in proportion to their backlog.
+
+    Every partition with a backlog gets at least one, also where they are more than `limit`.
+    """
+    least = {p: min(waiting, 1) for p, waiting in backlog.items()}
+    rest = sum(backlog.values()) - sum(least.values())
+    room = min(max(limit - sum(least.values()), 0), rest)
+    return {p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()}
+
+
+def split_ranges(ranges: Sequence[Range], parallelism: int, smallest: int = SMALLEST_SPLIT) -> list[Range]:
+    """Ranges that are not empty, the large ones cut so that `parallelism` tasks have something to do.
+
+    No part of a cut range has fewer than `smallest` offsets.
+    """
+    share_of_task = max(sum(wanted.size for wanted in ranges) / max(parallelism, 1), 1)
+    parts = []
+    for wanted in filter(lambda wanted: wanted.size, ranges):
+        count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // smallest), 1)
+        cuts = [wanted.from_offset + wanted.size * i // count for i in range(count + 1)]
+        parts += [Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)]
+    return parts

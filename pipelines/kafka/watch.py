@@ -1,0 +1,50 @@
+"""Looks at the sources' topics while a run works: a broker that is away is waited for; a topic that has changed stops it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pipelines.errors import KafkaUnreachableError, TopicChangedError
+from pipelines.kafka.cluster import Cluster
+from pipelines.settings import Settings
+
+LOOK_EVERY_S = 5.0
+
+
+class Watch:
+    """Looks at the sources every few seconds; `tell` is given the news of a broker that is away for `limit_s` at most."""
+
+    def __init__(self, settings: Settings, partitions: int, tell: Callable[[str], None], limit_s: float) -> None:
+        self._tell, self._limit_s, self._partitions = tell, limit_s, partitions
+        self._cluster = Cluster(settings.kafka)
+        self._ids = self._cluster.topic_ids(source.topic for source in settings.sources.values())
+        self._looked = self._answered = time.monotonic()
+
+    def look(self) -> None:
+        """Raises TopicChangedError where a source's partitions or identity changed; KafkaUnreachableError where no broker has
+        answered for longer than the limit.
+        """
+        if time.monotonic() - self._looked < LOOK_EVERY_S:
+            return
+        try:
+            self._check()
+            self._answered = time.monotonic()
+        except KafkaUnreachableError as error:
+            silent_s = time.monotonic() - self._answered
+            if silent_s > self._limit_s:
+                raise
+            self._tell(f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s")
+        self._looked = time.monotonic()
+
+    def _check(self) -> None:
+        counts, ids = self._cluster.partition_counts(self._ids), self._cluster.topic_ids(self._ids)
+        for topic, before in self._ids.items():
+            if topic not in counts or ids.get(topic) != before:
+                again = " and made again" if topic in counts else ""
+                raise TopicChangedError(f"{topic} was deleted{again} while it was being read")
+            if counts[topic] != self._partitions:
+                raise TopicChangedError(
+                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: keys move to other partitions "
+                    "with such a change, so that nothing would meet; begin a new lake once all sources have the same number"
+                )

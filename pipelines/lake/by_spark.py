@@ -1,0 +1,196 @@
+"""Questions answered by Spark, for lakes that only it can open: tables of a catalog, and file systems unknown to delta-rs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, reduce
+from operator import and_, eq, ge, gt, le, lt, ne, or_
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
+
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import (
+    Aggregates,
+    NoTableError,
+    Questions,
+    Version,
+    VersionGoneError,
+    Where,
+    answer,
+    check_question,
+    plain_schema,
+)
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+_GONE: Final = frozenset(
+    [
+        "DELTA_VERSION_NOT_FOUND",
+        "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
+        "DELTA_NO_RECREATABLE_HISTORY_FOUND",
+        "DELTA_VERSIONS_NOT_CONTIGUOUS",
+        "DELTA_LOG_FILE_NOT_FOUND",
+        "DELTA_TRUNCATED_TRANSACTION_LOG",
+    ]
+)
+"""Conditions under which Delta refuses a version that was never made, or whose log is gone or no longer promised."""
+
+
+class SparkQuestions(Questions):
+    """See `Questions`. The session is asked for with the first question."""
+
+    def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
+        self._lake = lake
+        self._factory = spark
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        return self._factory()
+
+    def exists(self, table: str) -> bool:
+        """See `Questions`."""
+        address = self._lake.address(table)
+        if self._lake.home(table).is_catalog:
+            return self._spark.catalog.tableExists(address)
+        return DeltaTable.isDeltaTable(self._spark, address)
+
+    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
+        """See `Questions`."""
+        rows = self._rows(table, version, columns, where)
+        return self._answer(table, version, rows.select(*map(_column, columns)))
+
+    def summary(
+        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
+        """See `Questions`."""
+        rows = self._rows(table, version, by, where, values)
+        return self._answer(table, version, summarised(rows, by, values))
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `Questions`."""
+        delta = self._delta(table)
+        rows = delta.history() if limit is None else delta.history(limit)
+        found = rows.select("version", F.unix_millis("timestamp").alias("at"), "userMetadata").collect()
+        return sorted((Version(row.version, row.at, row.userMetadata) for row in found), reverse=True)
+
+    def columns(self, table: str) -> pa.Schema:
+        """See `Questions`."""
+        return plain_schema(self._rows(table, None).limit(0).toArrow().schema)
+
+    def properties(self, table: str) -> dict[str, str]:
+        """See `Questions`."""
+        return dict(self._detail(table, "properties"))
+
+    def file_count(self, table: str) -> int:
+        """See `Questions`."""
+        return int(self._detail(table, "numFiles"))
+
+    def _detail(self, table: str, column: str) -> Any:
+        return self._delta(table).detail().select(column).collect()[0][0]
+
+    def _delta(self, table: str) -> DeltaTable:
+        with self._told(table, None):
+            return DeltaTable.forName(self._spark, sql_name(self._lake, table))
+
+    def _rows(
+        self, table: str, version: int | None, columns: Sequence[str] = (), where: Where = (), values: Aggregates | None = None
+    ) -> DataFrame:
+        """The rows that meet the conditions; the columns are only checked."""
+        if version is not None and version < 0:
+            raise VersionGoneError(table, version)
+        with self._told(table, version):
+            rows = table_rows(self._spark, self._lake, table, version)
+            check_question(table, rows.columns, columns, where, values or {})
+            return matching(rows, where)
+
+    @contextmanager
+    def _told(self, table: str, version: int | None) -> Iterator[None]:
+        """What is not there is told in one sentence."""
+        try:
+            yield
+        except AnalysisException as error:
+            if version is not None and error.getCondition() in _GONE:
+                raise VersionGoneError(table, version) from None
+            if not self.exists(table):
+                raise NoTableError(table, self._lake.home(table).place) from None
+            raise
+
+    def _answer(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
+        try:
+            return answer(wanted.toArrow())
+        except Exception:  # what a task fails of has no class in Python
+            if version is not None and self._lacks_files(wanted):
+                raise VersionGoneError(table, version) from None
+            raise
+
+    def _lacks_files(self, rows: DataFrame) -> bool:
+        try:
+            self._spark.read.format("binaryFile").load([unquote(file) for file in rows.inputFiles()])
+        except AnalysisException as error:
+            return error.getCondition() == "PATH_NOT_FOUND"
+        return False
+
+
+def summarised(rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> DataFrame:
+    """Rows grouped `by` columns, with aggregates as in `Questions.summary`."""
+    wanted = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
+    return rows.groupBy(*map(_column, by)).agg(*wanted) if wanted else rows.select(*map(_column, by)).distinct()
+
+
+def table_rows(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
+    """A table as it is now, or as one of its versions has it."""
+    as_of = "" if version is None else f" VERSION AS OF {int(version)}"
+    return spark.sql(f"SELECT * FROM {sql_name(lake, table)}{as_of}")
+
+
+def sql_name(lake: Lake, table: str) -> str:
+    """What Spark SQL calls a table: its name in the catalog, or its path as Delta reads it."""
+    address = lake.address(table)
+    return address if lake.home(table).is_catalog else "delta.`{}`".format(address.replace("`", "``"))
+
+
+def matching(rows: DataFrame, where: Where) -> DataFrame:
+    """The rows that meet the conditions."""
+    if not where:
+        return rows
+    times = {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}
+    return rows.where(as_column(where, times))
+
+
+def as_column(where: Where, times: Collection[str]) -> Column:
+    """Conditions, of which there are some, as one column; `times`: the columns that hold timestamps."""
+    terms = [reduce(and_, (_condition(times, *condition) for condition in term), F.lit(True)) for term in where]
+    return reduce(or_, terms)
+
+
+def _condition(times: Collection[str], column: str, operator: str, value: Any) -> Column:
+    found = _column(column)
+    if operator == "is null":
+        return found.isNull()
+    if operator == "is not null":
+        return found.isNotNull()
+
+    def literal(one: Any) -> Column:
+        return F.timestamp_millis(F.lit(one)) if column in times else F.lit(one)
+
+    if operator == "in":
+        return found.isin(*map(literal, value)) if len(value) else F.lit(False)
+    condition: Column = _COMPARE[operator](found, literal(value))
+    return condition
+
+
+def _aggregate(kind: str, column: str) -> Column:
+    function: Callable[[Column], Column] = {"count": F.count, "min": F.min, "max": F.max, "sum": F.sum}[kind]
+    return function(F.lit(1) if column == "*" else _column(column))
+
+
+def _column(name: str) -> Column:
+    return F.col("`{}`".format(name.replace("`", "``")))

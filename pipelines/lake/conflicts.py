@@ -1,0 +1,30 @@
+"""Which errors mean that another writer of a table came first, told by their classes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import CommitFailedError
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether a commit was refused because of another writer's: whoever looks at the table again may succeed.
+
+    Spark's classes are those of `delta.exceptions`, which have no common base; where that module has not been imported, no
+    error is one of them.
+    """
+    module = sys.modules.get("delta.exceptions")
+    of_spark = () if module is None else tuple(getattr(module, name) for name in module.__all__)
+    return isinstance(error, (CommitFailedError, *of_spark))
+
+
+@contextmanager
+def suppress_conflict() -> Iterator[None]:
+    """Inside, a conflict ends the block without an error; the caller looks at the table and tries again."""
+    try:
+        yield
+    except Exception as error:
+        if not is_conflict(error):
+            raise

@@ -1,0 +1,116 @@
+"""What the content of a lake depends on, beside the records: kept when the lake is begun, and compared at every start.
+
+Another timeout, key or topic would make another result of the same records, which would not agree with what was merged before. So
+a change is refused; its place is a new lake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import orjson
+
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.commits import Append, Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+_APPLICATION = "watersmeet-configuration"
+_ATTEMPTS = 20
+
+
+def check_layout(questions: Questions, lake: Lake) -> None:
+    """Raises ConfigurationError where an earlier version of Watersmeet made tables that this one does not continue."""
+    silver, progress = tables.SILVER, tables.PROGRESS
+    is_earlier = questions.exists(silver) and questions.properties(silver).get("delta.enableInCommitTimestamps") == "true"
+    if is_earlier or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
+        raise ConfigurationError(
+            f"lake: {lake.place} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
+            "begin a new lake elsewhere; with `kafka.start: sink` it takes up the old sink where it stands"
+        )
+
+
+def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
+    """By dotted path, everything that rows of bronze and silver and the bytes of messages depend on.
+
+    `topic_ids`: Kafka's identity of each source's topic that there is, which a topic made again does not share.
+    """
+    facts = {
+        "partitions": str(partitions),
+        "sources": ", ".join(settings.sources),
+        "merge.timeout": f"{settings.merge.timeout_ms} ms",
+        "merge.max_future": f"{settings.merge.max_future_ms} ms",
+        "publish.valid": settings.publish.valid,
+        "publish.value": settings.publish.value or "null",
+        "publish.max_bytes": str(settings.publish.max_bytes),
+    }
+    for name, source in settings.sources.items():
+        beat = source.heartbeat
+        facts |= {
+            f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
+            f"sources.{name}.format": source.format,
+            f"sources.{name}.schema": _digest(source.schema_path.read_bytes()) if source.schema_path else "null",
+            f"sources.{name}.key": source.key or "null",
+            f"sources.{name}.event_time": source.event_time,
+            f"sources.{name}.heartbeat": "null" if beat is None else f"{beat.field} = {beat.equals!r}",
+        }
+    return facts
+
+
+def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
+    """A sentence for everything that is not as it was when the lake was begun; nothing where it was not begun yet."""
+    return _differences(_kept(questions), facts) if questions.exists(tables.CONFIGURATION) else []
+
+
+def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
+    """Afterwards the lake holds every fact, as it was first written. Raises ConfigurationError where one differs now."""
+    table = tables.layout(settings)[tables.CONFIGURATION]
+    for _ in range(_ATTEMPTS):
+        kept, now = _kept(questions), time.time_ns() // 1_000_000
+        missing = [(name, value, now) for name, value in facts.items() if name not in kept]
+        if not missing:
+            break
+        with suppress_conflict():  # of two first starts, one writes
+            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, len(kept) + len(missing)))
+    changed = _differences(kept, facts)
+    if changed:
+        raise ConfigurationError(changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""))
+
+
+def _kept(questions: Questions) -> dict[str, str]:
+    rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "descending")])
+    return dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+
+
+def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
+    return [_difference(field, kept[field], now) for field, now in facts.items() if kept.get(field, now) != now]
+
+
+def _difference(field: str, before: str, now: str) -> str:
+    if field == "partitions":
+        return (
+            f"sources: the topics have {now} partitions, and had {before} when the lake was begun: keys have moved to other "
+            "partitions since, so nothing would meet; begin a new lake, or restore the topics"
+        )
+    if field.endswith(".topic") and before.rpartition(" ")[0] == now.rpartition(" ")[0]:
+        return (
+            f"{field}: {now.partition(' ')[0]} was deleted and made again since the lake was begun: its offsets mean other "
+            "records now; begin a new lake, or restore the topic"
+        )
+    return (
+        f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of the same records; "
+        "set it back, or begin a new lake"
+    )
+
+
+def _digest(schema: bytes) -> str:
+    """Of what a schema says, not of how it is written."""
+    with suppress(orjson.JSONDecodeError):
+        schema = orjson.dumps(orjson.loads(schema), option=orjson.OPT_SORT_KEYS)
+    return f"sha256 {hashlib.sha256(schema).hexdigest()[:16]}"

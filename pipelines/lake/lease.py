@@ -1,0 +1,202 @@
+"""One owner for each layer of a lake at a time, by a lease with a fencing token.
+
+The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of the same number through. An
+entry says that layers were taken, with its number as the fencing token, or released. The owner renews a file of its token every
+few seconds. A newcomer that finds a layer taken watches that file: if it changes, the newcomer is refused; if it stays the same
+for `SILENCE_S`, or the owner is known to be dead, the newcomer takes over and removes the file. An owner that was only paused
+learns of it so; what it tries to write until then is kept out by its token (`pipelines.owner.Owner.fence`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import psutil
+
+from pipelines.errors import LeaseLostError, LeaseTakenError, WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.commits import Append, Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.files import Files
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions
+
+RENEWAL_S: Final = 2.0
+SILENCE_S: Final = 20.0
+"""Ten renewals: an owner that is silent for so long is dead, or paused for longer than anyone should wait for it."""
+_LOOK_S: Final = 0.25
+
+TAKEN, RELEASED = "taken", "released"
+_APPLICATION = "watersmeet-leases"
+_ATTEMPTS = 20
+_SPARK_CLASSES: Final = ("org.apache.spark.", "com.databricks.")
+"""How the main class of a JVM begins that runs Spark's driver."""
+
+
+class Entry(NamedTuple):
+    """A row of `leases` as far as a newcomer needs it; `at` in epoch ms."""
+
+    entry: int
+    layer: str
+    token: int
+    event: str
+    host: str
+    pid: int
+    jvm_pid: int | None
+    at: int
+
+
+def is_dead(owner: Entry) -> bool:
+    """Whether it is certain that the owner writes nothing any more: it ran on this host, and neither it nor its JVM, which may
+    outlive it for a moment and finish what it was told to write, is left.
+    """
+    if owner.host != socket.gethostname():
+        return False
+    for pid in filter(None, (owner.pid, owner.jvm_pid)):
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).create_time() * 1000 <= owner.at:  # else another process has its number now
+                return False
+    return True
+
+
+@dataclass
+class Lease:
+    """Some layers of a lake, held by this process from `take` to `release`; `lost` is set where another owner took over.
+
+    `append` writes to `leases`. `on_lost` is called, in another thread, as soon as a takeover is noticed. Tests replace the sleep
+    and the look at processes, and renew by themselves.
+    """
+
+    lake: Lake
+    questions: Questions
+    append: Append
+    layers: Sequence[str]
+    token: int = 0
+    must_fence: bool = False
+    """Whether the owner before may still wake up."""
+    lost: LeaseLostError | None = None
+    on_lost: Callable[[], None] = lambda: None
+    renews: bool = True
+    sleep_s: Callable[[float], None] = time.sleep
+    is_dead: Callable[[Entry], bool] = is_dead
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _renewing: threading.Thread | None = None
+    _holder: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @cached_property
+    def _files(self) -> Files:
+        return Files(self.lake.storage)
+
+    def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
+        """Waits until it is certain who holds the layers; the token is larger than every one before.
+
+        `largest_known` is asked where `leases` is empty: other tables may have seen owners. Raises LeaseTakenError where a living
+        process holds one of the layers.
+        """
+        for _ in range(_ATTEMPTS):
+            last, next_entry = self._last()
+            owners = {entry.token: entry for entry in last.values() if entry.event == TAKEN}
+            may_wake_up = [not self._is_dead(owner) for owner in owners.values()]
+            if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
+                continue
+            self.must_fence = any(may_wake_up)
+            self._write_renewal()
+            for token in owners:
+                self._files.delete(self._path(token))
+            if self.renews:
+                self._renewing = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+                self._renewing.start()
+            return
+        raise WatersmeetError(f"the table leases of {self.lake.place} could not be written to: others write to it all the time")
+
+    def release(self) -> None:
+        """The next owner need neither wait nor fence; where another writer of `leases` comes in between, it has to find out."""
+        self._ended.set()
+        if self._renewing is not None:
+            self._renewing.join()
+        last, next_entry = self._last()
+        if all(entry.token == self.token for entry in last.values()):
+            self._append(next_entry, RELEASED, self.token)
+        self._files.delete(self._path(self.token))
+
+    def check(self) -> None:
+        """Before a step that would itself shut another owner out. Raises LeaseLostError where another process has taken over."""
+        if any(entry.token != self.token for entry in self._last()[0].values()):
+            self.lost = LeaseLostError(self.lake.place)
+            raise self.lost
+
+    def renew(self) -> bool:
+        """Says once more that this process lives; False, with `lost` set and `on_lost` called, where another has taken over."""
+        try:
+            if self._renewal(self.token) is None:
+                self.check()
+        except LeaseLostError:
+            self.on_lost()
+            return False
+        self._write_renewal()
+        return True
+
+    def _last(self) -> tuple[Mapping[str, Entry], int]:
+        """The last entry of each of the layers, and the number of the next one."""
+        entries = sorted(Entry(**row) for row in self.questions.select(tables.LEASES, Entry._fields).to_pylist())
+        return {e.layer: e for e in entries if e.layer in self.layers}, max((e.entry for e in entries), default=0) + 1
+
+    def _claim(self, entry: int) -> bool:
+        """Whether it was this process that wrote the entry of that number, and so took the layers."""
+        self._append(entry, TAKEN, token=entry)
+        holders = self.questions.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])["holder"].to_pylist()
+        is_ours = set(holders) == {self._holder}
+        if is_ours:
+            self.token = entry
+        return is_ours
+
+    def _append(self, entry: int, event: str, token: int) -> None:
+        here = (self._holder, socket.gethostname(), os.getpid(), _jvm_pid(), time.time_ns() // 1_000_000)
+        rows = self.lake.layout[tables.LEASES].rows((entry, layer, token, event, *here) for layer in self.layers)
+        with suppress_conflict():
+            self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
+
+    def _is_dead(self, owner: Entry) -> bool:
+        """Whether the owner certainly writes nothing any more. False: it was silent long enough. LeaseTakenError: it is alive."""
+        if self.is_dead(owner):
+            return True
+        seen = self._renewal(owner.token)
+        for _ in range(round(SILENCE_S / _LOOK_S)):
+            self.sleep_s(_LOOK_S)
+            if self._renewal(owner.token) not in (seen, None):
+                raise LeaseTakenError(owner.layer, self.lake.place, owner.host, owner.pid)
+        return False
+
+    def _keep_renewing(self) -> None:
+        while not self._ended.wait(RENEWAL_S):
+            with suppress(Exception):  # tried again; where it never succeeds, the token keeps everything safe
+                if not self.renew():
+                    return
+
+    def _renewal(self, token: int) -> str | None:
+        return self._files.read_text(self._path(token))
+
+    def _write_renewal(self) -> None:
+        self._files.write_text(self._path(self.token), f"{self._holder} {time.time_ns()}")
+
+    def _path(self, token: int) -> str:
+        return f"{self.lake.settings.checkpoints}/_leases/{token}"
+
+
+def _jvm_pid() -> int | None:
+    """Spark's JVM, where this process has started one or was started by one."""
+    here = psutil.Process()
+    for process in (*here.children(recursive=True), *here.parents()):
+        with suppress(psutil.Error):
+            if process.name() in ("java", "java.exe") and any(word.startswith(_SPARK_CLASSES) for word in process.cmdline()):
+                return process.pid
+    return None

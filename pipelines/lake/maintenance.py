@@ -1,0 +1,70 @@
+"""Keeps the tables small: compaction, and the removal of what lies further back than `retention`.
+
+The owner of a layer does it between two batches, so nothing is ever rewritten under a writer's hands. Compaction changes no row,
+and only files that no version within the retention uses are deleted. The Delta log and the history reach back as far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pipelines.engine import Engine
+
+COMPACT_EVERY: Final = 50
+"""Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
+
+VACUUM_EVERY_S: Final = 6 * 3600.0
+"""Listing all files of a table costs most where there is nothing to remove."""
+
+
+@dataclass
+class Maintenance:
+    """Looks after some tables of a lake for their owner."""
+
+    engine: Engine
+    names: Sequence[str]
+    every: int = COMPACT_EVERY
+    now_s: Callable[[], float] = time.monotonic
+    _commits: int = 0
+    _vacuumed_at_s: float | None = None
+
+    def after_commit(self) -> None:
+        """Compacts after every so many commits, and vacuums after some hours."""
+        self._commits += 1
+        if self._vacuumed_at_s is None:
+            self._vacuumed_at_s = self.now_s()
+        if self._commits % self.every == 0:
+            for name in self.names:
+                self.engine.compact(name)
+            if self.now_s() - self._vacuumed_at_s > VACUUM_EVERY_S:
+                for name in self.names:
+                    _vacuum(self.engine, name)
+                self._vacuumed_at_s = self.now_s()
+
+
+def maintain(engine: Engine, names: Sequence[str]) -> list[dict[str, object]]:
+    """Compacts and vacuums the tables; tells of each how many files it had, has now, and how many old ones were removed."""
+    done: list[dict[str, object]] = []
+    for name in names:
+        before = engine.questions.file_count(name)
+        engine.compact(name)
+        removed = _vacuum(engine, name)
+        after = engine.questions.file_count(name)
+        done.append({"table": name, "files_before": before, "files": after, "old_files_removed": removed})
+    return done
+
+
+def keep_properties(engine: Engine, table: str) -> None:
+    """Afterwards the table has the properties of the layout, whatever it was made with. For its owner alone."""
+    wanted = engine.lake.layout[table].properties
+    if wanted.items() - engine.questions.properties(table).items():
+        engine.set_properties(table, wanted)
+
+
+def _vacuum(engine: Engine, table: str) -> int:
+    keep_properties(engine, table)
+    return engine.vacuum(table)

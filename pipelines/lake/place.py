@@ -1,0 +1,81 @@
+"""Where the tables of a lake are: folders under a path or a URI, or tables of a catalog's schema. Nothing is opened here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pipelines.lake.tables import Table, layout
+from pipelines.settings import CatalogLake, Settings
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(?=/)")
+_DELTA_RS_SCHEMES = frozenset(["s3", "s3a", "abfs", "abfss", "az", "adl", "azure", "gs"])
+
+
+def scheme_of(address: str) -> str | None:
+    """The scheme of a URI in lower case; None for a path and for a `file:` URI, which both name a folder of this machine."""
+    found = _SCHEME.match(address)
+    return None if found is None or found[1].lower() == "file" else found[1].lower()
+
+
+def local_path(address: str) -> str:
+    """The path that an address without a scheme names: `file:` is cut off, and nothing is decoded, as in Hadoop's paths."""
+    return _FILE_URI.sub("", address, count=1)
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The tables of one configuration. Those in `borrowed`, by table name, are another lake's, which is only read.
+
+    A rebuild borrows bronze and the idle decisions of the lake that it checks.
+    """
+
+    settings: Settings
+    borrowed: Mapping[str, Lake] = field(default_factory=dict)
+
+    @cached_property
+    def layout(self) -> dict[str, Table]:
+        """Every table by name, as the configuration needs it."""
+        return layout(self.settings)
+
+    @property
+    def is_catalog(self) -> bool:
+        """Whether the tables are in a schema of a catalog, so that they have a name and no path."""
+        return isinstance(self.settings.lake, CatalogLake)
+
+    @property
+    def place(self) -> str:
+        """Where the lake is, for a sentence: its path, URI, or `catalog.schema`."""
+        location = self.settings.lake
+        return f"{location.catalog}.{location.schema_name}" if isinstance(location, CatalogLake) else location
+
+    @property
+    def storage(self) -> Mapping[str, str]:
+        """Options of the object store under delta-rs's names; none where the environment says everything."""
+        return self.settings.storage
+
+    def home(self, table: str) -> Lake:
+        """The lake that holds the table: this one, or the one it is borrowed from."""
+        return self.borrowed[table].home(table) if table in self.borrowed else self
+
+    def address(self, table: str) -> str:
+        """The path or URI `<lake>/<table>`, or the quoted name in the catalog."""
+        location = self.home(table).settings.lake
+        if isinstance(location, CatalogLake):
+            return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
+        return f"{location}/{table}"
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether nothing but Spark can open every table: one is in a catalog, or where delta-rs cannot go.
+
+        delta-rs knows folders of this machine (but for a path with a `%`, which it decodes) and the common object stores.
+        """
+        location = self.settings.lake
+        if isinstance(location, CatalogLake) or any(lake.needs_spark for lake in self.borrowed.values()):
+            return True
+        scheme = scheme_of(location)
+        return "%" in location if scheme is None else scheme not in _DELTA_RS_SCHEMES

@@ -1,0 +1,95 @@
+"""How far silver is: the plan of a batch as facts of its commit, as rows of the table `progress`, and back.
+
+The commit decides; `progress` follows from it, and keeps for good what the log forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.lake import tables
+from pipelines.lake.commits import APPLICATION, Commit, last_decision
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+
+def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
+    """A batch as facts of its commit to silver.
+
+    `batch`; `offsets`: by source, `[partition, from, until, position_before, position, head]` for each of its partitions;
+    `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `reset`: its reason, where
+    the batch is one; `configuration`: a digest.
+    """
+    times = [time for done in plan.ranges.values() for time in (done.position_before, done.position, done.head)]
+    since = min((time for time in [*times, *plan.clocks.values()] if time is not None), default=0)
+
+    def after(time: int | None) -> int | None:
+        return None if time is None else time - since
+
+    offsets: dict[str, list[list[int | None]]] = {}
+    for tp, done in plan.ranges.items():
+        row_times = map(after, (done.position_before, done.position, done.head))
+        offsets.setdefault(tp.source, []).append([tp.partition, done.from_offset, done.until_offset, *row_times])
+    clocks = [[partition, clock - since] for partition, clock in plan.clocks.items()]
+    facts = {"batch": plan.batch, "since": since, "offsets": offsets, "clocks": clocks, "has_late": plan.has_late}
+    return {**facts, **({} if plan.reset is None else {"reset": plan.reset}), "configuration": settings.digest}
+
+
+def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
+    """The batch of which `facts_of` made the facts."""
+    since = facts["since"]
+
+    def time(after: int | None) -> int | None:
+        return None if after is None else since + after
+
+    ranges = {
+        TopicPartition(source, partition): OffsetRange(begin, until, time(before), time(position), time(head))
+        for source, rows in facts["offsets"].items()
+        for partition, begin, until, before, position, head in rows
+    }
+    clocks = {partition: since + after for partition, after in facts["clocks"]}
+    return BatchPlan(facts["batch"], ranges, clocks, facts["has_late"], facts.get("reset"))
+
+
+def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, committed_at_ms: int) -> pa.Table:
+    """One row of `progress` for every topic-partition, so that the last batch alone says where all of them stand."""
+    rows = []
+    for tp, done in plan.ranges.items():
+        of_batch = (committed_at_ms, done.position, plan.reset, silver_version)
+        of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
+        rows.append((plan.batch, tp.source, settings.sources[tp.source].topic, tp.partition, *of_range, *of_batch))
+    return tables.layout(settings)[tables.PROGRESS].rows(rows)
+
+
+def last_batch(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
+    """Silver's last batch, the version of silver that holds it, and the commit that decided it; None before the first.
+
+    Where the log has forgotten that commit, the table of progress tells: its notes were written then, the plan says that there
+    may be late records, and the commit has neither token nor facts.
+    """
+    found = last_decision(questions, tables.SILVER, APPLICATION)
+    if found is None:
+        return _last_noted(questions)
+    version, commit = found
+    return plan_of(commit.facts), version, commit
+
+
+def _last_noted(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
+    last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+    if last is None:
+        return None
+    columns = ["source", "partition", "from_offset", "until_offset", "position", "head", "clock", "reason", "silver_version"]
+    before = questions.select(tables.PROGRESS, ["source", "partition", "position"], [[("batch", "=", last - 1)]]).to_pylist()
+    rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
+    positions = {TopicPartition(row["source"], row["partition"]): row["position"] for row in before}
+    ranges = {}
+    for row in rows:
+        tp = TopicPartition(row["source"], row["partition"])
+        ranges[tp] = OffsetRange(row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"])
+    clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
+    plan = BatchPlan(last, ranges, clocks, has_late=True, reset=rows[0]["reason"])
+    return plan, rows[0]["silver_version"], Commit(APPLICATION, token=0, number=last + 1)

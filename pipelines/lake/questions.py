@@ -1,0 +1,195 @@
+"""Small read-only questions about the tables of a lake, asked as columns and conditions and answered as Arrow.
+
+delta-rs answers them in milliseconds, without a JVM, for a lake with a path that it can open, and Spark for all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.types import TIME
+from pipelines.errors import WatersmeetError
+from pipelines.lake.place import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Where: TypeAlias = Sequence[Sequence[tuple[str, str, Any]]]
+"""Conditions (column, operator, value), ANDed within a term; the terms are ORed. `()` is everything.
+
+Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` (a list), `is null`, `is not null` (the value is ignored). A time is epoch ms.
+As in SQL, a null passes nothing but `is null`.
+"""
+
+Aggregates: TypeAlias = Mapping[str, tuple[str, str]]
+"""By output name, (`count` | `min` | `max` | `sum`, column). Nulls are ignored; `("count", "*")` counts rows."""
+
+COMPARISONS: Final = frozenset(["=", "!=", "<", "<=", ">", ">="])
+OPERATORS: Final = COMPARISONS | {"in", "is null", "is not null"}
+AGGREGATES: Final = frozenset(["count", "min", "max", "sum"])
+
+MAX_TERMS: Final = 16
+"""A condition with a term for each of hundreds of partitions takes longer to plan than to answer."""
+
+
+class NoTableError(WatersmeetError):
+    """A table that is asked about does not exist."""
+
+    def __init__(self, table: str, place: str) -> None:
+        super().__init__(f"{place} has no table {table}: nothing has been written there yet; name another lake, or run first")
+        self.table = table
+
+
+class VersionGoneError(WatersmeetError):
+    """A table does not have a version, or no longer has its files."""
+
+    def __init__(self, table: str, version: int) -> None:
+        super().__init__(
+            f"version {version} of {table} cannot be read: it was never made, or lies further back than `retention`; "
+            "name a later one"
+        )
+        self.table, self.version = table, version
+
+
+class Version(NamedTuple):
+    """A commit to a table: its number, when it was made (epoch ms), and its `userMetadata`."""
+
+    number: int
+    committed_at_ms: int
+    metadata: str | None
+
+
+class Questions(Protocol):
+    """What may be asked about a lake's tables. Every answer is of the last commit, but for a `version`.
+
+    Unknown columns and operators raise ValueError; a table that is not there raises NoTableError (but for `exists`), a version
+    that is not there, or whose files were vacuumed, VersionGoneError. Timestamp columns are answered as int64 epoch ms; nested
+    values as they are, with timestamps as timestamp[us, UTC].
+    """
+
+    def exists(self, table: str) -> bool:
+        """Whether the table is there; nothing is created."""
+
+    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
+        """The columns of exactly the rows that meet the conditions, in no particular order."""
+
+    def summary(
+        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
+        """A row for each combination of `by` (one row in any case where that is empty), with aggregates of its rows."""
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """The last commits, latest first; without a limit, all that the log still knows."""
+
+    def version(self, table: str) -> int:
+        """The number of the last commit."""
+        return self.history(table, 1)[0].number
+
+    def version_at(self, table: str, time_ms: int) -> int | None:
+        """The last commit at or before a time (epoch ms); None before the first that the log still knows."""
+        return next((version.number for version in walk(self, table) if version.committed_at_ms <= time_ms), None)
+
+    def columns(self, table: str) -> pa.Schema:
+        """The columns that the stored table has, which may be more than its layout's."""
+
+    def properties(self, table: str) -> dict[str, str]:
+        """Its table properties."""
+
+    def file_count(self, table: str) -> int:
+        """How many data files the last version has."""
+
+
+def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:
+    """By delta-rs where it can open every table, else by Spark, whose session is asked for with the first question."""
+    if lake.needs_spark:
+        from pipelines.lake.by_spark import SparkQuestions
+
+        return SparkQuestions(lake, spark)
+    from pipelines.lake.by_delta_rs import DeltaRsQuestions
+
+    return DeltaRsQuestions(lake)
+
+
+def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
+    """Rows at offsets `[from, until)` of their partition (until None: no end); partitions not named are outside.
+
+    With more than 16 partitions, neighbours share a term, so that more rows may come: filter exactly afterwards. Of no partition
+    there are no rows.
+    """
+    if not ranges:
+        return [[("partition", "in", [])]]
+    partitions, size, terms = sorted(ranges), math.ceil(len(ranges) / MAX_TERMS), []
+    for i in range(0, len(partitions), size):
+        near = partitions[i : i + size]
+        term: list[tuple[str, str, Any]] = [("partition", ">=", near[0]), ("partition", "<=", near[-1])]
+        term.append(("offset", ">=", min(ranges[p][0] for p in near)))
+        untils = [until for p in near if (until := ranges[p][1]) is not None]
+        terms.append([*term, ("offset", "<", max(untils))] if len(untils) == len(near) else term)
+    return terms
+
+
+def walk(asked: Questions, table: str) -> Iterator[Version]:
+    """The table's commits, latest first, read from the log in growing steps: the one wanted is mostly among the last."""
+    oldest: int | None = None
+    for limit in (1, 20, None):
+        found = asked.history(table, limit)
+        yield from (version for version in found if oldest is None or version.number < oldest)
+        oldest = found[-1].number
+        if limit is not None and len(found) < limit:
+            return
+
+
+def check_question(table: str, known: Collection[str], columns: Sequence[str], where: Where, values: Aggregates) -> None:
+    """Raises ValueError where a question names a column that is not among the known ones, or an unknown operator."""
+    conditions = list(chain.from_iterable(where))
+    aggregated = (column for _, column in values.values() if column != "*")
+    for column in chain(columns, aggregated, (column for column, _, _ in conditions)):
+        if column not in known:
+            raise ValueError(f"{table} has no column {column}")
+    for kind, column in values.values():
+        if kind not in AGGREGATES or (column == "*" and kind != "count"):
+            raise ValueError(f"{kind}({column}) is no aggregate")
+    for column, operator, value in conditions:
+        if operator not in OPERATORS or (operator in COMPARISONS and value is None):
+            raise ValueError(f"{column} {operator} {value!r} is no condition")
+        if operator == "in" and any(one is None for one in value):
+            raise ValueError(f"{column} in {value!r} is no condition: a null is in no list")
+
+
+_PLAIN: Final = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The one Arrow type that all engines' variants of it stand for: string for string views and large strings, and so on."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return TIME
+    if pa.types.is_struct(kind):
+        return pa.struct(list(plain_schema(kind)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return _PLAIN.get(kind, kind)
+
+
+def plain_schema(schema: Iterable[pa.Field]) -> pa.Schema:
+    """A schema of plain types, in which everything may be null and nothing bears metadata."""
+    return pa.schema([pa.field(one.name, plain_type(one.type)) for one in schema])
+
+
+def answer(found: pa.Table) -> pa.Table:
+    """An engine's rows as Questions promises them: plain types, and timestamp columns as int64 epoch ms."""
+    plain = found.cast(plain_schema(found.schema))
+    in_ms = [pc.divide(column.cast(pa.int64()), 1000) if column.type == TIME else column for column in plain.columns]
+    return pa.table(in_ms, plain.column_names)

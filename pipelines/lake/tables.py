@@ -1,0 +1,154 @@
+"""The tables of a lake: names, columns, and how each is laid out. Timestamps are UTC; event times are whole milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.core.merge import LATE_SCHEMA, silver_schema
+from pipelines.core.reading import BRONZE
+from pipelines.core.types import TIME
+from pipelines.settings import Settings
+
+SILVER = "silver"
+LATE = "late"
+QUARANTINE = "quarantine"
+IDLE_HEARTBEATS = "idle_heartbeats"
+RESETS = "resets"
+PUBLISHED = "published"
+RECOVERED = "recovered"
+PROGRESS = "progress"
+CONFIGURATION = "configuration"
+LEASES = "leases"
+
+CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+DELETION_VECTORS = "delta.enableDeletionVectors"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Delta table's layout: its columns, the columns that partition it, and its table properties."""
+
+    name: str
+    schema: pa.Schema
+    partitioned_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
+        """Rows of Python values, in the order of the columns, as an Arrow table of the layout; times are epoch ms."""
+        columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
+        return pa.table([*map(_column, columns, self.schema.types)], schema=self.schema)
+
+
+def bronze(source: str) -> str:
+    """The name of a source's bronze table."""
+    return f"bronze_{source}"
+
+
+def inputs_of(settings: Settings) -> frozenset[str]:
+    """The tables that the merge reads and never writes: what Kafka said, and what the idle policy has decided."""
+    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS])
+
+
+def layout(settings: Settings) -> dict[str, Table]:
+    """Every table of a lake by name, as this configuration needs it."""
+    tables = [*(_bronze(source) for source in settings.sources), _silver(settings), *_OTHERS]
+    retention = retention_properties(settings)
+    return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
+
+
+def retention_properties(settings: Settings) -> dict[str, str]:
+    """How long a table keeps removed files and its log: as far as time travel reaches back."""
+    interval = f"interval {settings.retention_ms} milliseconds"
+    return {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
+
+
+def _statistics(*columns: str) -> dict[str, str]:
+    return {"delta.dataSkippingStatsColumns": ",".join(columns)}
+
+
+def _bronze(source: str) -> Table:
+    """What Kafka said, every record once; `reason` and `detail` where it is refused (the row is then in `quarantine` too)."""
+    # Statistics on these skip files exactly: a file holds one contiguous range of offsets of one topic-partition.
+    return Table(bronze(source), BRONZE, properties=_statistics("partition", "offset", "event_time", "kafka_timestamp", "reason"))
+
+
+def _silver(settings: Settings) -> Table:
+    """The merge. Partitioned by status, so that no batch ever opens a file of finished records again."""
+    schema = silver_schema({name: source.value_type for name, source in settings.sources.items()})
+    properties = {
+        **_statistics("partition", "merge_key", "event_time", "last_event_time", "batch"),
+        # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
+        "delta.checkpointInterval": "50",
+        # A MERGE marks the rows that it replaces instead of rewriting their files.
+        DELETION_VECTORS: "true",
+        CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
+    }
+    return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
+
+
+def _schema(columns: str) -> pa.Schema:
+    """Of columns such as `partition int, reason text`."""
+    return pa.schema([(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))])
+
+
+_KINDS = {"text": pa.string(), "int": pa.int32(), "long": pa.int64(), "time": TIME}
+_TOPIC_PARTITION = "source text, topic text, partition int"
+_QUARANTINED = [column for column in BRONZE if column.name not in ("timestamp_type", "merge_key", "event_time", "heartbeat")]
+
+_OTHERS = (
+    # Records that came after their time: never merged, kept.
+    Table(LATE, LATE_SCHEMA),
+    # Records that could not be read, with the reason why.
+    Table(
+        QUARANTINE,
+        pa.schema([("source", pa.string()), *_QUARANTINED]),
+        properties=_statistics("source", "topic", "partition", "offset"),
+    ),
+    # What the idle policy decided: a heartbeat of a silent topic-partition, placed after `after_offset` (-1: before any record)
+    # and before whatever comes next. Input of the merge like bronze: a rebuild takes the same decisions.
+    Table(IDLE_HEARTBEATS, _schema(f"{_TOPIC_PARTITION}, after_offset long, event_time time, decided_at time")),
+    # Offsets of a topic-partition that were passed over on purpose, `[from_offset, to_offset)`, and why: a deliberate start or
+    # jump, or a gap in Kafka that was accepted. Where `to_offset` is the smaller one, the range is merged once more.
+    Table(RESETS, _schema(f"{_TOPIC_PARTITION}, from_offset long, to_offset long, decided_at time, reason text")),
+    # What each publication transaction wrote; `sink_offset` is that of its last message (null under at_most_once, which notes
+    # before it sends). `sink` is the topic with Kafka's identity of it, which a topic made again does not share.
+    Table(
+        PUBLISHED,
+        _schema(
+            "partition int, first_seq long, last_seq long, last_event_time time, last_key text, sink_offset long, "
+            "committed_at time, sink text"
+        ),
+    ),
+    # What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source the
+    # offset at which reading began (`source`, `offset`). A row is one or the other; the rest of it is null.
+    Table(RECOVERED, _schema("partition int, merge_key text, event_time time, source text, offset long, recovered_at time")),
+    # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the silver batch merged, and the
+    # time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
+    # `reason` is null, but for a batch that is a reset: it merges nothing, and what comes next begins at `until_offset`.
+    # `silver_version` is the version of silver that holds the batch.
+    Table(
+        PROGRESS,
+        _schema(
+            f"batch long, {_TOPIC_PARTITION}, from_offset long, until_offset long, head time, clock time, committed_at time, "
+            "position time, reason text, silver_version long"
+        ),
+    ),
+    # What the lake was begun with, of all that its content depends on; the first row of a field is the one that holds.
+    Table(CONFIGURATION, _schema("field text, value text, decided_at time")),
+    # Which process writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger
+    # token. `jvm_pid` is null where the process has no JVM of its own.
+    Table(
+        LEASES,
+        _schema("entry long, layer text, token long, event text, holder text, host text, pid int, jvm_pid int, at time"),
+    ),
+)
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind == TIME:
+        return pa.array([None if ms is None else ms * 1000 for ms in values], pa.int64()).cast(kind)
+    return pa.array(values, kind)

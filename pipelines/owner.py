@@ -1,0 +1,82 @@
+"""What an owner of a layer commits: each commit carries its fencing token and a number, and is looked up after it was made.
+
+Delta keeps, for each table and application, the last transaction version that it has seen, and skips a commit whose version is
+not larger. So a commit that is made twice happens once; and once a later owner has committed anything, whatever an earlier one
+still tries is skipped, or found in conflict.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.engine import Engine, Rows
+from pipelines.errors import LeaseLostError
+from pipelines.lake.commits import APPLICATION, Commit, last_commit, last_decision
+from pipelines.lake.conflicts import suppress_conflict
+
+_ATTEMPTS = 20
+
+
+@dataclass
+class Owner:
+    """Holds a lease (or none: token 0, for a lake that no other process uses) and numbers its commits by table."""
+
+    engine: Engine
+    token: int = 0
+    _last: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def next_commit(self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None) -> Commit:
+        """The next commit to a table. Raises LeaseLostError where a later owner has written to it."""
+        number = self._last.pop((table, application), None)  # known again once the commit is confirmed: after a failure, look
+        if number is None:
+            found = last_commit(self.engine.questions, table, application)
+            if found is not None and found[1].token > self.token:
+                raise LeaseLostError(self.engine.lake.place)
+            number = found[1].number if found is not None and found[1].token == self.token else 0
+        return Commit(application, self.token, number + 1, facts or {})
+
+    def confirm(self, table: str, commit: Commit) -> int:
+        """The version of the table that holds a commit of this owner. Raises LeaseLostError where it was skipped."""
+        found = last_commit(self.engine.questions, table, commit.application)
+        if found is None or found[1].transaction_version != commit.transaction_version:
+            raise LeaseLostError(self.engine.lake.place)
+        self._last[table, commit.application] = commit.number
+        return found[0].number
+
+    def append(
+        self, table: str, rows: Rows | pa.Table, application: str = APPLICATION, facts: Mapping[str, Any] | None = None
+    ) -> Commit:
+        """Appends rows in one commit. Raises LeaseLostError, and writes nothing, where a later owner has written to the table."""
+        commit = self.next_commit(table, application, facts)
+        self.engine.append(table, rows, commit)
+        self.confirm(table, commit)
+        return commit
+
+    def fence(self, table: str, application: str = APPLICATION) -> None:
+        """Keeps every earlier owner out of a table, with an empty commit under this owner's token that tells the last decision.
+
+        What earlier owners write from then on is skipped by Delta, or ends in a conflict. Raises LeaseLostError where a later
+        owner has written to the table.
+        """
+        for _ in range(_ATTEMPTS):
+            last = last_commit(self.engine.questions, table, application)
+            if last is not None and last[1].token >= self.token:
+                if last[1].token > self.token:
+                    break
+                return
+            decided = last_decision(self.engine.questions, table, application)
+            facts = {} if decided is None else {"decided_in": decided[0], "decided": decided[1].metadata}
+            with suppress_conflict():
+                nothing = self.engine.lake.layout[table].schema.empty_table()
+                self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
+        raise LeaseLostError(self.engine.lake.place)
+
+
+def now_ms() -> int:
+    """The wall clock, in epoch ms."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,148 @@
+"""Plans silver's next batch from the narrow columns of bronze beyond the last one: offset ranges and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.core.idle import Decision
+from pipelines.core.merge import int64s
+from pipelines.core.plan import (
+    NO_TIME,
+    NOTHING_AVAILABLE,
+    Available,
+    BatchPlan,
+    Cursor,
+    End,
+    TopicPartition,
+    heads_of,
+    plan_batch,
+)
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions, within
+from pipelines.settings import Settings
+
+PARTITIONS_PER_QUESTION = 64
+
+
+@dataclass
+class Planner:
+    """Plans the batches of one lake, from the last one on; writes nothing.
+
+    `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `ends`: where a
+    rebuild stops; without any, what bronze has is merged as far as the clock goes.
+    """
+
+    questions: Questions
+    settings: Settings
+    next_batch: int
+    cursors: dict[TopicPartition, Cursor]
+    clocks: Mapping[int, int]
+    idle: dict[TopicPartition, list[Decision]]
+    ends: Mapping[TopicPartition, End] = field(default_factory=dict)
+    _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
+    _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
+
+    def next(self) -> BatchPlan | None:
+        """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`."""
+        self._heads_beyond.clear()
+        share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
+        starts = {tp: cursor.next_offset for tp, cursor in self.cursors.items()}
+        self._available = self._read(starts, share)
+        plan = self._plan()
+        if plan is None:
+            # Offsets may have holes (transaction markers, compaction, a start at the latest) longer than a share.
+            missing = {tp: start + share for tp, start in starts.items() if tp not in self._available}
+            beyond = self._first_offsets(missing)
+            if beyond:
+                self._available |= self._read(beyond, share)
+                plan = self._plan()
+        return plan
+
+    def done(self, plan: BatchPlan) -> None:
+        """The plan is committed: the next one follows it."""
+        self.next_batch, self.clocks = plan.batch + 1, plan.clocks
+        self.cursors |= plan.cursors()
+
+    def decided(self, decisions: Iterable[tuple[TopicPartition, Decision]]) -> None:
+        """The idle policy has decided more."""
+        for tp, decision in decisions:
+            self.idle.setdefault(tp, []).append(decision)
+
+    def bronze_ends(self) -> dict[TopicPartition, int]:
+        """Where bronze ended, as far as the last plan looked: the offset after the last record of each topic-partition."""
+        last = {tp: int(rows.offsets[-1]) + 1 for tp, rows in self._available.items()}
+        return {tp: last.get(tp, cursor.next_offset) for tp, cursor in self.cursors.items()}
+
+    def heads(self) -> dict[TopicPartition, int | None]:
+        """The heads (ms) that the last plan saw."""
+        return heads_of(self.cursors, self._available)
+
+    def waits(self, tp: TopicPartition) -> bool:
+        """Whether the last plan saw records of a topic-partition that the clock has not reached."""
+        return tp in self._available
+
+    def _plan(self) -> BatchPlan | None:
+        timeout_ms = self.settings.merge.timeout_ms
+        return plan_batch(self.next_batch, self.cursors, self._available, self.clocks, timeout_ms, self._heads_beyond)
+
+    def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
+        """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""
+        rows: dict[TopicPartition, Available] = {}
+        for source in dict.fromkeys(tp.source for tp in starts):
+            ranges = {tp.partition: (at, self._end(tp, at, share)) for tp, at in starts.items() if tp.source == source}
+            found = self.questions.select(tables.bronze(source), ["partition", "offset", "event_time"], within(ranges))
+            rows |= _by_partition(source, found, ranges)
+        for tp, start in starts.items():
+            decisions = [d for d in self.idle.get(tp, ()) if self._is_next(d, tp, self._end(tp, start, share))]
+            if decisions:
+                rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
+        return rows
+
+    def _end(self, tp: TopicPartition, start: int, share: int) -> int:
+        """The exclusive end of what a batch considers of a topic-partition from `start` on."""
+        end, last = start + share, self.ends.get(tp)
+        if last is None or end < last.until:
+            return end
+        if last.head is not None:
+            self._heads_beyond[tp] = last.head
+        return max(start, last.until)
+
+    def _is_next(self, decision: Decision, tp: TopicPartition, end: int) -> bool:
+        """Whether a decision lies before `end`, has not been passed, and moves the position."""
+        cursor, last = self.cursors[tp], self.ends.get(tp)
+        if last is not None and decision.after_offset + 1 >= last.until:
+            return False  # it is in the head already, or came later
+        is_new = cursor.position is None or decision.event_time > cursor.position
+        return is_new and cursor.next_offset <= decision.after_offset + 1 <= end
+
+    def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The first offset that bronze has at or after each of these; absent where it has none."""
+        first: dict[TopicPartition, int] = {}
+        for source in dict.fromkeys(tp.source for tp in starts):
+            mine = sorted((tp.partition, at) for tp, at in starts.items() if tp.source == source)
+            for some in (mine[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(mine), PARTITIONS_PER_QUESTION)):
+                beyond = [[("partition", "=", partition), ("offset", ">=", at)] for partition, at in some]
+                found = self.questions.summary(tables.bronze(source), ["partition"], {"first": ("min", "offset")}, beyond)
+                for partition, offset in zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True):
+                    first[TopicPartition(source, partition)] = offset
+        return first
+
+
+def _by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
+    """Available of bronze in order of offset, by topic-partition, and only those in its range."""
+    partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
+    times = np.asarray(found["event_time"].fill_null(NO_TIME).to_numpy(), np.int64)
+    order = np.lexsort((offsets, partitions))
+    begins = np.flatnonzero(np.diff(partitions[order], prepend=-1))
+    rows = {}
+    for here in np.split(order, begins[1:]) if len(order) else []:
+        partition = int(partitions[here[0]])
+        since, until = ranges[partition]
+        here = here[(offsets[here] >= since) & (offsets[here] < until)]
+        if len(here):
+            rows[TopicPartition(source, partition)] = Available(offsets[here], times[here])
+    return rows

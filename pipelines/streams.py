@@ -1,0 +1,168 @@
+"""Keeps the layers' streams in order: a batch is never cut in two, trouble with Kafka is waited out, a stream is begun anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipelines.engine import Running
+from pipelines.errors import WatersmeetError, is_known, is_retriable, root_cause
+from pipelines.observability import Reporter
+
+RETRY_S = 1.0
+
+ATTEMPTS = 3
+"""So often in a row, with no batch between, a stream is begun that ends by its engine's own failure."""
+
+
+@dataclass
+class Patience:
+    """How trouble with Kafka is waited out: the work is done again until it succeeds, `limit_s` have passed or the run stops."""
+
+    reporter: Reporter
+    stopping: threading.Event
+    limit_s: float = 120.0
+
+    def bear(self, work: Callable[[], None]) -> None:
+        """Does the work. Raises what it raised last once the limit is passed, and at once what is not retriable."""
+        since = None
+        while True:
+            try:
+                work()
+            except Exception as error:
+                if not is_retriable(error):
+                    raise
+                now = time.monotonic()
+                since = since or now
+                if now - since > self.limit_s:
+                    raise WatersmeetError(f"{root_cause(error)} (tried again for {self.limit_s:.0f} s)") from None
+                self.reporter.tell("kafka", f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s")
+                if self.stopping.wait(RETRY_S):
+                    return
+            else:
+                if since is not None:
+                    self.reporter.tell("kafka", "answers again")
+                return
+
+
+@dataclass
+class Gate:
+    """Lets one batch of a stream through at a time, and none once `stopping` is set: so a stop never cuts a batch in two.
+
+    A batch that finds the gate closed returns without writing. Spark then notes it as done in the checkpoint, which does no
+    harm: checkpoints are never read.
+    """
+
+    patience: Patience
+    failure: Exception | None = None
+    passed: int = 0
+    """How many batches have succeeded."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def stopping(self) -> threading.Event:
+        """Set once no further batch may begin."""
+        return self.patience.stopping
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs one batch at a time, and again after a transient error of Kafka; does nothing once `stopping` is set.
+
+        Where it fails, the failure is kept as it is and everything stops: Spark would only wrap it, and fill the log with the
+        traces of every layer it passes through.
+        """
+        with self._lock:
+            if self.stopping.is_set():
+                return
+            try:
+                self.patience.bear(work)
+                self.passed += 1
+            except Exception as failure:
+                self.failure = failure
+                self.stopping.set()
+
+    def close(self) -> None:
+        """Returns when no batch is under way and none can begin (`stopping` must be set)."""
+        with self._lock:
+            pass
+
+
+@dataclass
+class Stream:
+    """Something that runs and is begun anew where it ended for a reason that may pass, and its gate.
+
+    `begin` starts it; the batches that it makes go through the gate. `drain` is called at the start as well, and whenever it
+    `is_due`. Where it `ends`, it is done once it has ended without a failure.
+    """
+
+    gate: Gate
+    begin: Callable[[Gate], Running]
+    drain: Callable[[], None] | None = None
+    is_due: Callable[[], bool] = lambda: False
+    ends: bool = False
+    _running: Running | None = None
+    _aside: threading.Thread | None = None
+    _failed: list[int] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begins; while there is trouble with Kafka, again."""
+        self.gate.patience.bear(self._begin)
+
+    def _begin(self) -> None:
+        self._running = self.begin(self.gate)
+        self._drain_aside()
+
+    def _drain_aside(self) -> None:
+        """In a thread of its own: while records keep coming, a drain may take as long as the run."""
+        if self.drain is not None and (self._aside is None or not self._aside.is_alive()):
+            self._aside = threading.Thread(target=self.gate.run, args=[self.drain], daemon=True)
+            self._aside.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs."""
+        return self._running is not None and self._running.is_active
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its end."""
+        return self.ends and not self.is_active and self._failure() is None
+
+    def look_after(self) -> None:
+        """Begins anew what has ended for a reason that may pass; raises WatersmeetError where it ended for another one."""
+        if self.is_due():
+            self._drain_aside()
+        if self.is_active or self.is_done or self.gate.stopping.is_set():
+            return
+        failure = self._failure()
+        if failure is not None and not is_retriable(failure) and not self._may_pass(failure):
+            raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
+        self.gate.patience.reporter.tell("streams", f"{root_cause(failure or Exception('a stream ended'))}; trying again")
+        self.start()
+
+    def _may_pass(self, failure: Exception) -> bool:
+        """Whether the engine itself failed, and not for the last time: a worker that did not start in time, or was lost.
+
+        A failure of a batch never comes here: the gate keeps it.
+        """
+        self._failed = [passed for passed in self._failed if passed == self.gate.passed] + [self.gate.passed]
+        return not is_known(failure) and len(self._failed) < ATTEMPTS
+
+    def stop(self) -> None:
+        """Ends it after the batch under way (`stopping` must be set, or it must be at its end)."""
+        if self.gate.stopping.is_set():
+            self.gate.close()
+        if self._running is not None:
+            self._running.stop()
+
+    def raise_failure(self) -> None:
+        """Raises what ended the stream, if anything did."""
+        failure = self.gate.failure or self._failure()
+        if isinstance(failure, WatersmeetError):
+            raise failure
+        if failure is not None:
+            raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
+
+    def _failure(self) -> Exception | None:
+        return None if self._running is None else self._running.failure

@@ -1,0 +1,259 @@
+"""`explain` on a lake of the merge model with a real sink: what it tells is the model's, also as of a time or a version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.audit.explain import explain
+from pipelines.audit.verify_sink import read_sink
+from pipelines.core.idle import Decision
+from pipelines.core.model import MergeRecord
+from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.commits import Commit
+from pipelines.lake.place import Lake
+from pipelines.settings import Settings
+from tests.audit.test_verify import case_of, richest_cases
+from tests.support.cases import KEYS, SOURCES, Case, heartbeat, keyed
+from tests.support.model_lakes import ModelLake, rewrite, settings_for, wall_clock_ms
+from tests.support.topics import consume, create_topics
+
+RANDOM, IDLE, HELD = range(8), 8, 9
+PARTITIONS = 10
+ODD = "it's {odd} `here`\\"
+
+
+@dataclass
+class River:
+    """What was explained after the first half, when, and how it stood at the end."""
+
+    lake: ModelLake
+    version: int
+    at: datetime
+    told: Mapping[str, Any]
+
+    @property
+    def settings(self) -> Settings:
+        return self.lake.settings
+
+
+@pytest.fixture(scope="module")
+def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
+    topics = {f"sources__{name}__topic": f"explain_{name}" for name in SOURCES}
+    folder = tmp_path_factory.mktemp("explained")
+    settings = settings_for(folder, bootstrap=kafka, publish__topic="explained", publish__valid="size(tracking) > 0", **topics)
+    create_topics(kafka, *topics.values(), "explained", partitions=PARTITIONS)
+    cases = dict(zip(RANDOM, richest_cases(len(RANDOM)), strict=True))
+    cases[IDLE] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
+    cases[HELD] = case_of([keyed(ODD, 5), keyed(ODD, 900)], [heartbeat(300)])
+    lake = ModelLake(settings, cases, is_valid=lambda row: bool(row["tracking"]))
+    name = read_sink(lake.questions, settings, PARTITIONS).name
+    for share in (0.25, 0.5):
+        lake.arrive(share)
+        lake.merge()
+        lake.publish(name)
+    told = {key: explain(lake.questions, settings, key) for key in KEYS}
+    at = wall_clock_ms()
+    while wall_clock_ms() <= at:
+        pass
+    version = lake.questions.version(tables.SILVER)
+    lake.arrive()
+    lake.decide()
+    lake.merge()
+    lake.publish(name)
+    return River(lake, version, datetime.fromtimestamp(at / 1000, timezone.utc), told)
+
+
+def positions(case: Case) -> dict[tuple[str, int], int]:
+    """By source and offset, the largest event time up to there."""
+    found: dict[tuple[str, int], int] = {}
+    largest: dict[str, int] = {}
+    for record in case.records():
+        largest[record.source] = max(record.event_time, largest.get(record.source, record.event_time))
+        found.setdefault((record.source, record.offset), largest[record.source])
+        if not record.is_heartbeat:
+            found[record.source, record.offset] = largest[record.source]
+    return found
+
+
+def content(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    parts = [(p["source"], p["topic"], p["partition"], p["offset"], p["event_time"], p["position"]) for p in record["parts"]]
+    return record["partition"], record["event_time"], record["last_event_time"], record["status"], record["valid"], parts
+
+
+def expected(partition: int, case: Case, status: str, record: MergeRecord) -> tuple[Any, ...]:
+    at = positions(case)
+    parts = [
+        (source, f"explain_{source}", partition, part.offset, part.event_time, at[source, part.offset])
+        for source, mine in record.parts.items()
+        for part in sorted(mine)
+    ]
+    valid = bool(record.parts["tracking"]) if status == "timed_out" else None
+    return partition, record.event_time, record.last_event_time, status, valid, parts
+
+
+@pytest.mark.parametrize("key", [*KEYS, "i"])
+def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> None:
+    models = {p: case.merged() for p, case in river.lake.cases.items()}
+    right = [
+        expected(p, river.lake.cases[p], status, record)
+        for p, model in models.items()
+        for status, records in (("open", model.open.values()), ("timed_out", model.timed_out))
+        for record in records
+        if record.key == key
+    ]
+    found = explain(river.lake.questions, river.settings, key)
+    assert [content(record) for record in found["records"]] == sorted(right, key=lambda row: row[:2])
+    assert right
+    late = [
+        (p, each.record.source, each.record.offset, each.record.event_time, each.position)
+        for p, model in models.items()
+        for each in model.late
+        if each.record.key == key
+    ]
+    told = [(row["partition"], row["source"], row["offset"], row["event_time"], row["position"]) for row in found["late"]]
+    assert sorted(told) == sorted(late)
+    waiting = [
+        (p, source, record.offset, record.event_time)
+        for p, model in models.items()
+        for source, queue in model.waiting.items()
+        for _, record in queue
+        if record.key == key
+    ]
+    assert sorted((row["partition"], row["source"], row["offset"], row["event_time"]) for row in found["waiting"]) == sorted(
+        waiting
+    )
+
+
+def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River) -> None:
+    questions = river.lake.questions
+    progress = questions.select(
+        tables.PROGRESS, ["batch", "source", "partition", "from_offset", "until_offset", "clock", "silver_version"]
+    ).to_pylist()
+    commits = {v.number: Commit.parse(v.metadata) for v in questions.history(tables.SILVER)}
+    for key in KEYS:
+        for record in explain(questions, river.settings, key)["records"]:
+            rules = [part["rule"] for part in record["parts"]]
+            assert sorted(set(rules)) in (["joined", "opened"], ["opened"])
+            assert rules.count("opened") == 1
+            for part in record["parts"]:
+                here = (part["batch"], part["source"], record["partition"])
+                [row] = [row for row in progress if (row["batch"], row["source"], row["partition"]) == here]
+                assert row["from_offset"] <= part["offset"] < row["until_offset"]
+                commit = commits[part["version"]]
+                assert commit is not None
+                assert (part["version"], commit.number) == (row["silver_version"], part["batch"] + 1)
+            if record["closed"] is not None:
+                closed = record["closed"]
+                mine = [r for r in progress if r["batch"] == closed["batch"] and r["partition"] == record["partition"]]
+                assert {closed["clock"]} == {row["clock"] for row in mine}
+                assert closed["clock"] > record["event_time"] + 100
+                assert min(closed["heads"].values()) == closed["clock"]
+
+
+def test_a_finished_record_is_told_with_its_place_in_the_sink(river: River) -> None:
+    kafka = river.settings.kafka.bootstrap_servers
+    sink = {dict(m.headers())["watersmeet.id"].decode(): m for m in consume(kafka, "explained", PARTITIONS)}
+    seen = set()
+    for key in (*KEYS, "i", ODD):
+        for record in explain(river.lake.questions, river.settings, key)["records"]:
+            place = record["published"]
+            message = sink.get(f"{record['partition']}/{record['event_time']}/{key}")
+            assert (place is None) == (message is None) == (not record["valid"])
+            if message is not None:
+                seq = int(dict(message.headers())["watersmeet.seq"])
+                assert place == {"partition": message.partition(), "offset": message.offset(), "seq": seq}
+                seen.add((message.partition(), message.offset()))
+    assert len(seen) == len(sink) > 10
+
+
+def test_without_the_broker_the_place_comes_from_the_tables(river: River) -> None:
+    kafka = river.settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    away = river.settings.model_copy(update={"kafka": kafka})
+    for key in KEYS[:2]:
+        with_broker, without = (
+            [record["published"] for record in explain(river.lake.questions, settings, key)["records"]]
+            for settings in (river.settings, away)
+        )
+        assert with_broker == without
+        assert any(with_broker)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, key: str) -> None:
+    questions, told = river.lake.questions, {**river.told[key], "as_of": None}
+    found = explain(questions, river.settings, key, river.at)
+    assert {**found, "as_of": None} == told
+    found = explain(questions, river.settings, key, river.version)
+    assert found["as_of"]["version"] == river.version
+    unpublished = {**told, "records": [{**record, "published": None} for record in told["records"]]}
+    assert {**found, "as_of": None, "records": [{**r, "published": None} for r in found["records"]]} == unpublished
+    assert explain(questions, river.settings, key) != told
+
+
+def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit(river: River) -> None:
+    questions, settings = river.lake.questions, river.settings
+    before = {key: explain(questions, settings, key) for key in (KEYS[1], ODD)}
+    last = river.lake.batch - 1
+    kept = questions.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()
+    saved: list[dict[str, Any]] = []
+    rewrite(settings, tables.PROGRESS, lambda row: saved.append(row) if row["batch"] == last else row)
+    try:
+        for key, told in before.items():
+            found = explain(questions, settings, key)
+            assert [content(record) for record in found["records"]] == [content(record) for record in told["records"]]
+            assert [record["closed"] and record["closed"]["clock"] for record in found["records"]] == [
+                record["closed"] and record["closed"]["clock"] for record in told["records"]
+            ]
+            assert found["waiting"] == told["waiting"]
+    finally:
+        river.lake.write(tables.PROGRESS, saved)
+    assert sorted(questions.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()) == sorted(kept)
+
+
+def test_before_the_first_batch_nothing_was_known(river: River) -> None:
+    found = explain(river.lake.questions, river.settings, KEYS[0], datetime(2020, 1, 1, tzinfo=timezone.utc))
+    assert found["records"] == found["late"] == []
+    assert explain(river.lake.questions, river.settings, KEYS[0], 0)["records"] == []
+
+
+def test_an_odd_key_is_found_and_its_records_wait(river: River) -> None:
+    found = explain(river.lake.questions, river.settings, ODD)
+    assert [part["offset"] for record in found["records"] for part in record["parts"]] == [0]
+    assert [(row["source"], row["offset"], row["event_time"]) for row in found["waiting"]] == [("tracking", 1, 900)]
+
+
+def test_an_unknown_key_says_so_and_shows_near_ones(river: River) -> None:
+    found = explain(river.lake.questions, river.settings, "it's {odd} `here`")
+    assert (found["records"], found["near"]) == ([], [ODD])
+    assert explain(river.lake.questions, river.settings, "nothing like this")["near"] == []
+
+
+def test_a_version_that_is_not_there_is_refused_in_one_sentence(river: River, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="silver has no version 99999 yet; the newest is"):
+        explain(river.lake.questions, river.settings, "a", 99999)
+
+
+def test_a_version_whose_files_are_gone_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    lake = ModelLake(settings_for(tmp_path), {0: richest_cases(1)[0]})
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    for file in (tmp_path / "lake" / "silver").glob("**/*.parquet"):
+        file.unlink()
+    with pytest.raises(WatersmeetError, match="versions are kept for `retention`"):
+        explain(lake.questions, lake.settings, "a", 1)
+
+
+def test_without_a_lake_nothing_is_known(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    found = explain(DeltaRsQuestions(Lake(settings)), settings, "a")
+    assert not any(value for name, value in found.items() if name != "key")
+    assert list(tmp_path.iterdir()) == []

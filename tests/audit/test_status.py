@@ -1,0 +1,115 @@
+"""`status` on lakes of the merge model: what it says is the model's, with and without a broker, fast and without a JVM."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.audit.status import status
+from pipelines.core.idle import Decision
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.place import Lake
+from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
+from tests.support.model_lakes import ModelLake, settings_for
+from tests.support.topics import create_topics, produce
+
+AWAY_S = 0.5
+
+
+def merged_lake(folder: Path, cases: dict[int, Case], **overrides: object) -> ModelLake:
+    lake = ModelLake(settings_for(folder, **overrides), cases)  # type: ignore[arg-type]
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    return lake
+
+
+@pytest.mark.parametrize("seeds", [range(6), range(20, 40)], ids=["few partitions", "more than one condition holds"])
+def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
+    cases = {p: random_case(seed) for p, seed in enumerate(seeds)}
+    lake = merged_lake(tmp_path, cases)
+    lake.write(tables.PUBLISHED, [{"partition": 2, "first_seq": 0, "last_seq": 6, "last_event_time": 1, "last_key": "a"}])
+    found = {p["partition"]: p for p in status(lake.questions, lake.settings, AWAY_S)["partitions"]}
+    for partition, case in cases.items():
+        model, shown = case.merged(), found[partition]
+        assert shown["clock"] == model.clock
+        assert (shown["open"], shown["timed_out"], shown["late"]) == (len(model.open), len(model.timed_out), len(model.late))
+        assert shown["published"] == (7 if partition == 2 else 0)
+        refused = sum(
+            1 for row in lake.questions.select("quarantine", ["partition"])["partition"].to_pylist() if row == partition
+        )
+        assert shown["quarantined"] == refused
+        for source in SOURCES:
+            at = shown["sources"][source]
+            assert at["head"] == model.heads.get(source)
+            assert at["lead"] == (None if model.clock is None or at["head"] is None else at["head"] - model.clock)
+            is_held = bool(model.waiting.get(source)) and (model.clock is None or model.heads[source] > model.clock)
+            assert at["state"] == ("waiting" if at["head"] is None else "held" if is_held else "active")
+            passed = [offset for offset in range(len(case.values[source])) if offset >= lake.until[source, partition]]  # type: ignore[index]
+            assert at["lag"] == len(passed)
+
+
+def test_before_anything_is_merged_what_waits_in_bronze_is_told(tmp_path: Path) -> None:
+    lake = ModelLake(
+        settings_for(tmp_path), {0: Case({"tracking": [keyed("a", 5), keyed("a", 9)], "orders": []}, 100, ["tracking"] * 2)}
+    )
+    lake.arrive()
+    [partition] = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    assert partition["clock"] is None
+    assert partition["sources"] == {
+        "tracking": {"head": 9, "lead": None, "lag": 2, "state": "held"},
+        "orders": {"head": None, "lead": None, "lag": 0, "state": "waiting"},
+    }
+
+
+def test_where_the_idle_policy_has_spoken_last_the_source_is_idle(tmp_path: Path) -> None:
+    values = {"tracking": [keyed("i", t) for t in (10, 50, 200, 400)], "orders": [keyed("i", 20)]}
+    case = Case(values, 100, ["tracking"] * 4 + ["orders"], {"orders": [Decision(0, 200), Decision(0, 400)]})  # type: ignore[arg-type]
+    lake = ModelLake(settings_for(tmp_path), {0: case})
+    lake.arrive()
+    lake.decide()
+    lake.merge()
+    [partition] = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    assert (partition["clock"], partition["sources"]["orders"]["state"]) == (400, "idle")
+    assert partition["sources"]["orders"]["head"] == 400
+
+
+def test_what_kafka_has_beyond_bronze_lags(kafka: str, tmp_path: Path) -> None:
+    topics = {f"sources__{name}__topic": f"status_{name}" for name in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=2)
+    cases = {0: Case({"tracking": [keyed("a", 5)], "orders": [heartbeat(7)]}, 100, ["tracking", "orders"])}
+    lake = merged_lake(tmp_path, cases, bootstrap=kafka, **topics)
+    produce(kafka, "status_tracking", [(0, keyed("a", 5)), (0, keyed("b", 6)), (1, keyed("c", 6))])
+    produce(kafka, "status_orders", [(0, heartbeat(7))])
+    first, second = status(lake.questions, lake.settings)["partitions"]
+    assert first["sources"]["tracking"] == {"head": 5, "lead": 0, "lag": 1, "state": "active"}
+    assert first["sources"]["orders"] == {"head": 7, "lead": 2, "lag": 1, "state": "held"}
+    assert second["sources"]["tracking"] == {"head": None, "lead": None, "lag": 1, "state": "waiting"}
+
+
+def test_without_a_lake_and_a_broker_there_is_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_for(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert status(DeltaRsQuestions(Lake(settings)), settings, AWAY_S) == {"partitions": []}
+    assert "records that are not in bronze yet are not counted" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_broker_it_answers_within_four_seconds(tmp_path: Path) -> None:
+    lake = merged_lake(tmp_path, {0: random_case(3)})
+    since = time.monotonic()
+    status(lake.questions, lake.settings)
+    assert time.monotonic() - since < 4
+
+
+@pytest.mark.parametrize("module", ["status", "explain", "verify", "compare", "show"])
+def test_nothing_of_spark_is_imported(module: str) -> None:
+    foreign = "{'pyspark', 'py4j', 'delta'} & {name.split('.')[0] for name in sys.modules}"
+    code = f"import sys, pipelines.audit.{module}; sys.exit(bool({foreign}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,429 @@
+"""`verify` on lakes of the merge model and a real broker: it accepts a healthy one, and finds each promise broken by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from pipelines.audit import problems, verify_evidence
+from pipelines.audit.problems import Findings
+from pipelines.audit.verify import check_partition, check_versions, verify
+from pipelines.audit.verify_evidence import read_evidence, read_partitions
+from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
+from pipelines.core.idle import Decision
+from pipelines.errors import KafkaUnreachableError
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.place import Lake
+from pipelines.settings import Settings
+from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
+from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite, settings_for
+from tests.support.topics import consume, create_topics, produce, produce_transaction
+
+PLAIN = 9
+"""So many partitions have the same known records; what is broken in one of them does not disturb the others."""
+RANDOM, IDLE, TRANSACTIONAL = range(PLAIN, PLAIN + 3), PLAIN + 3, PLAIN + 4
+PARTITIONS = PLAIN + 5
+
+
+def case_of(tracking: Sequence[bytes | None], orders: Sequence[bytes | None], *decided: Decision) -> Case:
+    values = {"tracking": [*tracking], "orders": [*orders]}
+    return Case(values, 100, [source for source, mine in values.items() for _ in mine], {"orders": list(decided)})
+
+
+def plain_case() -> Case:
+    """Clock 320: published are a (0), e (20), f (30) and b (60), open are c (300) and d (305), tracking@8 is late."""
+    tracking = [
+        *[keyed("a", 0), keyed("e", 20), keyed("f", 30), keyed("b", 60), heartbeat(55), b"{"],
+        *[keyed("c", 300), keyed("d", 310), keyed("d", 150), keyed("c", 320), heartbeat(320)],
+    ]
+    return case_of(tracking, [keyed("a", 10), keyed("d", 305), keyed("d", 315), heartbeat(320)])
+
+
+def richest_cases(count: int) -> list[Case]:
+    """Of many random cases those with most late and finished records."""
+    cases = [random_case(seed) for seed in range(200)]
+    return sorted(cases, key=lambda case: -len(case.merged().late) - len(case.merged().timed_out))[:count]
+
+
+def settings_of(kafka: str, folder: Path, sink: str = "verified", **overrides: Any) -> Settings:
+    topics = {f"sources__{name}__topic": f"verify_{name}" for name in SOURCES}
+    return settings_for(folder, bootstrap=kafka, publish__topic=sink, **topics, **overrides)
+
+
+@dataclass
+class River:
+    """A healthy lake and its sink."""
+
+    kafka: str
+    settings: Settings
+
+    def copy(self, folder: Path, **overrides: Any) -> Settings:
+        """Another lake with the same content, to break."""
+        shutil.copytree(str(self.settings.lake), folder / "lake", dirs_exist_ok=True)
+        return settings_of(self.kafka, folder, **overrides)
+
+
+@pytest.fixture(scope="module")
+def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
+    settings = settings_of(kafka, tmp_path_factory.mktemp("verified"))
+    create_topics(kafka, *[f"verify_{name}" for name in SOURCES], "verified", partitions=PARTITIONS)
+    cases = dict.fromkeys(range(PLAIN), plain_case()) | dict(zip(RANDOM, richest_cases(3), strict=True))
+    cases[IDLE] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
+    transactions = [keyed("t", 1), HOLE, HOLE, HOLE, keyed("t", 3), heartbeat(900)]
+    cases[TRANSACTIONAL] = case_of(transactions, [keyed("t", 5), heartbeat(1000)])
+    for source in SOURCES:
+        produce(
+            kafka,
+            f"verify_{source}",
+            [(p, v) for p, c in cases.items() for v in c.values[source] if HOLE not in c.values[source]],
+        )
+    for values, commit in (([keyed("t", 1)], True), ([keyed("t", 2)], False), ([keyed("t", 3), heartbeat(900)], True)):
+        produce_transaction(kafka, "verify_tracking", values, TRANSACTIONAL, commit=commit)
+    lake = ModelLake(settings, cases)
+    for share in (0.3, 0.7):
+        lake.arrive(share)
+        lake.merge()
+    lake.arrive()
+    lake.decide()
+    lake.merge()
+    lake.publish(read_sink(lake.questions, settings, PARTITIONS).name)
+    return River(kafka, settings)
+
+
+def questions_of(settings: Settings) -> DeltaRsQuestions:
+    return DeltaRsQuestions(Lake(settings))
+
+
+def problems_of(settings: Settings, *, full: bool = True) -> list[tuple[str, str]]:
+    found = verify(questions_of(settings), settings, full=full)
+    assert found["ok"] == (not found["problems"])
+    assert all(problem.keys() == {"what", "where", "fix"} and problem["fix"] for problem in found["problems"])
+    return sorted((problem["where"], problem["what"]) for problem in found["problems"])
+
+
+def the_same(found: Sequence[tuple[str, str]], expected: Sequence[tuple[str, str]]) -> None:
+    """Places exactly; of what is wrong there, the words that matter."""
+    assert [where for where, _ in found] == sorted(where for where, _ in expected), found
+    left = list(found)
+    for where, words in expected:
+        match = next((each for each in left if each[0] == where and words in each[1]), None)
+        assert match is not None, (where, words, left)
+        left.remove(match)
+
+
+@pytest.mark.parametrize("one_in", [1, 3], ids=["all keys", "a sample"])
+def test_a_healthy_lake_keeps_every_promise(river: River, monkeypatch: pytest.MonkeyPatch, one_in: int) -> None:
+    if one_in > 1:
+        monkeypatch.setattr(verify_evidence, "SAMPLED_RECORDS", 50)
+        assert read_evidence(questions_of(river.settings), river.settings, PARTITIONS, full=False).one_in > 1
+    assert problems_of(river.settings, full=one_in == 1) == []
+
+
+def test_groups_of_any_size_find_the_same(river: River, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = river.copy(tmp_path)
+    break_all(settings)
+    whole = problems_of(settings)
+    monkeypatch.setattr(verify_evidence, "GROUPS", 3)
+    assert problems_of(settings) == whole
+
+
+def record(source: str, partition: int, offset: int) -> str:
+    return f"bronze_{source}: verify_{source}[{partition}]@{offset}"
+
+
+def row(partition: int, key: str, event_time: int) -> str:
+    return f"silver: partition {partition}, key {key!r}, event_time {event_time}"
+
+
+Change = Callable[[Row], Row | list[Row] | None]
+
+
+def twice(found: Row) -> list[Row]:
+    return [found, found]
+
+
+def gone(found: Row) -> None:
+    return None
+
+
+def altered(**columns: Any) -> Change:
+    return lambda found: {**found, **{name: value(found) if callable(value) else value for name, value in columns.items()}}
+
+
+def other_values(found: Row) -> list[Row]:
+    return [{**part, "value": "{}"} for part in found["tracking"]]
+
+
+MERGED = "merge records, late and recovered: the record"
+
+BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
+    ("bronze_tracking", {"partition": 0, "offset": 4}, twice, [(record("tracking", 0, 4), "in bronze 2 times")]),
+    (tables.QUARANTINE, {"partition": 0}, twice, [(record("tracking", 0, 5), "quarantine: the record is there 2 times")]),
+    ("bronze_tracking", {"partition": 1, "offset": 4}, gone, [(record("tracking", 1, 4), "lacks a record that Kafka has")]),
+    (
+        tables.SILVER,
+        {"partition": 1, "merge_key": "d"},
+        altered(tracking=other_values),
+        [(row(1, "d", 305), "tracking@7 (310, b'{}')")],
+    ),
+    (
+        tables.LATE,
+        {"partition": 2},
+        gone,
+        [
+            (record("tracking", 2, 8), f"{MERGED} is not there"),
+            (row(2, "d", 150), "the tables have nothing, and the merge model late from 150 to 310 of tracking@8"),
+        ],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 2, "merge_key": "c"},
+        altered(status="timed_out", valid=False, invalid_reason="predicate"),
+        [
+            (row(2, "c", 300), "the row is timed out although the clock is 320"),
+            (row(2, "c", 300), "the tables have timed_out from 300 to 320 of tracking@6"),
+            (row(2, "c", 300), "valid is False (predicate), and must be True (None)"),
+        ],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 3, "merge_key": "d"},
+        altered(orders=lambda found: found["orders"][:1]),
+        [(record("orders", 3, 2), f"{MERGED} is not there"), (row(3, "d", 305), "and the merge model open from 305 to 315")],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 3, "merge_key": "e"},
+        gone,
+        [
+            (record("tracking", 3, 1), f"{MERGED} is not there"),
+            (row(3, "e", 20), "the tables have nothing, and the merge model timed_out from 20 to 20 of tracking@1"),
+            ("verified[3]@1: seq 1, key 'e', event_time 20", "silver has no such finished and valid record"),
+        ],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 4, "merge_key": "c"},
+        twice,
+        [
+            (record("tracking", 4, 6), f"{MERGED} is there 2 times"),
+            (record("tracking", 4, 9), f"{MERGED} is there 2 times"),
+            ("silver: partition 4, key 'c'", "2 open rows for one key"),
+            (row(4, "c", 300), "2 rows with the same partition, key and event time"),
+            (row(4, "c", 300), "and the merge model nothing"),
+        ],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 4, "merge_key": "d"},
+        altered(event_time=304),
+        [(row(4, "d", 304), "and the merge model open from 305 to 315")],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 5, "merge_key": "f"},
+        altered(status="open", valid=None),
+        [
+            (row(5, "f", 30), "the row is open although the clock is 320 and the timeout 100 ms"),
+            (row(5, "f", 30), "the tables have open from 30 to 30"),
+            ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no such finished and valid record"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 6, "source": "orders", "clock": 320},
+        altered(clock=321, head=321),
+        [
+            ("progress: verify_orders[6]", "the head is 321, and bronze gets to 320"),
+            ("progress: partition 6", "the clock is 321, and the smallest head 320"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 7, "clock": 320},
+        altered(
+            until_offset=lambda found: 3 if found["source"] == "orders" else found["until_offset"],
+            head=lambda found: 315 if found["source"] == "orders" else found["head"],
+            clock=315,
+        ),
+        [
+            ("verify_tracking[7]@9", "passed, with the clock at 315, although the position is 320"),
+            (row(7, "c", 300), "and the merge model open from 300 to 300 of tracking@6"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 8, "batch": 0},
+        altered(silver_version=2),
+        [("progress: batch 0", "version 2 of silver is not the commit of this batch")],
+    ),
+]
+
+
+def break_all(settings: Settings) -> None:
+    for table in {table for table, _, _, _ in BREAKS}:
+        mine = [(which, change) for name, which, change, _ in BREAKS if name == table]
+
+        def broken(found: Row, mine: list[tuple[dict[str, Any], Change]] = mine) -> Row | list[Row] | None:
+            changes = [change for which, change in mine if all(found[name] == value for name, value in which.items())]
+            assert len(changes) < 2
+            return changes[0](found) if changes else found
+
+        rewrite(settings, table, broken)
+
+
+def test_every_promise_that_is_broken_in_the_lake_is_found(river: River, tmp_path: Path) -> None:
+    settings = river.copy(tmp_path)
+    break_all(settings)
+    the_same(problems_of(settings), [problem for _, _, _, told in BREAKS for problem in told])
+
+
+def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(river: River, tmp_path: Path) -> None:
+    settings = river.copy(tmp_path)
+    rewrite(settings, tables.PROGRESS, lambda found: None if found["batch"] == 2 else found)
+    assert problems_of(settings) == []
+    rewrite(settings, tables.PROGRESS, gone)
+    assert problems_of(settings) == []
+
+
+def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path) -> None:
+    settings = river.copy(tmp_path)
+    rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 77} if found["batch"] == 1 else found)
+    assert problems_of(settings) == [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
+
+
+# -- the sink
+
+
+def broken_sink(messages: list[Any]) -> list[tuple[Any, ...]]:
+    """A sink as (partition, key, value, timestamp, headers), with something wrong in every partition."""
+    rows: list[tuple[Any, ...]] = []
+    for p in range(PARTITIONS):
+        mine = [(p, m.key(), m.value(), m.timestamp()[1], dict(m.headers())) for m in messages if m.partition() == p]
+        rows += BROKEN_SINKS[p](mine) if p < len(BROKEN_SINKS) else mine
+    return rows
+
+
+def with_seq(message: tuple[Any, ...], seq: int) -> tuple[Any, ...]:
+    return (*message[:4], message[4] | {"watersmeet.seq": str(seq).encode()})
+
+
+BROKEN_SINKS: list[Callable[[list[Any]], list[Any]]] = [
+    lambda m: [m[0], *m[2:]],
+    lambda m: [m[0], m[1], m[1], *m[2:]],
+    lambda m: [m[0], with_seq(m[2], 1), with_seq(m[1], 2), m[3]],
+    lambda m: [m[0], (*m[1][:2], b"{}", *m[1][3:]), *m[2:]],
+    lambda m: [*m, (*m[3][:4], {})],
+    lambda m: m[:3],
+    lambda m: [m[0], (*m[1][:3], 21, m[1][4]), *m[2:]],
+    lambda m: [m[0], (*m[1][:4], m[1][4] | {"watersmeet.id": b"7/21/e"}), *m[2:]],
+    lambda m: [m[0], with_seq(m[2], 1), with_seq(m[3], 2)],
+]
+
+IN_BROKEN_SINKS = [
+    ("broken[0]@1: seq 2, key 'f', event_time 30", "seq 2 after 0: a gap"),
+    ("broken[0]: key 'e', event_time 20", "missing in the sink"),
+    ("broken[1]@2: seq 1, key 'e', event_time 20", "seq 1 after 1: a repeat"),
+    ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in order"),
+    ("broken[3]@1: seq 1, key 'e', event_time 20", "value not as silver's record has it"),
+    ("broken[4]@4", "not ours"),
+    ("broken[5]@2: seq 2, key 'f', event_time 30", "the last message has seq 2, and 3 was published"),
+    ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp not as silver's record has it"),
+    ("broken[7]: key 'e', event_time 20", "missing in the sink"),
+    ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no such"),
+    ("broken[8]: key 'e', event_time 20", "missing in the sink"),
+    ("broken[8]@2: seq 2, key 'b', event_time 60", "the last message has seq 2, and 3 was published"),
+]
+
+
+def test_every_promise_that_is_broken_in_the_sink_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "SHOWN", 50)
+    create_topics(river.kafka, "broken", partitions=PARTITIONS)
+    producer = Producer({"bootstrap.servers": river.kafka})
+    for p, key, value, timestamp, headers in broken_sink(consume(river.kafka, "verified", PARTITIONS)):
+        producer.produce("broken", value, key, p, timestamp=timestamp, headers=list(headers.items()))
+    assert producer.flush(30) == 0
+    settings = river.copy(tmp_path, sink="broken")
+    name = read_sink(questions_of(settings), settings, PARTITIONS).name
+    rewrite(settings, tables.PUBLISHED, altered(sink=name))
+    the_same(problems_of(settings, full=False), IN_BROKEN_SINKS)
+    for delivery, forgiven in (
+        ("at_least_once", ("a repeat",)),
+        ("at_most_once", ("a gap", "missing in the sink", "was published")),
+    ):
+        lenient = settings_of(river.kafka, tmp_path, "broken", publish__delivery=delivery)
+        left = [(where, words) for where, words in IN_BROKEN_SINKS if not words.endswith(forgiven)]
+        the_same(problems_of(lenient, full=False), left)
+
+
+def test_without_kafka_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_for(tmp_path)
+    with pytest.raises(KafkaUnreachableError, match=r"127\.0\.0\.1:1"):
+        verify(questions_of(settings), settings, timeout_s=0.5)
+
+
+def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: River, tmp_path: Path) -> None:
+    settings = settings_of(river.kafka, tmp_path, "nowhere", kafka__start="latest")
+    assert verify(questions_of(settings), settings) == {"ok": True, "problems": []}
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- resets and recoveries
+
+
+def problems_in(lake: ModelLake) -> list[str]:
+    """What is found without Kafka."""
+    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1)
+    findings, judge = Findings("all"), Judge(lake.settings, evaluate=None)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_partition(partition, judge, defaultdict(lambda: findings))
+    check_versions(evidence, findings)
+    return [f"{problem.where}: {problem.what}" for problem in findings.told()]
+
+
+@pytest.mark.parametrize("first", [0, 4, 8])
+def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int) -> None:
+    lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(first + 4)[first:])))
+    lake.recover((p, r.key, r.event_time) for p, case in lake.cases.items() for r in case.merged().published_order()[:3])
+    for share, by in ((0.4, 3), (0.8, -6), (1.0, 0)):
+        lake.arrive(share)
+        lake.merge()
+        if by:
+            lake.arrive(min(1.0, share + 0.2))  # records are passed over that bronze has
+            lake.jump(by)
+    assert len(read_evidence(lake.questions, lake.settings, max(lake.cases) + 1).eras) == 3
+    assert {row["invalid_reason"] for row in lake.rows} == {None, "reset"}
+    assert problems_in(lake) == []
+
+
+def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_path: Path) -> None:
+    """What was published before the jump is neither missing nor unknown; what comes after it is compared again."""
+    topics = {f"sources__{name}__topic": f"jumped_{name}" for name in SOURCES}
+    settings = settings_for(tmp_path, bootstrap=kafka, publish__topic="jumped", **topics)
+    create_topics(kafka, *[f"jumped_{name}" for name in SOURCES], "jumped", partitions=1)
+    beats = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))]
+    lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
+    produce(kafka, "jumped_tracking", [(0, value) for value in beats])
+    produce(kafka, "jumped_orders", [(0, heartbeat(1000))])
+    lake.arrive()
+    lake.merge()
+    name = read_sink(lake.questions, settings, 1).name
+    lake.publish(name)
+    out = [(m.partition, m.key.decode(), m.timestamp) for m in lake.messages()]
+    lake.jump(-3, out[3:])
+    lake.merge()
+    assert problems_in(lake) == []
+    evidence = read_evidence(lake.questions, settings, 1)
+    sink = read_sink(lake.questions, settings, 1)
+    findings, judge = Findings("sink"), Judge(settings, evaluate=None)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
+    assert findings.problems == []

@@ -1,0 +1,239 @@
+"""`verify` and values: of a schema, of the user's expressions, near the largest size; and a rebuild beside its lake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from pipelines.audit.compare import OF_BATCH, OF_TIMEOUT, verify_against
+from pipelines.audit.verify import verify
+from pipelines.audit.verify_evidence import as_kept
+from pipelines.audit.verify_sink import read_sink
+from pipelines.core.types import TIME
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.settings import Settings
+from tests.audit.test_verify import case_of, richest_cases
+from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.model_lakes import ModelLake, Row, rewrite, settings_for
+from tests.support.topics import create_topics
+
+ODD_KEY = 'q"\\\x01\t\x1f/é\U0001f600'
+INTEGERS = {"type": "object", "properties": {name: {"type": "integer"} for name in ("ts", "n")}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        **INTEGERS["properties"],  # type: ignore[dict-item]
+        "x": {"type": "number"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "more": INTEGERS,
+    },
+}
+FIELDS = tuple(SCHEMA["properties"])
+
+
+def kept(source: str, value: bytes) -> Any:
+    """What silver keeps of a value of `tracking`, which has the schema, and of `orders`, which has none."""
+    if source == "orders":
+        return value.decode()
+    document = json.loads(value)
+    more = {name: document["more"].get(name) for name in ("ts", "n")} if "more" in document else None
+    return {name: document.get(name) for name in FIELDS} | {"n": int(document["n"]), "x": float(document["x"]), "more": more}
+
+
+def message(row: Row) -> bytes:
+    """With numbers written as Java writes them."""
+    parts = {
+        "tracking": [part["value"] for part in row["tracking"]],
+        "orders": [orjson.Fragment(part["value"]) for part in row["orders"]],
+    }
+    head = {"key": row["merge_key"], "event_time": row["event_time"], "last_event_time": row["last_event_time"]}
+    return orjson.dumps({**head, **parts}).replace(b"10000000000.0", b"1.0E10")
+
+
+def published(lake: ModelLake) -> None:
+    lake.arrive()
+    lake.merge()
+    lake.publish(read_sink(lake.questions, lake.settings, 1).name)
+
+
+def settings_of(kafka: str, folder: Path, name: str, **overrides: Any) -> Settings:
+    topics = {f"sources__{source}__topic": f"{name}_{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), name, partitions=1)
+    return settings_for(folder, bootstrap=kafka, publish__topic=name, **topics, **overrides)
+
+
+def told(lake: ModelLake, settings: Settings | None = None, **options: Any) -> list[tuple[str, str]]:
+    found = verify(lake.questions, settings or lake.settings, **options)
+    return sorted((problem["where"], problem["what"]) for problem in found["problems"])
+
+
+def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: Path) -> None:
+    schema = tmp_path / "tracking.json"
+    schema.write_text(json.dumps(SCHEMA))
+    tracking = [
+        b'{"ts":0,"k":"a","n":1.0,"x":1e10,"tags":["p",null],"extra":true}',
+        b'{"ts":10,"k":"a","n":9007199254740993,"x":5,"more":{"n":3}}',
+        heartbeat(900),
+    ]
+    orders = [keyed("a", 20, big=1), b'{"ts":30,"k":"b","big":1e999}', heartbeat(900)]
+    lake = ModelLake(
+        settings_of(kafka, tmp_path, "typed", sources__tracking__schema=str(schema)),
+        {0: case_of(tracking, orders)},
+        kept=kept,
+        value=message,
+    )
+    published(lake)
+    assert [len(row["tracking"]) for row in lake.rows] == [2, 0]
+    assert told(lake, full=True) == []
+
+    def changed(row: Row) -> Row:
+        parts = [{**part, "value": {**part["value"], "n": 9007199254740992}} for part in row["tracking"]]
+        return {**row, "tracking": [*row["tracking"][:1], *parts[1:]]}
+
+    rewrite(lake.settings, tables.SILVER, changed)
+    (in_silver, sentence), in_sink = told(lake)
+    assert in_silver == "silver: partition 0, key 'a', event_time 0"
+    assert "9007199254740992" in sentence.split("merge model")[0]
+    assert "9007199254740993" in sentence.split("merge model")[1]
+    assert in_sink == ("typed[0]@0: seq 0, key 'a', event_time 0", "value not as silver's record has it")
+
+
+def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
+    kind = pa.struct([("i", pa.int64()), ("d", pa.float64()), ("s", pa.list_(pa.string()))])
+    spellings = [b'{"i":1.0,"d":1}', b'{"i":1e0,"d":1.0,"s":null}', b'{"d":1,"i":1,"other":[{}]}']
+    assert {as_kept(value, kind) for value in spellings} == {b'{"i":1,"d":1.0,"s":null}'}
+    near = [b'{"i":9007199254740993.0}', b'{"i":9007199254740992.0}', b'{"i":9007199254740993}']
+    exact, other, same = (as_kept(value, kind) for value in near)
+    assert exact == same != other
+
+
+def evaluate(rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
+    """Stands for Spark: what the expressions of the next test mean."""
+    assert rows.schema.field("event_time").type == TIME
+    answers = {"size(orders) > 0": pc.greater(pc.list_value_length(rows["orders"]), 0), "merge_key": rows["merge_key"]}
+    return pa.table({name: answers[text] for name, text in expressions.items()})
+
+
+def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(kafka: str, tmp_path: Path) -> None:
+    case = case_of(
+        [keyed("a", 0), keyed("b", 10), keyed("c", 20), heartbeat(900)], [keyed("a", 5), keyed("c", 25), heartbeat(900)]
+    )
+    settings = settings_of(kafka, tmp_path, "expressions", publish__valid="size(orders) > 0", publish__value="merge_key")
+    lake = ModelLake(settings, {0: case}, is_valid=lambda row: bool(row["orders"]), value=lambda row: row["merge_key"].encode())
+    published(lake)
+    found = verify(lake.questions, settings, full=True)
+    assert (found["ok"], len(found["notes"])) == (True, 2)
+    assert all("was not evaluated" in note for note in found["notes"])
+    assert verify(lake.questions, settings, full=True, evaluate=evaluate) == {"ok": True, "problems": []}
+
+    def wrong(row: Row) -> Row:
+        verdicts = {"b": (True, None), "c": (False, "predicate")}
+        valid, reason = verdicts.get(row["merge_key"], (row["valid"], row["invalid_reason"]))
+        return {**row, "valid": valid, "invalid_reason": reason}
+
+    rewrite(settings, tables.SILVER, wrong)
+    unevaluated = [
+        ("expressions[0]: key 'b', event_time 10", "silver's record is missing in the sink, which has later ones"),
+        ("expressions[0]@1: seq 1, key 'c', event_time 20", "silver has no such finished and valid record"),
+    ]
+    verdicts = [
+        ("silver: partition 0, key 'b', event_time 10", "valid is True (None), and must be False (predicate)"),
+        ("silver: partition 0, key 'c', event_time 20", "valid is False (predicate), and must be True (None)"),
+    ]
+    assert told(lake, full=True) == unevaluated
+    assert told(lake, full=True, evaluate=evaluate) == [*unevaluated, *verdicts]
+
+
+def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> None:
+    case = case_of([keyed(ODD_KEY, 0), keyed("b", 10, pad="x" * 300), heartbeat(900)], [heartbeat(900)])
+    lake = ModelLake(settings_of(kafka, tmp_path, "odd"), {0: case})
+
+    def escaped(row: Row) -> bytes:
+        key = orjson.dumps(row["merge_key"]).replace(b"\\u001f", b"\\u001F")
+        return lake.default_value(row).replace(orjson.dumps(row["merge_key"]), key, 1)
+
+    lake.value = escaped
+    published(lake)
+    assert told(lake, full=True) == []
+    size = len(lake.messages()[1].value or b"")
+    publish = lake.settings.publish
+    for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
+        smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
+        assert [what for _, what in told(lake, smaller, full=True)] == expected
+
+
+# -- verify --against
+
+
+def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
+    """A lake, and one that holds what its rebuild would."""
+    cases = dict(enumerate(richest_cases(4)))
+    here, there = (ModelLake(settings_for(tmp_path / name), cases) for name in ("here", "there"))
+    for share in (0.5, 1.0):
+        here.arrive(share)
+        here.merge()
+    there.arrive()
+    there.merge()
+    facts = {OF_BATCH: "1", OF_TIMEOUT: "100 ms"}
+    there.write(tables.CONFIGURATION, [{"field": f, "value": v, "decided_at": 0} for f, v in facts.items()])
+    return here, there
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+def test_a_rebuild_is_compared_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+    monkeypatch.setattr("pipelines.audit.verify_evidence.GROUPS", groups)
+    here, there = copies(tmp_path)
+    directory = Path(str(there.settings.lake))
+    assert verify_against(here.questions, there.questions, here.settings, directory) == {"ok": True, "problems": []}
+    first, second, third, *_ = sorted(here.rows, key=lambda row: (row["event_time"], row["partition"], row["merge_key"]))
+    names = ("partition", "merge_key", "event_time")
+
+    def changed(row: Row) -> Row | None:
+        which = [[each[name] for name in names] for each in (first, second, third)]
+        if [row[name] for name in names] == which[0]:
+            return None
+        if [row[name] for name in names] == which[1]:
+            return {**row, "last_event_time": row["last_event_time"] + 1}
+        return {**row, "merge_key": "another"} if [row[name] for name in names] == which[2] else row
+
+    rewrite(there.settings, tables.SILVER, changed)
+    rewrite(there.settings, tables.LATE, lambda row: {**row, "position": row["position"] + 1})
+    found = verify_against(here.questions, there.questions, here.settings, directory)["problems"]
+    in_silver = [problem for problem in found if problem["where"].startswith("silver: ")]
+    assert sorted(problem["what"] for problem in in_silver) == [
+        "only the rebuild has it",
+        "the rebuild does not have it",
+        "the rebuild does not have it",
+        "the rebuild has another last_event_time",
+    ]
+    assert {problem["what"] for problem in found if problem["where"].startswith("late: ")} == {"the rebuild has another position"}
+
+
+def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path) -> None:
+    here, there = copies(tmp_path)
+    here.jump(-3)
+    here.merge()
+    directory = Path(str(there.settings.lake))
+    silver = [
+        p for p in verify_against(here.questions, there.questions, here.settings, directory)["problems"] if "silver" in p["where"]
+    ]
+    assert silver == []
+
+
+def test_without_a_complete_rebuild_of_the_same_timeout_nothing_is_compared(tmp_path: Path) -> None:
+    here, there = copies(tmp_path)
+    directory = Path(str(there.settings.lake))
+    merge = here.settings.merge.model_copy(update={"timeout_ms": 200})
+    with pytest.raises(ConfigurationError, match="a timeout of 100 ms, which makes other merge records"):
+        verify_against(here.questions, there.questions, here.settings.model_copy(update={"merge": merge}), directory)
+    rewrite(there.settings, tables.CONFIGURATION, lambda _: None)
+    with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
+        verify_against(here.questions, there.questions, here.settings, directory)

@@ -1,0 +1,256 @@
+"""The merge over Arrow says what the merge model says, however the input is cut into batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.core.idle import Decision
+from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
+from pipelines.core.model import MergeRules, PartitionMerge
+from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
+from pipelines.core.types import TIME
+from tests.support.cases import KEYS, SOURCES, Case, as_record, random_case
+
+TIMEOUT_MS = 100
+PARTITIONS = 50
+LAKES = 40  # of PARTITIONS cases each: 2,000 cases
+VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
+SILVER = silver_schema(VALUE_TYPES)
+RECOVERED = pa.schema([("partition", pa.int32()), ("merge_key", pa.string()), ("event_time", TIME)])
+
+
+@dataclass
+class PureLake:
+    """A lake without storage: what `merge` and `late` make of many cases, a partition each."""
+
+    cases: Mapping[int, Case]
+    rng: random.Random
+    timeout_ms: int = TIMEOUT_MS
+    recovered: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    open_rows: pa.Table | None = None
+    finished: list[dict[str, object]] = field(default_factory=list)
+    late: list[tuple[object, ...]] = field(default_factory=list)
+    replaced: int = 0
+    clocks: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = {TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in SOURCES}
+        self.cursors = {tp: Cursor() for tp in self.rows}
+        self.arrived = dict.fromkeys(self.rows, 0)
+        self.idle = {TopicPartition(s, p): case.decisions.get(s, []) for p, case in self.cases.items() for s in SOURCES}
+
+    def _bronze(self, source: str, partition: int) -> list[dict[str, object]]:
+        rows = []
+        for offset, value in enumerate(self.cases[partition].values[source]):
+            record = as_record(source, offset, value)
+            time = None if record is None else record.event_time * 1000
+            key, beat = (None, False) if record is None else (record.key, record.is_heartbeat)
+            rows.append(
+                {"source": source, "topic": f"t-{source}", "partition": partition, "offset": offset, "merge_key": key}
+                | {"event_time": time, "heartbeat": beat, "value": value}
+            )
+        return rows
+
+    def drain(self) -> None:
+        """Merges everything, in batches of random size."""
+        number = 0
+        while True:
+            done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
+            for tp, rows in self.rows.items():
+                self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))
+            plan = plan_batch(number, self.cursors, self._available(done), self.clocks, self.timeout_ms)
+            if plan is not None:
+                self._commit(plan)
+                number += 1
+            elif done:
+                return
+
+    def _available(self, done: bool) -> dict[TopicPartition, Available]:
+        available = {}
+        for tp, cursor in self.cursors.items():
+            end = self.arrived[tp]
+            rows = self.rows[tp][cursor.next_offset : end]
+            times = [NO_TIME if row["event_time"] is None else row["event_time"] // 1000 for row in rows]  # type: ignore[operator]
+            found = Available(np.array([row["offset"] for row in rows], np.int64), np.array(times, np.int64))
+            spoken = [
+                d
+                for d in self.idle[tp]
+                if cursor.next_offset <= d.after_offset + 1 < end + done
+                and (cursor.position is None or d.event_time > cursor.position)
+            ]
+            found = found.with_idle(spoken)
+            if len(found.offsets):
+                available[tp] = found
+        return available
+
+    def _commit(self, plan: BatchPlan) -> None:
+        batch = Batch(plan, VALUE_TYPES, self.timeout_ms, self.idle, max_bytes=10**6)
+        rows = [
+            row
+            for tp, done in plan.ranges.items()
+            for row in self.rows[tp][max(0, done.from_offset - 1) : done.until_offset + 1]  # more than asked for does no harm
+        ]
+        self.rng.shuffle(rows)
+        records = pa.Table.from_pylist(rows, RECORD_SCHEMA)
+        open_rows = self.open_rows if self.open_rows is not None else SILVER.empty_table()
+        self.late += [tuple(row.values()) for row in late(records, batch).to_pylist()]
+        changed = merge(records, open_rows, batch, self._recovered()).cast(batch.changed_schema())
+        replaced = {(r["partition"], r["merge_key"], r["replaces"]) for r in changed.to_pylist() if r["replaces"] is not None}
+        kept = [r for r in open_rows.to_pylist() if (r["partition"], r["merge_key"], r["event_time"]) not in replaced]
+        assert open_rows.num_rows - len(kept) == len(replaced)
+        new = [{k: v for k, v in r.items() if k != "replaces"} for r in changed.to_pylist()]
+        self.finished += [r for r in new if r["status"] == "timed_out"]
+        self.open_rows = pa.Table.from_pylist(kept + [r for r in new if r["status"] == "open"], SILVER)
+        self.cursors |= plan.cursors()
+        self.clocks = dict(plan.clocks)
+        self.replaced += len(replaced)
+
+    def _recovered(self) -> pa.Table:
+        rows = [
+            {"partition": p, "merge_key": key, "event_time": time * 1000}
+            for p, by_key in self.recovered.items()
+            for key, times in by_key.items()
+            for time in times
+        ]
+        return pa.Table.from_pylist(rows, RECOVERED)
+
+    def content(self) -> list[tuple[object, ...]]:
+        rows = self.finished + (self.open_rows.to_pylist() if self.open_rows is not None else [])
+        return sorted((_content(row) for row in rows), key=repr)
+
+
+def _content(row: Mapping[str, object]) -> tuple[object, ...]:
+    parts = [tuple((p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s]) for s in SOURCES]  # type: ignore[attr-defined]
+    return row["partition"], row["merge_key"], row["status"], _ms(row["event_time"]), _ms(row["last_event_time"]), *parts
+
+
+def _ms(time: object) -> int:
+    return round(time.timestamp() * 1000)  # type: ignore[attr-defined, no-any-return]
+
+
+def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
+    for p, case in lake.cases.items():
+        model = PartitionMerge(MergeRules(SOURCES, lake.timeout_ms), recovered=lake.recovered.get(p, {}))
+        model.arrive(*case.records())
+        model.advance()
+        yield p, model
+
+
+def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
+    silver, late_rows = [], []
+    for p, model in _models(lake):
+        values = lake.cases[p].values
+        for status, found in (("open", model.open.values()), ("timed_out", model.timed_out)):
+            for record in found:
+                key, first, last, parts = record.content()
+                of_sources = [
+                    tuple((part.offset, part.event_time, (values[s][part.offset] or b"").decode()) for part in mine)
+                    for s, mine in zip(SOURCES, parts, strict=True)
+                ]
+                silver.append((p, key, status, first, last, *of_sources))
+        late_rows += [(p, r.record.source, r.record.offset, r.record.key, r.record.event_time, r.position) for r in model.late]
+    return sorted(silver, key=repr), sorted(late_rows, key=repr)
+
+
+def _late(lake: PureLake) -> list[tuple[object, ...]]:
+    names = LATE_SCHEMA.names
+    rows = [dict(zip(names, row, strict=True)) for row in lake.late]
+    return sorted(
+        ((r["partition"], r["source"], r["offset"], r["merge_key"], _ms(r["event_time"]), _ms(r["position"])) for r in rows),
+        key=repr,
+    )
+
+
+def _random_lake(seed: int) -> PureLake:
+    rng = random.Random(seed)
+    timeout_ms = rng.choice([1, 30, TIMEOUT_MS, TIMEOUT_MS, 1000])
+    cases = {p: random_case(seed * PARTITIONS + p, timeout_ms) for p in range(PARTITIONS)}
+    recovered: dict[int, dict[str, list[int]]] = {}
+    for p, case in cases.items():
+        if rng.random() < 0.3:
+            for source in SOURCES:
+                if rng.random() < 0.7:
+                    count = len(case.values[source])
+                    times = sorted(rng.randrange(3000) for _ in range(rng.randint(1, 3)))
+                    after = sorted(rng.randint(-1, count - 1) for _ in times)
+                    case.decisions[source] = [Decision(*each) for each in zip(after, times, strict=True)]
+        if rng.random() < 0.2:
+            recovered[p] = {key: [rng.randrange(1500) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5}
+    return PureLake(cases, rng, timeout_ms, recovered)
+
+
+@pytest.mark.parametrize("seed", range(LAKES))
+def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
+    lake = _random_lake(seed)
+    lake.drain()
+    silver, late_rows = _expected(lake)
+    assert lake.content() == silver
+    assert _late(lake) == late_rows
+
+
+def test_the_random_cases_replace_open_records_split_keys_and_have_late_records() -> None:
+    lakes = [_random_lake(seed) for seed in range(6)]
+    for lake in lakes:
+        lake.drain()
+    assert sum(lake.replaced for lake in lakes) > 100
+    assert sum(len(lake.late) for lake in lakes) > 100
+    keys = [(p, r["merge_key"]) for lake in lakes for r in lake.finished for p in [r["partition"]]]
+    assert len(keys) > len(set(keys)) + 100
+
+
+def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
+    ranges = {TopicPartition(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
+    return Batch(BatchPlan(7, ranges, {0: clock}, has_late=False), VALUE_TYPES, TIMEOUT_MS, max_bytes=max_bytes)
+
+
+def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "source": s,
+                "topic": s,
+                "partition": 0,
+                "offset": o,
+                "merge_key": k,
+                "event_time": t * 1000,
+                "heartbeat": False,
+                "value": v,
+            }
+            for s, o, k, t, v in rows
+        ],
+        RECORD_SCHEMA,
+    )
+
+
+def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None:
+    records = _records(("tracking", 0, "a", 0, b"1" * 50), ("orders", 0, "b", 0, b"1" * 500))
+    batch = _batch(1000, 5, max_bytes=200)
+    found = {row["merge_key"]: row for row in merge(records, SILVER.empty_table(), batch).to_pylist()}
+    assert (found["a"]["valid"], found["a"]["invalid_reason"]) == (True, None)
+    assert (found["b"]["valid"], found["b"]["invalid_reason"]) == (False, "too_large")
+
+
+def test_an_open_record_is_not_judged() -> None:
+    batch = _batch(50, 5, max_bytes=1)
+    [row] = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).to_pylist()
+    assert (row["status"], row["valid"], row["invalid_reason"]) == ("open", None, None)
+
+
+def test_two_open_records_of_a_key_are_refused() -> None:
+    batch = _batch(50, 5)
+    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(SILVER.names)
+    row = row.cast(SILVER)
+    with pytest.raises(ValueError, match="two open records"):
+        merge(_records(), pa.concat_tables([row, row]), batch)
+
+
+def test_an_open_record_that_nothing_changes_is_left_out() -> None:
+    batch = _batch(50, 5)
+    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(SILVER.names)
+    assert merge(_records(), row.cast(SILVER), batch).num_rows == 0

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from pipelines.core.types import HEADERS, TIME, columns_ddl, ddl
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.string(), "STRING"),
+        (pa.binary(), "BINARY"),
+        (pa.int32(), "INT"),
+        (pa.int64(), "BIGINT"),
+        (pa.float64(), "DOUBLE"),
+        (pa.bool_(), "BOOLEAN"),
+        (TIME, "TIMESTAMP"),
+        (pa.list_(pa.list_(pa.string())), "ARRAY<ARRAY<STRING>>"),
+        (HEADERS, "ARRAY<STRUCT<key: STRING, value: BINARY>>"),
+        (
+            pa.struct([("a_1", pa.int32()), ("1a", TIME), ("a`b", pa.string())]),
+            "STRUCT<a_1: INT, `1a`: TIMESTAMP, `a``b`: STRING>",
+        ),
+    ],
+)
+def test_an_arrow_type_has_its_spark_ddl(kind: pa.DataType, text: str) -> None:
+    assert ddl(kind) == text
+    assert ddl(pickle.loads(pickle.dumps(kind))) == text
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32(), pa.list_(pa.float32())])
+def test_a_type_that_no_table_has_is_refused(kind: pa.DataType) -> None:
+    with pytest.raises(TypeError, match="no column can have the Arrow type"):
+        ddl(kind)
+
+
+def test_columns_are_named_before_their_types() -> None:
+    schema = pa.schema([("partition", pa.int32()), ("user-id", pa.string()), ("tags", pa.list_(pa.string()))])
+    assert columns_ddl(schema) == "partition INT, `user-id` STRING, tags ARRAY<STRING>"
+    assert columns_ddl(pa.struct(list(schema))) == columns_ddl(schema)
+    assert columns_ddl(pa.schema([])) == ""

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from pipelines.errors import KafkaUnreachableError, TopicChangedError
+from pipelines.kafka.cluster import Cluster
+from pipelines.settings import KafkaSettings
+from tests.kafka.waiting import await_end
+from tests.support.topics import create_topics, produce, produce_transaction
+
+
+def test_topics_are_counted_and_identified_where_they_exist(kafka: str, settings: KafkaSettings, topic: str) -> None:
+    create_topics(kafka, topic, f"{topic}-2", partitions=3)
+    cluster = Cluster(settings)
+    assert cluster.partition_counts([topic, "no-such-topic"]) == {topic: 3}
+    ids = cluster.topic_ids([topic, f"{topic}-2", "no-such-topic"])
+    assert ids.keys() == {topic, f"{topic}-2"}
+    assert len(set(ids.values())) == 2
+    assert Cluster(settings).topic_ids([topic]) == {topic: ids[topic]}
+
+
+def test_bounds_are_those_of_committed_records(kafka: str, settings: KafkaSettings, topic: str) -> None:
+    create_topics(kafka, topic, partitions=3)
+    produce(kafka, topic, [(p, b"x") for p in (0, 1) for _ in range(10)])
+    produce_transaction(kafka, topic, [b"x"], 1, commit=False)
+    await_end(settings, topic, 12, partition=1)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    [done] = admin.delete_records([TopicPartition(topic, 0, 4)]).values()
+    done.result(30)
+    assert Cluster(settings).bounds(topic, 3) == {0: (4, 10), 1: (0, 12), 2: (0, 0)}
+    assert Cluster(settings).bounds_of(topic, [1]) == {1: (0, 12)}
+
+
+def test_offsets_at_a_time_are_the_next_to_come_where_every_record_is_older(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
+    create_topics(kafka, topic, partitions=2)
+    began = round(time.time() * 1000)
+    produce(kafka, topic, [(0, b"x")] * 3)
+    cluster = Cluster(settings)
+    assert cluster.offsets_at(topic, 2, began) == {0: 0, 1: 0}
+    assert cluster.offsets_at(topic, 2, began + 3_600_000) == {0: 3, 1: 0}
+
+
+def test_a_topic_is_created_once(settings: KafkaSettings, topic: str) -> None:
+    cluster = Cluster(settings)
+    cluster.create_topic(topic, 2, {"retention.ms": "-1"})
+    cluster.create_topic(topic, 5, {})
+    assert cluster.partition_counts([topic]) == {topic: 2}
+    assert cluster.topic_settings(topic)["retention.ms"] == "-1"
+
+
+def test_a_topic_that_does_not_exist_is_one_sentence(settings: KafkaSettings) -> None:
+    with pytest.raises(TopicChangedError, match="topic no-such-topic does not exist at "):
+        Cluster(settings).bounds("no-such-topic", 1)
+
+
+@pytest.mark.parametrize("question", ["partition_counts", "topic_ids"])
+def test_a_broker_that_is_away_is_told_within_the_timeout(question: str) -> None:
+    cluster = Cluster(KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1)
+    began = time.monotonic()
+    with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"):
+        getattr(cluster, question)(["any"])
+    assert time.monotonic() - began < 2.5

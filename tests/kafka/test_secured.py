@@ -1,0 +1,141 @@
+"""A broker with SASL_SSL, SCRAM and ACLs: the right way in works, and every wrong one is one sentence within seconds."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
+
+from pipelines.errors import KafkaAccessError, KafkaUnreachableError, is_retriable
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.publisher import Publisher
+from pipelines.kafka.reading import Range, read_range, read_tails
+from pipelines.settings import KafkaSettings, Settings
+from tests.kafka.messages import messages
+from tests.support.configurations import SMALLEST
+from tests.support.secured import PASSWORD, SecuredBroker
+from tests.support.topics import create_topics, produce
+
+SECONDS = 5
+
+
+def read(kafka: KafkaSettings, topic: str) -> int:
+    return sum(batch.num_rows for batch in read_range(kafka, Range(topic, 0, 0, 3)))
+
+
+def publisher(kafka: KafkaSettings, sink: str, delivery: str = "exactly_once") -> Publisher:
+    settings = Settings.model_validate(SMALLEST, context={"folder": Path("/")})
+    publish = settings.publish.model_copy(update={"topic": sink, "delivery": delivery})
+    return Publisher(settings.model_copy(update={"kafka": kafka, "publish": publish}))
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """The sentence of what is refused at once and for good, without a secret in it."""
+    began = time.monotonic()
+    with pytest.raises(KafkaAccessError) as caught:
+        work()
+    assert time.monotonic() - began < SECONDS
+    assert not is_retriable(caught.value)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert PASSWORD not in sentence
+    assert "hunter2" not in sentence
+    return sentence
+
+
+@pytest.fixture
+def source(secured: SecuredBroker, topic: str) -> str:
+    """A topic with three records that `reader` may read and `guest` may describe."""
+    create_topics(secured.plain, topic, partitions=1)
+    produce(secured.plain, topic, [(0, b"x")] * 3)
+    secured.allow("reader", AclOperation.READ, topic)
+    secured.allow("guest", AclOperation.DESCRIBE, topic)
+    return topic
+
+
+@pytest.fixture
+def sink(secured: SecuredBroker, topic: str) -> str:
+    """A topic that `writer` may publish to in transactions."""
+    name = f"{topic}-sink"
+    create_topics(secured.plain, name, partitions=2)
+    for operation in (AclOperation.READ, AclOperation.WRITE):
+        secured.allow("writer", operation, name)
+    for user in ("writer", "reader"):
+        secured.allow(user, AclOperation.WRITE, f"watersmeet-shop-{name}", ResourceType.TRANSACTIONAL_ID)
+    secured.allow("reader", AclOperation.READ, name)
+    return name
+
+
+def test_the_right_password_and_permissions_are_all_it_takes(secured: SecuredBroker, source: str, sink: str) -> None:
+    assert read(secured.settings(), source) == 3
+    assert Cluster(secured.settings()).bounds(source, 1) == {0: (0, 3)}
+    to_sink = publisher(secured.settings(user="writer"), sink)
+    to_sink.begin()
+    to_sink.send([messages(0, "ab"), messages(1, "c")])
+    to_sink.begin()
+    assert {p: tail.key for p, tail in to_sink.tails(2).items()} == {0: "b", 1: "c"}
+
+
+WRONG = {
+    "password": ({"sasl_password": "hunter2"}, "refuses the login .*invalid credentials.*; check sasl.username, sasl.password"),
+    "user": ({"user": "nobody"}, "refuses the login .*; check sasl.username"),
+    "mechanism": ({"sasl_mechanism": "PLAIN"}, "refuses the login .*SCRAM-SHA-512.*; check sasl.username, .*sasl.mechanism"),
+    "authority": ({"ssl_ca_location": "{folder}/stranger.crt"}, r"the certificate .* is not accepted \(.*\); ssl.ca.location "),
+    "expired": ({"servers": "{expired}"}, r"is not accepted \(certificate has expired\); .*it must be valid today"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_way_in_is_one_sentence_at_once(secured: SecuredBroker, source: str, wrong: str) -> None:
+    options, sentence = WRONG[wrong]
+    given = {name: value.format(folder=secured.folder, expired=secured.expired) for name, value in options.items()}
+    kafka = secured.settings(**given)
+
+    for work in (
+        lambda: read(kafka, source),
+        lambda: Cluster(kafka).partition_counts([source]),
+        lambda: publisher(kafka, source).begin(),
+    ):
+        assert re.search(sentence, refusal(work))
+
+
+def test_a_plain_client_at_a_tls_port_is_waited_for_and_told(secured: SecuredBroker) -> None:
+    kafka = KafkaSettings(bootstrap_servers=secured.secured)
+    with pytest.raises(KafkaUnreachableError, match="no Kafka broker answers"):
+        Cluster(kafka, timeout_s=1).partition_counts(["any"])
+
+
+def test_a_missing_permission_to_read_names_topic_and_permission(secured: SecuredBroker, source: str) -> None:
+    guest = secured.settings(user="guest")
+    assert f"does not allow READ on topic {source} " in refusal(lambda: read(guest, source))
+    assert f"does not allow READ on topic {source} " in refusal(lambda: read_tails(guest, source, 1))
+
+
+def test_a_missing_permission_to_describe_names_topic_and_permission(secured: SecuredBroker, source: str) -> None:
+    stranger = secured.settings(user="writer")
+    expected = f"does not allow DESCRIBE on topic {source} "
+    assert expected in refusal(lambda: Cluster(stranger).partition_counts([source]))
+    assert expected in refusal(lambda: Cluster(stranger).topic_ids([source]))
+    assert expected in refusal(lambda: Cluster(stranger).bounds(source, 1))
+    assert f"DESCRIBE_CONFIGS on topic {source} " in refusal(lambda: Cluster(stranger).topic_settings(source))
+    assert "does not allow CREATE on topic new " in refusal(lambda: Cluster(stranger).create_topic("new", 1, {}))
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_missing_permission_to_write_names_topic_and_permission(secured: SecuredBroker, sink: str, delivery: str) -> None:
+    reader = publisher(secured.settings(user="reader"), sink, delivery)
+    reader.begin()
+    assert f"does not allow WRITE on topic {sink} " in refusal(lambda: reader.send([messages(0, "a")]))
+
+
+def test_a_missing_permission_for_transactions_names_the_id(
+    secured: SecuredBroker, sink: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    guest = publisher(secured.settings(user="guest"), sink)
+    capfd.readouterr()
+    assert f"does not allow WRITE on transactional id watersmeet-shop-{sink} " in refusal(guest.begin)
+    assert capfd.readouterr().err == ""  # librdkafka writes fatal errors there, where it may

@@ -1,0 +1,204 @@
+"""What a commit says about itself comes back from the table's history, whatever wrote and whatever reads it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+import pipelines
+from pipelines.errors import LeaseLostError
+from pipelines.lake import tables
+from pipelines.lake.by_spark import SparkQuestions
+from pipelines.lake.commits import (
+    APPLICATION,
+    Commit,
+    bronze_application,
+    last_commit,
+    last_decision,
+    ranges_fact,
+    ranges_of,
+)
+from pipelines.lake.conflicts import is_conflict, suppress_conflict
+from pipelines.owner import Owner
+from tests.lake.conftest import Store
+
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)
+FACTS = {"batch": 7, "reset": None, "text": "it's \"é\n", "ranges": [[0, 1, 2]], "nested": {"a": [None, 1.5, True]}}
+
+
+def test_a_commit_is_its_metadata() -> None:
+    commit = Commit(APPLICATION, token=3, number=8, facts=FACTS)
+    assert Commit.parse(commit.metadata) == commit
+    assert commit.transaction_version == (3 << 32) + 8
+    assert json.loads(commit.metadata) == {
+        **FACTS,
+        "application": "watersmeet",
+        "token": 3,
+        "number": 8,
+        "code_version": pipelines.__version__,
+    }
+
+
+def test_a_later_owner_and_a_later_number_have_a_larger_transaction_version() -> None:
+    order = [Commit("a", token, number) for token in (0, 1, 2) for number in (0, 1, 2**31)]
+    versions = [commit.transaction_version for commit in order]
+    assert versions == sorted(set(versions))
+
+
+def test_what_is_no_commit_of_ours_is_none() -> None:
+    others = [None, "", "x", "[]", "{}", "1", '{"application": 1, "token": 1, "number": 1}', '{"application": "a", "token": "1"}']
+    others += ['{"application": "a", "token": 1.5, "number": 1}']
+    assert [Commit.parse(text) for text in others] == [None] * len(others)
+
+
+def test_facts_have_names_of_their_own() -> None:
+    for name in ("application", "token", "number", "code_version"):
+        with pytest.raises(ValueError, match=name):
+            Commit("a", 1, 1, {name: 1})
+
+
+def test_ranges_keep_their_partitions() -> None:
+    ranges = {11: (0, 5), 2: (7, 7), 0: (2**40, 2**41)}
+    fact = json.loads(json.dumps(ranges_fact(ranges)))
+    assert fact == [[0, 2**40, 2**41], [2, 7, 7], [11, 0, 5]]
+    assert ranges_of(fact) == ranges
+
+
+def write_by_spark(spark: SparkSession, store: Store, commit: Commit) -> None:
+    options = {"txnAppId": commit.application, "txnVersion": str(commit.transaction_version), "userMetadata": commit.metadata}
+    frame = spark.createDataFrame(store.lake.layout["late"].rows([LATE]))
+    frame.write.format("delta").mode("append").options(**options).save(store.path("late"))
+
+
+def test_the_last_commit_of_an_application_is_found_behind_others(folder_store: Store, spark: SparkSession) -> None:
+    folder_store.create("late")
+    assert last_commit(folder_store.questions, "late") is None
+    folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 4, FACTS))
+    folder_store.add("late", LATE, commit=Commit(bronze_application("orders"), 9, 1))
+    for _ in range(2):
+        folder_store.add("late", LATE)
+    by_spark = Commit("spark", 2, 5, FACTS)
+    for _ in range(2):
+        write_by_spark(spark, folder_store, by_spark)
+    for asked in (folder_store.questions, SparkQuestions(folder_store.lake, lambda: spark)):
+        for application, number, commit in (
+            (APPLICATION, 1, Commit(APPLICATION, 1, 4, FACTS)),
+            ("spark", 5, by_spark),
+        ):
+            found = last_commit(asked, "late", application)
+            assert found is not None
+            assert (found[0].number, found[1]) == (number, commit)
+    assert folder_store.questions.version("late") == 5, "the second time it was there"
+
+
+def owner(store: Store, token: int) -> Owner:
+    return Owner(store, token)  # type: ignore[arg-type]
+
+
+def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) -> None:
+    folder_store.create("late")
+    decided = Commit(APPLICATION, 1, 8, FACTS)
+    folder_store.add("late", LATE, commit=decided)
+    for token in (2, 2, 3):
+        owner(folder_store, token).fence("late")
+        last = last_commit(folder_store.questions, "late")
+        assert last is not None
+        assert (last[1].token, last[1].is_fence) == (token, True)
+        assert last_decision(folder_store.questions, "late") == (1, decided), "what was done stays known"
+    assert folder_store.questions.version("late") == 3, "one fence of each owner is enough"
+    for token in (1, 2):
+        folder_store.add("late", LATE, commit=Commit(APPLICATION, token, 9))
+        with pytest.raises(LeaseLostError, match=r"another process has taken .* over"):
+            owner(folder_store, token).fence("late")
+    mine = owner(folder_store, 3).next_commit("late")
+    folder_store.add("late", LATE, commit=mine)
+    assert last_commit(folder_store.questions, "late") == (folder_store.questions.history("late", 1)[0], mine)
+    assert folder_store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
+
+
+def test_a_fence_says_what_an_earlier_owner_has_decided_just_before_it(folder_store: Store) -> None:
+    """Also where that owner's numbers are below the ones that were looked at."""
+    folder_store.create("late")
+    folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 50, FACTS))
+    meanwhile = Commit(APPLICATION, 2, 1, {"batch": 8})
+
+    class Slow(Store):
+        def append(self, name: str, rows: pa.Table, commit: Commit | None = None) -> None:
+            folder_store.add("late", LATE, commit=meanwhile)
+            super().append(name, rows, commit)
+
+    owner(Slow(folder_store.lake, folder_store.questions, folder_store.folder, None), 3).fence("late")
+    assert last_decision(folder_store.questions, "late") == (2, meanwhile)
+    owner(folder_store, 4).fence("late")
+    assert last_decision(folder_store.questions, "late") == (2, meanwhile)
+
+
+def test_a_fence_tells_what_was_decided_where_the_log_has_forgotten_it(folder_store: Store) -> None:
+    folder_store.create("late")
+    decided = Commit(APPLICATION, 1, 8, FACTS)
+    folder_store.add("late", LATE, commit=decided)
+    for token, forgotten in ((2, (0, 1)), (3, (2,))):
+        owner(folder_store, token).fence("late")
+        DeltaTable(folder_store.path("late")).create_checkpoint()
+        for number in forgotten:
+            Path(folder_store.path("late"), "_delta_log", f"{number:020d}.json").unlink()
+        assert last_decision(folder_store.questions, "late") == (1, decided)
+
+
+def test_a_table_without_a_commit_can_be_fenced(folder_store: Store) -> None:
+    folder_store.create("late")
+    owner(folder_store, 2).fence("late")
+    found = last_commit(folder_store.questions, "late")
+    assert found is not None
+    assert found[1] == Commit(APPLICATION, 2, 0)
+    assert last_decision(folder_store.questions, "late") is None
+
+
+@pytest.mark.parametrize("by_spark", [False, True], ids=["delta-rs", "spark"])
+def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
+    folder_store: Store, spark: SparkSession, by_spark: bool
+) -> None:
+    """By class, for Spark's errors and for delta-rs's."""
+    folder_store.create("late")
+    commit, errors = Commit(APPLICATION, 1, 1), []
+    barrier = threading.Barrier(4)
+
+    def write() -> None:
+        barrier.wait()
+        try:
+            if by_spark:
+                write_by_spark(spark, folder_store, commit)
+            else:
+                folder_store.add("late", LATE, commit=commit)
+        except Exception as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [error for error in errors if not is_conflict(error)] == []
+    assert folder_store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [1]
+
+
+def test_nothing_else_is_a_conflict() -> None:
+    assert not is_conflict(ValueError("a ConcurrentAppendException, it says"))
+    with pytest.raises(KeyError), suppress_conflict():
+        raise KeyError
+    with suppress_conflict():
+        pass
+
+
+def test_rows_of_a_layout_have_its_types(folder_store: Store) -> None:
+    table = folder_store.lake.layout[tables.PUBLISHED]
+    rows = table.rows([(0, 1, 2, 253_402_300_799_999, "k", None, None, "s")])
+    assert rows.schema == table.schema
+    assert rows["last_event_time"].cast(pa.int64()).to_pylist() == [253_402_300_799_999_000]
+    assert table.rows([]).num_rows == 0

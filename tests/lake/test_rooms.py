@@ -1,0 +1,249 @@
+"""Identity, decisions, maintenance, small files and names of a lake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pipelines.core.idle import Decision
+from pipelines.core.plan import TopicPartition
+from pipelines.core.types import columns_ddl
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.decisions import decision_rows, read_decisions
+from pipelines.lake.files import Files, s3_arguments
+from pipelines.lake.identity import check_layout, differences, identity, keep_identity
+from pipelines.lake.maintenance import VACUUM_EVERY_S, Maintenance, maintain
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions
+from tests.lake.conftest import Store, settings_for
+
+# -- layout and place
+
+
+def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> None:
+    parts = "ARRAY<STRUCT<offset: BIGINT, event_time: TIMESTAMP, value: STRING>>"
+    kafka = "topic STRING, partition INT, offset BIGINT, kafka_timestamp TIMESTAMP"
+    record = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    promised = {
+        "bronze_orders": f"{kafka}, timestamp_type INT, {record}, merge_key STRING, event_time TIMESTAMP, heartbeat BOOLEAN, "
+        "reason STRING, detail STRING",
+        "silver": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, last_event_time TIMESTAMP, "
+        f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT",
+        "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, event_time TIMESTAMP, "
+        "position TIMESTAMP, value BINARY, batch BIGINT",
+        "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING",
+        "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time TIMESTAMP, "
+        "decided_at TIMESTAMP",
+        "resets": "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset BIGINT, decided_at TIMESTAMP, "
+        "reason STRING",
+        "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, last_key STRING, "
+        "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING",
+        "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset BIGINT, "
+        "recovered_at TIMESTAMP",
+        "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
+        "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING, silver_version BIGINT",
+    }
+    layout = Lake(settings_for(tmp_path)).layout
+    assert {name: columns_ddl(layout[name].schema) for name in promised} == promised
+    assert layout["silver"].partitioned_by == ("status",)
+    assert layout["silver"].properties[tables.DELETION_VECTORS] == "true"
+    assert "versions" not in layout
+    keys = {key for table in layout.values() for key in table.properties}
+    assert "delta.enableInCommitTimestamps" not in keys
+
+
+def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
+    catalog = settings_for(tmp_path, lake={"catalog": "main", "schema": "shop"}, checkpoints="s3://b/c")
+    named = Lake(catalog, {"late": Lake(settings_for(tmp_path, lake="s3://b/lake"))})
+    assert (named.address("silver"), named.place, named.is_catalog) == ("`main`.`shop`.`silver`", "main.shop", True)
+    assert named.address("late") == "s3://b/lake/late"
+    assert not named.home("late").is_catalog
+    assert Lake(settings_for(tmp_path)).address("silver") == f"{tmp_path}/lake/silver"
+
+
+# -- identity
+
+
+FACTS = {"partitions": "4", "merge.timeout": "100 ms", "sources.orders.topic": "orders (a)"}
+
+
+def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
+    asked, settings = folder_store.questions, folder_store.settings
+    assert differences(asked, FACTS) == []
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, settings, FACTS)
+    keep_identity(asked, folder_store.append, settings, {**FACTS, "publish.valid": "true"})
+    assert asked.summary("configuration", [], {"n": ("count", "*")})["n"].to_pylist() == [4]
+    assert differences(asked, {**FACTS, "publish.valid": "true"}) == []
+    for field_, value, said in (
+        ("partitions", "8", "the topics have 8 partitions, and had 4 when the lake was begun"),
+        ("merge.timeout", "200 ms", "the lake was begun with `100 ms`, and `200 ms` would make another result"),
+        ("sources.orders.topic", "orders (b)", "orders was deleted and made again since the lake was begun"),
+        ("sources.orders.topic", "sales (b)", "the lake was begun with `orders (a)`"),
+    ):
+        with pytest.raises(ConfigurationError, match="lake was begun") as refused:
+            keep_identity(asked, folder_store.append, settings, {**FACTS, field_: value})
+        assert said in str(refused.value)
+        assert differences(asked, {**FACTS, field_: value}) == [str(refused.value)]
+
+
+def test_an_identity_names_everything_that_content_depends_on(tmp_path: Path) -> None:
+    schema = tmp_path / "orders.json"
+    schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
+    sources = {
+        "tracking": {"topic": "t", "event_time": "ts"},
+        "orders": {"topic": "o", "event_time": "at", "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
+    }
+    facts = identity(settings_for(tmp_path, sources=sources), 4, {"o": "id-o"})
+    assert facts["partitions"] == "4"
+    assert facts["sources.orders.topic"] == "o (id-o)"
+    assert facts["sources.tracking.topic"] == "t (missing)"
+    assert facts["sources.orders.heartbeat"] == "x = 1"
+    assert facts["sources.tracking.schema"] == "null"
+    written = facts["sources.orders.schema"]
+    schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
+    assert identity(settings_for(tmp_path, sources=sources), 4, {})["sources.orders.schema"] == written, "what it says counts"
+
+
+def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:
+    check_layout(either_store.questions, either_store.lake)
+    either_store.create("silver", "progress")
+    check_layout(either_store.questions, either_store.lake)
+
+
+def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store: Store) -> None:
+    table = folder_store.lake.layout["progress"]
+    before = tables.Table("progress", table.schema.remove(table.schema.get_field_index("silver_version")))
+    folder_store.lake.layout["progress"] = before
+    folder_store.create("progress")
+    with pytest.raises(ConfigurationError, match=r"earlier version of Watersmeet.*begin a new lake.*`kafka.start: sink`"):
+        check_layout(folder_store.questions, folder_store.lake)
+
+
+def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: Store) -> None:
+    silver = either_store.lake.layout["silver"]
+    earlier = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
+    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, earlier)
+    either_store.create_by_spark("silver")
+    with pytest.raises(ConfigurationError, match="earlier version of Watersmeet"):
+        check_layout(either_store.questions, either_store.lake)
+
+
+# -- decisions
+
+
+def test_decisions_come_back_in_their_order(either_store: Store) -> None:
+    either_store.create("idle_heartbeats")
+    tracking, orders = TopicPartition("tracking", 3), TopicPartition("orders", 0)
+    first, second = (tracking, Decision(-1, 50)), (tracking, Decision(7, 60))
+    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000))
+    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [(orders, Decision(7, 55))], 2000))
+    assert read_decisions(either_store.questions) == [first, (orders, Decision(7, 55)), second]
+    assert read_decisions(either_store.questions, before_ms=2000) == [first, second]
+    topics = either_store.questions.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")}).sort_by("topic").to_pylist()
+    assert topics == [{"topic": "orders", "n": 1}, {"topic": "tracking", "n": 2}]
+
+
+# -- maintenance
+
+
+@dataclass
+class Kept:
+    """An engine that notes what it is told; the table's properties are real."""
+
+    lake: Lake
+    questions: Questions
+    done: list[tuple[str, str]] = field(default_factory=list)
+
+    def compact(self, table: str) -> None:
+        self.done.append(("compact", table))
+
+    def vacuum(self, table: str) -> int:
+        self.done.append(("vacuum", table))
+        return 3
+
+    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
+        assert properties == self.lake.layout[table].properties
+        self.done.append(("properties", table))
+
+
+def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(folder_store: Store) -> None:
+    folder_store.create("late")
+    kept, now = Kept(folder_store.lake, folder_store.questions), [0.0]
+    maintenance = Maintenance(kept, ["late"], every=3, now_s=lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(5):
+        maintenance.after_commit()
+    assert kept.done == [("compact", "late")]
+    now[0] = VACUUM_EVERY_S + 1
+    maintenance.after_commit()
+    assert kept.done[1:] == [("compact", "late"), ("vacuum", "late")]
+    for _ in range(3):
+        maintenance.after_commit()
+    assert kept.done[3:] == [("compact", "late")]
+
+
+def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_configuration(folder_store: Store) -> None:
+    folder_store.create("late")
+    folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
+    kept = Kept(folder_store.lake, folder_store.questions)
+    told = {"table": "late", "files_before": 1, "files": 1, "old_files_removed": 3}
+    assert maintain(kept, ["late"]) == [told]  # type: ignore[arg-type]
+    assert kept.done == [("compact", "late"), ("vacuum", "late")]
+    longer = Lake(folder_store.settings.model_copy(update={"retention_ms": 30 * 86_400_000}))
+    kept = Kept(longer, folder_store.questions)
+    maintain(kept, ["late"])  # type: ignore[arg-type]
+    assert kept.done == [("compact", "late"), ("properties", "late"), ("vacuum", "late")]
+
+
+# -- small files
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_small_file_is_written_read_and_deleted(scheme: str, tmp_path: Path) -> None:
+    files = Files({})
+    folder = f"{scheme}{tmp_path}/it's a %20 `folder` é"
+    assert files.read_text(f"{folder}/a/b") is None
+    files.delete(f"{folder}/a/b")
+    for text in ("one", "", "é\nmore"):
+        files.write_text(f"{folder}/a/b", text)
+        assert files.read_text(f"{folder}/a/b") == text
+    assert (tmp_path / "it's a %20 `folder` é" / "a" / "b").read_text() == "é\nmore"
+    assert files.exists(f"{folder}/a")
+    files.write_text(f"{folder}/a/c/d", "x")
+    files.delete(f"{folder}/a/b")
+    assert files.read_text(f"{folder}/a/b") is None
+    files.delete(f"{folder}/a")
+    assert not files.exists(f"{folder}/a")
+
+
+def test_a_file_system_that_needs_spark_is_refused_in_one_sentence() -> None:
+    for address in ("dbfs:/lake/_leases/1", "hdfs://name/lake/_leases/1"):
+        with pytest.raises(ConfigurationError, match=r"cannot be opened without Spark; give `checkpoints` as a folder"):
+            Files({}).read_text(address)
+
+
+def test_options_of_an_object_store_mean_the_same_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert s3_arguments({}) == {}
+    options = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",
+        "aws_region": "eu-1",
+        "access_key_id": "me",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
+    given = {
+        "endpoint_override": "http://127.0.0.1:9000",
+        "region": "eu-1",
+        "access_key": "me",
+        "secret_key": "s",
+        "scheme": "http",
+    }
+    assert s3_arguments(options) == given
+    monkeypatch.setenv("AWS_REGION", "us-2")
+    assert s3_arguments({}) == {"region": "us-2"}
+    assert s3_arguments(options)["region"] == "eu-1", "what the configuration says comes first"

@@ -1,0 +1,51 @@
+"""Every law holds on every engine and every kind of lake; the ids of the tests name both, as in `spark-catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.core.model import PartitionMerge
+from pipelines.settings import Settings
+from tests.support.cases import Case
+from tests.support.lakes import KINDS, CaseLake, engine_for, place_of, settings_for
+
+MakeSettings = Callable[..., Settings]
+MakeLake = Callable[..., CaseLake]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def new_settings(kind: str, root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSettings]:
+    """Makes configurations, each for a lake of its own; the overrides are those of `settings_for`."""
+    with ExitStack() as places:
+
+        def make(**overrides: Any) -> Settings:
+            folder = tmp_path_factory.mktemp("laws")
+            place = places.enter_context(place_of(kind, root_session, folder))
+            return settings_for(folder, **place, **overrides)
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def new_lake(root_session: SparkSession, new_settings: MakeSettings) -> MakeLake:
+    """Makes lakes of cases, with all tables and nothing in them."""
+
+    def make(cases: Mapping[int, Case], **overrides: Any) -> CaseLake:
+        settings = new_settings(**overrides)
+        return CaseLake(engine_for(root_session, settings), settings, dict(cases))
+
+    return make
+
+
+def models(cases: Mapping[int, Case]) -> list[PartitionMerge]:
+    return [case.merged() for case in cases.values()]

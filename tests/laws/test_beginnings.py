@@ -1,0 +1,237 @@
+"""Where reading begins is decided once and kept in the tables; what Kafka has lost stops a run, or is kept as a gap."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import SparkSession
+
+from pipelines.beginning import EARLIEST, Beginning
+from pipelines.bronze import Bronze
+from pipelines.core.idle import Decision
+from pipelines.engine import Engine
+from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
+from pipelines.gold import Gold
+from pipelines.lake import tables
+from pipelines.observability import Reporter
+from pipelines.owner import Owner
+from pipelines.run import Run
+from pipelines.settings import KafkaSettings, Settings
+from tests.laws.conftest import MakeLake, MakeSettings
+from tests.laws.test_gold import delete_records, delete_topic, extended
+from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
+from tests.support.lakes import CaseLake, engine_for, fill_bronze
+from tests.support.topics import create_topics, produce, published
+
+PARTITIONS = 2
+NUMBERS = itertools.count()
+
+
+@dataclass
+class Begun:
+    """A lake without its bronze, and topics with ten records in each partition, whose Kafka timestamps are 1000, 2000, ..."""
+
+    engine: Engine
+    settings: Settings
+
+    def beginning(self, start: Any = None, *, looks_only: bool = False, **kafka: Any) -> Beginning:
+        """What a run with another `start` finds."""
+        told = KafkaSettings.model_validate({**self.settings.kafka.model_dump(exclude={"start"}), "start": start, **kafka})
+        settings = self.settings.model_copy(update={"kafka": told if start is not None else self.settings.kafka})
+        return Beginning(self.engine.questions, settings, PARTITIONS, None if looks_only else Owner(self.engine, token=1))
+
+    def resets(self) -> list[tuple[Any, ...]]:
+        columns = ["source", "partition", "from_offset", "to_offset", "reason"]
+        return sorted(tuple(row.values()) for row in self.engine.questions.select(tables.RESETS, columns).to_pylist())
+
+
+@pytest.fixture
+def begun(new_settings: MakeSettings, root_session: SparkSession, kafka: str, kind: str) -> Begun:
+    name = f"begin-{kind}-{next(NUMBERS)}"
+    topics = {source: f"{name}-{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=PARTITIONS)
+    producer = Producer({"bootstrap.servers": kafka})
+    for topic in topics.values():
+        for n in range(10):
+            for p in range(PARTITIONS):
+                producer.produce(topic, keyed("a", n), partition=p, timestamp=1000 * (n + 1))
+    producer.flush()
+    settings = new_settings(bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()})
+    engine = engine_for(root_session, settings)
+    wanted = [*map(tables.bronze, SOURCES), tables.RESETS, tables.RECOVERED, tables.SILVER, tables.PROGRESS]
+    for name in wanted:
+        engine.create(engine.lake.layout[name])
+    return Begun(engine, settings)
+
+
+STARTS: dict[str, tuple[Any, dict[int, int], dict[int, int]]] = {
+    "earliest": ("earliest", {0: EARLIEST, 1: EARLIEST}, {0: EARLIEST, 1: EARLIEST}),
+    "latest": ("latest", {0: 10, 1: 10}, {0: 10, 1: 10}),
+    "timestamp": ({"timestamp": "1970-01-01T00:00:03.500Z"}, {0: 3, 1: 3}, {0: 3, 1: 3}),
+    "offsets": ({"offsets": {"tracking": {0: 7, 1: 10}}}, {0: 7, 1: 10}, {0: EARLIEST, 1: EARLIEST}),
+}
+"""What `kafka.start` says, and where that is in each source."""
+
+
+def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
+    for start, *_ in STARTS.values():
+        begun.beginning(start, looks_only=True).preview()
+    assert begun.resets() == [], "who looks decides nothing"
+    start, *offsets = STARTS["offsets"]
+    shown = begun.beginning(start, looks_only=True).preview()
+    assert {(row["source"], row["partition"]): (row["from_offset"], row["until_offset"]) for row in shown} == {
+        (source, p): (max(0, mine[p]), 10) for source, mine in zip(SOURCES, offsets, strict=True) for p in mine
+    }
+    begun.beginning(start).decide()
+    decided = begun.resets()
+    for _ in range(2):  # a restart decides nothing anew, whatever it is told; what it was not told, it may still be
+        for other, *_rest in STARTS.values():
+            if other != "latest" and not isinstance(other, dict):
+                begun.beginning(other).decide()
+    assert begun.resets() == decided
+    assert [row[:4] for row in decided] == [("tracking", 0, 0, 7), ("tracking", 1, 0, 10)]
+    assert {source: begun.beginning(start).next_offsets(source) for source in SOURCES} == dict(zip(SOURCES, offsets, strict=True))
+
+
+@pytest.mark.parametrize("start", ["latest", "timestamp"])
+def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: Begun, start: str) -> None:
+    told, *offsets = STARTS[start]
+    begun.beginning(told).decide()
+    found = {source: begun.beginning("earliest").next_offsets(source) for source in SOURCES}
+    assert found == dict(zip(SOURCES, offsets, strict=True))
+    first = offsets[0][0]
+    bronze = Bronze(Owner(begun.engine, token=1), begun.settings, "tracking")
+    fill_bronze(bronze, {(0, first): keyed("a", 1), (0, first + 1): keyed("a", 2)})
+    assert begun.beginning("earliest").next_offsets("tracking") == {0: first + 2, 1: first}
+
+
+def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
+    with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 11 is beyond"):
+        begun.beginning({"offsets": {"tracking": {0: 11}}}).decide()
+    with pytest.raises(ConfigurationError, match=r"-tracking has no partition 2; name partitions from 0 to 1"):
+        begun.beginning({"offsets": {"tracking": {2: 1}}}).decide()
+    assert begun.resets() == []
+
+
+def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
+    topic = begun.settings.sources["tracking"].topic
+    bronze = Bronze(Owner(begun.engine, token=1), begun.settings, "tracking")
+    fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
+    delete_records(kafka, topic, 0, 6)
+    delete_records(kafka, topic, 1, 2)
+    with pytest.raises(DataLossError, match=rf"offsets of tracking that were not read yet: {topic}\[0\] from 4 to 5;") as raised:
+        begun.beginning("earliest").checked_offsets("tracking")
+    assert raised.value.missing == {0: (4, 6)}, "where nothing was read, nothing is missing"
+    assert begun.resets() == []
+    begun.settings = begun.settings.model_copy(
+        update={"kafka": begun.settings.kafka.model_copy(update={"on_data_loss": "continue"})}
+    )
+    for _ in range(2):
+        assert begun.beginning().checked_offsets("tracking") == {0: 6, 1: 2}
+    assert begun.resets() == [("tracking", 0, 4, 6, "on_data_loss: continue")]
+
+
+def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
+    bronze = Bronze(Owner(begun.engine, token=1), begun.settings, "tracking")
+    fill_bronze(bronze, {(0, 17): keyed("a", 1)})
+    with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 18 is to be read next"):
+        begun.beginning("earliest").checked_offsets("tracking")
+
+
+def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str) -> None:
+    """Through a whole run, which also never lets the idle policy speak where it ends by itself."""
+    silent = begun.settings.merge.model_copy(update={"idle_after_ms": 1})
+    settings = begun.settings.model_copy(update={"merge": silent})
+    topic = settings.sources["tracking"].topic
+    Run(settings, ["bronze", "silver"], Reporter()).once()
+    assert begun.engine.questions.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
+    longer = settings.model_copy(update={"merge": settings.merge.model_copy(update={"timeout_ms": 400})})
+    with pytest.raises(ConfigurationError, match=r"merge\.timeout: the lake was begun with `100 ms`, and `400 ms` would make"):
+        Run(longer, ["bronze"], Reporter()).once()
+    delete_topic(kafka, topic)
+    create_topics(kafka, topic, partitions=PARTITIONS)
+    with pytest.raises(ConfigurationError, match=rf"{topic} was deleted and made again since the lake was begun"):
+        Run(settings, ["bronze"], Reporter()).once()
+    admin = AdminClient({"bootstrap.servers": kafka})
+    more = [NewPartitions(source.topic, PARTITIONS + 1) for source in settings.sources.values()]
+    for done in admin.create_partitions(more).values():
+        done.result(30)
+    with pytest.raises(ConfigurationError, match="the topics have 3 partitions, and had 2 when the lake was begun"):
+        Run(settings, ["bronze"], Reporter()).once()
+
+
+# -- a lost lake
+
+
+def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
+    """A new lake that begins at the sink of another, with the same topics; it reads what Kafka has from there on."""
+    settings = lake.settings
+    begun = new_lake(
+        lake.cases,
+        bootstrap=settings.kafka.bootstrap_servers,
+        name=settings.name,
+        publish__topic=settings.publish.topic,
+        kafka__start="sink",
+        **{f"sources__{name}__topic": source.topic for name, source in settings.sources.items()},
+    )
+    Beginning(begun.questions, begun.settings, begun.partitions, begun.owner()).decide()
+    return begun
+
+
+def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    name, cases = f"lost-{kind}", rich_cases(4, 5200)
+    cases[0] = Case({"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100)
+    cases[0].arrivals = ["tracking"] * 60 + ["orders"]
+    cases[0].decisions["orders"] = [Decision(0, 2900)]
+    topics = {f"sources__{source}__topic": f"{name}-{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=4)
+    lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **topics)
+    for source in SOURCES:
+        produce(kafka, topics[f"sources__{source}__topic"], [(p, v) for p, case in cases.items() for v in case.values[source]])
+    idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows([("orders", f"{name}-orders", 0, 0, 2900, 0)])
+    lake.owner().append(tables.IDLE_HEARTBEATS, idle)
+    lake.arrive()
+    lake.merge()
+    list(Gold(lake.owner(), lake.settings, 4).drain())
+    assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
+
+    for p, case in cases.items():
+        extended(case, 10**6 + p)
+    for source in SOURCES:
+        values = [(p, value) for p, case in cases.items() for value in case.values[source][-2:]]
+        produce(kafka, topics[f"sources__{source}__topic"], values)
+    again = taken_up(new_lake, lake)
+    begins = {s: Beginning(again.questions, again.settings, 4, again.owner()).next_offsets(s) for s in SOURCES}
+    assert begins["tracking"][0] > 40, "nothing is read that is not needed"
+    assert again.questions.select(tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]).to_pylist() == [
+        {"source": "orders", "partition": 0, "after_offset": 0, "event_time": 2900}
+    ]
+    version = again.questions.version(tables.RECOVERED)
+    Beginning(again.questions, again.settings, 4, again.owner()).decide()
+    assert again.questions.version(tables.RECOVERED) == version, "decided once"
+    for source in SOURCES:
+        unread = {
+            (p, offset): value
+            for p, case in cases.items()
+            for offset, value in enumerate(case.values[source])
+            if offset >= begins[source][p]
+        }
+        fill_bronze(Bronze(again.owner(), again.settings, source), unread)
+    again.merge()
+    list(Gold(again.owner(), again.settings, 4).drain())
+    assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
+
+
+def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> None:
+    sink = f"{begun.settings.sources['tracking'].topic}-foreign"
+    create_topics(kafka, sink, partitions=PARTITIONS)
+    produce(kafka, sink, [(1, b"not ours")])
+    begun.settings = begun.settings.model_copy(update={"publish": begun.settings.publish.model_copy(update={"topic": sink})})
+    with pytest.raises(ForeignMessageError, match=r"-foreign\[1\] ends with a message at offset 0"):
+        begun.beginning("sink").decide()

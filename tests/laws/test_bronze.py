@@ -1,0 +1,124 @@
+"""Bronze and a deliberate jump on a real broker: every record once, wherever a run was cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from pipelines.beginning import Beginning
+from pipelines.bronze import Bronze
+from pipelines.errors import QuarantineLimitError
+from pipelines.lake import tables
+from pipelines.owner import Owner
+from pipelines.reset import Reset
+from tests.laws.conftest import MakeLake
+from tests.support.cases import SOURCES, Case, expected_late, expected_quarantine, expected_silver, keyed, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+from tests.support.topics import create_topics, produce
+
+PARTITIONS = 3
+DEADLINE_S = 120
+
+
+def begin(new_lake: MakeLake, kafka: str, name: str, cases: Mapping[int, Case], **overrides: object) -> CaseLake:
+    """New topics, which hold everything of the cases, and a lake that has read nothing of them."""
+    topics = {source: f"laws-{name}-{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=len(cases))
+    for source in SOURCES:
+        produce(kafka, topics[source], [(p, value) for p, case in cases.items() for value in case.values[source]])
+    named = {f"sources__{source}__topic": topic for source, topic in topics.items()}
+    return new_lake(cases, bootstrap=kafka, kafka__max_offsets_per_batch=40, **named, **overrides)
+
+
+def read(owner: Owner, lake: CaseLake, source: str) -> None:
+    """A run of one source's stream over what is there; raises what ended it."""
+    failures: list[Exception] = []
+
+    def guard(work: Callable[[], None]) -> None:
+        if not failures:
+            try:
+                work()
+            except Exception as failure:
+                failures.append(failure)
+
+    offsets = Beginning(owner.engine.questions, lake.settings, lake.partitions, owner).checked_offsets(source)
+    running = Bronze(owner, lake.settings, source).start(offsets, guard, once=True)
+    end = time.monotonic() + DEADLINE_S
+    while running.is_active and time.monotonic() < end:
+        time.sleep(0.02)
+    running.stop()
+    for failure in [*failures, running.failure]:
+        if failure is not None:
+            raise failure
+
+
+def records(lake: CaseLake, source: str) -> list[tuple[object, ...]]:
+    found = lake.questions.select(tables.bronze(source), ["partition", "offset", "value"])
+    return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
+
+
+def expected(cases: Mapping[int, Case], source: str) -> list[tuple[object, ...]]:
+    rows = [(p, offset, value) for p, case in cases.items() for offset, value in enumerate(case.values[source])]
+    return sorted(rows, key=repr)
+
+
+def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    cases = dict(enumerate(list(rich_cases(16, 4100).values())[4 : 4 + PARTITIONS]))
+    begins = {p: len(case.values["tracking"]) // 2 for p, case in cases.items()}
+    lake = begin(new_lake, kafka, f"bronze-{kind}", cases, kafka__start={"offsets": {"tracking": begins}})
+    Beginning(lake.questions, lake.settings, PARTITIONS, lake.owner()).decide()
+    with pytest.raises(CrashError):
+        read(lake.owner(dying_at(lake.engine, "append", tables.bronze("tracking"))), lake, "tracking")
+    assert records(lake, "tracking") == []
+    with pytest.raises(CrashError):
+        read(lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE)), lake, "orders")
+    for source in SOURCES:
+        read(lake.owner(), lake, source)
+        read(lake.owner(), lake, source)
+    assert records(lake, "orders") == expected(cases, "orders")
+    assert records(lake, "tracking") == [row for row in expected(cases, "tracking") if row[1] >= begins[row[0]]]  # type: ignore[operator,index]
+    read_of = [row for row in expected_quarantine(cases) if row[1] == "orders" or row[2] >= begins[row[0]]]  # type: ignore[operator,index]
+    assert lake.quarantined() == read_of
+    assert len(read_of) > 0
+    lake.merge()
+
+    owner = lake.owner()
+    back = Reset(owner, lake.settings, lake.start(), PARTITIONS, "earliest")
+    assert {(jump.source, jump.partition, jump.to_offset) for jump in back.jumps} == {
+        (source, p, 0) for source in SOURCES for p in cases
+    }
+    with pytest.raises(CrashError):
+        Reset(
+            lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE)), lake.settings, lake.start(), PARTITIONS, "earliest"
+        ).commit()
+    for source in SOURCES:
+        Bronze(lake.owner(), lake.settings, source).complete()
+    Reset(lake.owner(), lake.settings, lake.start(), PARTITIONS, "earliest").commit()
+    for source in SOURCES:
+        assert records(lake, source) == expected(cases, source)
+    assert lake.quarantined() == expected_quarantine(cases)
+    lake.merge()
+    assert lake.silver() == expected_silver(cases)
+    assert lake.late() == expected_late(cases)
+
+
+def test_too_many_refused_records_stop_the_run_before_any_is_written(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    good: list[bytes | None] = [keyed("a", 5)]
+    bad: list[bytes | None] = [b"{"]
+    values = {"tracking": good * 400 + bad * 700, "orders": good * 600 + bad * 500}
+    cases = {0: Case(values, 100)}
+    lake = begin(new_lake, kafka, f"limit-{kind}", cases)
+    whole = lake.settings.kafka.model_copy(update={"max_offsets_per_batch": 5000})
+    lake.settings = lake.settings.model_copy(update={"kafka": whole})
+    limited = r"tracking: 700 of 1100 records would go to quarantine, most of them as undecodable"
+    with pytest.raises(QuarantineLimitError, match=limited):
+        read(lake.owner(), lake, "tracking")
+    assert records(lake, "tracking") == []
+    read(lake.owner(), lake, "orders")
+    accepting = whole.model_copy(update={"quarantine_limit": 0.7})
+    lake.settings = lake.settings.model_copy(update={"kafka": accepting})
+    read(lake.owner(), lake, "tracking")
+    assert len(records(lake, "tracking")) == len(records(lake, "orders")) == 1100

@@ -1,0 +1,310 @@
+"""What every engine promises of a lake's tables: a commit is made once and whole, never by a fenced owner; reading is exact."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.core.types import TIME
+from pipelines.engine import Engine
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.tables import layout
+from pipelines.run import create_missing
+from tests.laws.conftest import MakeSettings
+from tests.support.lakes import delta_table, engine_for
+
+APPLICATION = "test"
+DEADLINE_S = 120
+NAMES = (tables.PUBLISHED, tables.SILVER, tables.RESETS)
+
+
+@pytest.fixture(scope="module")
+def engine(root_session: SparkSession, new_settings: MakeSettings) -> Engine:
+    """A lake whose tables the laws share; each law has a partition or an application of its own."""
+    engine = engine_for(root_session, new_settings())
+    assert not any(engine.questions.exists(name) for name in NAMES), "looking for a table makes none"
+    create_missing(engine)
+    return engine
+
+
+def published(engine: Engine, partition: int, *seqs: int, times: Sequence[int | None] = ()) -> pa.Table:
+    rows = [(partition, seq, seq, time, "k", seq, 1, "merged") for seq, time in zip(seqs, times or [0] * len(seqs), strict=True)]
+    return engine.lake.layout[tables.PUBLISHED].rows(rows)
+
+
+def _failing(_: pa.Table) -> pa.Table:
+    raise ValueError("fails on purpose")
+
+
+def seqs(engine: Engine, partition: int) -> list[int]:
+    found = engine.questions.select(tables.PUBLISHED, ["last_seq"], [[("partition", "=", partition)]])
+    return sorted(found["last_seq"].to_pylist())
+
+
+def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None]) -> Any:
+    """Silver's rows for a merge: partition, key, status, event time, and the event time of the row that goes (ms)."""
+    table = engine.lake.layout[tables.SILVER]
+    values: list[tuple[Any, ...]] = [(p, key, status, time, time, [], [], None, None, 0) for p, key, status, time, _ in rows]
+    replaces = pa.array([None if row[-1] is None else row[-1] * 1000 for row in rows], pa.int64()).cast(TIME)
+    return engine.rows(table.rows(values).append_column("replaces", replaces))
+
+
+def silver(engine: Engine, partition: int) -> list[tuple[Any, ...]]:
+    found = engine.questions.select(tables.SILVER, ["merge_key", "status", "event_time"], [[("partition", "=", partition)]])
+    return sorted(tuple(row.values()) for row in found.to_pylist())
+
+
+def read(engine: Engine, rows: Any, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in engine.summary(rows, columns, {}).to_pylist()), key=repr)
+
+
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """A session's settings, but for what Delta itself keeps among them."""
+    return {
+        name: value for name, value in spark.conf.getAll.items() if name != "spark.databricks.delta.lastCommitVersionInSession"
+    }
+
+
+# -- tables
+
+
+def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: Engine, spark: SparkSession) -> None:
+    wanted = layout(engine.lake.settings)
+    versions = {name: engine.questions.version(name) for name in wanted}
+    for name in NAMES:
+        engine.create(wanted[name])
+    assert {name: engine.questions.version(name) for name in wanted} == versions
+    for name, table in wanted.items():
+        assert engine.questions.columns(name) == table.schema, name
+        assert dict(table.properties).items() <= engine.questions.properties(name).items()
+    detail = delta_table(spark, engine.lake, tables.SILVER).detail().collect()[0]
+    assert tuple(detail.partitionColumns) == wanted[tables.SILVER].partitioned_by
+
+
+# -- appending
+
+
+def test_rows_are_appended_as_they_are_in_one_commit_each(engine: Engine) -> None:
+    times = [-62_135_596_800_000, -1, 0, None, 253_402_300_799_999]
+    before = engine.questions.version(tables.PUBLISHED)
+    engine.append(tables.PUBLISHED, published(engine, 0, *range(5), times=times))
+    engine.append(tables.PUBLISHED, engine.rows(published(engine, 0, 5)))
+    engine.append(tables.PUBLISHED, published(engine, 0), Commit("empty", 1, 1, {"says": "é \" '"}))
+    [last, *others] = engine.questions.history(tables.PUBLISHED, 3)
+    assert len(others) == 2
+    assert last.number == before + 3
+    found = Commit.parse(last.metadata)
+    assert found is not None
+    assert (found.application, found.token, found.number, found.facts) == ("empty", 1, 1, {"says": "é \" '"})
+    rows = engine.questions.select(tables.PUBLISHED, ["last_seq", "last_event_time"], [[("partition", "=", 0)]]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [*enumerate(times), (5, 0)]
+
+
+def test_a_commit_is_appended_once_whoever_repeats_it(engine: Engine) -> None:
+    for number in (1, 1, 2, 1, 2):
+        engine.append(tables.PUBLISHED, published(engine, 1, number), Commit("repeats", 1, number))
+    assert seqs(engine, 1) == [1, 2]
+    engine.append(tables.PUBLISHED, published(engine, 1, 9), Commit("other", 1, 1))
+    assert seqs(engine, 1) == [1, 2, 9]
+
+
+def test_of_many_who_append_the_same_commit_one_does(engine: Engine) -> None:
+    def append(seq: int) -> None:
+        with suppress_conflict():
+            engine.append(tables.PUBLISHED, published(engine, 2, seq), Commit("race", 1, 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append, range(4)))
+    assert len(seqs(engine, 2)) == 1
+
+
+# -- merging and deleting
+
+
+def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_setting_behind(
+    engine: Engine, spark: SparkSession
+) -> None:
+    before = settings_of(spark)
+    first = [(3, "a", "open", 10, None), (3, "b", "open", 20, None), (3, "c", "timed_out", 10, None)]
+    engine.merge(tables.SILVER, changed(engine, *first), Commit("merges", 1, 1))
+    second = [(3, "a", "timed_out", 5, 10), (3, "a", "open", 90, None), (3, "c", "open", 30, None)]
+    for _ in range(2):
+        engine.merge(tables.SILVER, changed(engine, *second), Commit("merges", 1, 2, {"batch": 1}))
+    expected = [("a", "open", 90), ("a", "timed_out", 5), ("b", "open", 20), ("c", "open", 30), ("c", "timed_out", 10)]
+    assert silver(engine, 3) == expected
+    [last] = engine.questions.history(tables.SILVER, 1)
+    assert Commit.parse(last.metadata) == Commit("merges", 1, 2, {"batch": 1})
+    rows = changed(engine, *second)
+    failing = engine.per_partition(_failing, [rows], engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME)))
+    with pytest.raises(Exception, match="on purpose"):
+        engine.merge(tables.SILVER, failing, Commit("merges", 1, 3))
+    assert silver(engine, 3) == expected
+    assert settings_of(spark) == before
+    mine, version = [[("partition", "=", 3)]], engine.questions.version(tables.SILVER) - 1
+    earlier = engine.read(tables.SILVER, ["merge_key"], mine, version=version)
+    assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], "an earlier version is as it was"
+
+
+def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without_a_status(engine: Engine) -> None:
+    first = [(4, "a", "timed_out", 10, None), (4, "b", "open", 20, None), (4, "c", "timed_out", 10, None)]
+    engine.merge(tables.SILVER, changed(engine, *first), Commit("resets", 1, 1))
+    second = [(4, "a", "timed_out", 15, 10), (4, "b", None, 20, 20)]
+    engine.merge(tables.SILVER, changed(engine, *second), Commit("resets", 1, 2), only_open=False)
+    assert silver(engine, 4) == [("a", "timed_out", 15), ("c", "timed_out", 10)]
+
+
+def test_rows_are_deleted_once(engine: Engine) -> None:
+    rows = [("s", "t", 5, offset, 0, time, "why") for offset, time in enumerate((1000, 2000, 3000))]
+    engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows))
+    wanted = [[("partition", "=", 5), ("decided_at", "<", 1500)], [("partition", "=", 5), ("from_offset", ">=", 2)]]
+    for _ in range(2):
+        engine.delete(tables.RESETS, wanted, Commit("deletes", 1, 1))
+        engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows[:1]))
+    found = engine.questions.select(tables.RESETS, ["from_offset"], [[("partition", "=", 5)]])
+    assert sorted(found["from_offset"].to_pylist()) == [0, 0, 1]
+
+
+def test_what_an_earlier_owner_still_writes_changes_nothing(engine: Engine) -> None:
+    engine.merge(tables.SILVER, changed(engine, (6, "a", "open", 10, None)), Commit("owners", 1, 50))
+    engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].schema.empty_table(), Commit("owners", 2, 1))
+    version = engine.questions.version(tables.SILVER)
+    engine.merge(tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 1, 51))
+    engine.append(tables.SILVER, changed(engine, (6, "b", "open", 10, None)), Commit("owners", 1, 52))
+    engine.delete(tables.SILVER, [[("partition", "=", 6)]], Commit("owners", 1, 53))
+    assert silver(engine, 6) == [("a", "open", 10)]
+    assert engine.questions.version(tables.SILVER) == version
+    engine.merge(tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 2, 2))
+    assert silver(engine, 6) == [("a", "timed_out", 10)]
+
+
+# -- reading and transforming
+
+
+def _counted(one: pa.Table, other: pa.Table) -> pa.Table:
+    """By partition, how many rows each input has, and the sum of `last_seq` of the first."""
+    partitions = pc.unique(pa.chunked_array([*one["partition"].chunks, *other["partition"].chunks], pa.int32()))
+    found: dict[str, list[int]] = {name: [] for name in ("partition", "ones", "others", "sum")}
+    for p in partitions.to_pylist():
+        mine, others = (rows.filter(pc.equal(rows["partition"], p)) for rows in (one, other))
+        for name, value in zip(found, (p, mine.num_rows, others.num_rows, sum(mine["last_seq"].to_pylist())), strict=True):
+            found[name].append(value)
+    return pa.table(found)
+
+
+def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> None:
+    many = pa.concat_tables([published(engine, p, *range(p + 1)) for p in range(40)])
+    few = published(engine, 7, 1, 2).select(["partition", "sink"])
+    schema = pa.schema([(name, pa.int64()) for name in ("partition", "ones", "others", "sum")])
+    found = engine.per_partition(_counted, [engine.rows(many), engine.rows(few)], schema)
+    expected = [(p, p + 1, 2 if p == 7 else 0, sum(range(p + 1))) for p in range(40)]
+    assert sorted(read(engine, found, schema.names)) == expected
+    nothing = engine.per_partition(_counted, [engine.rows(many.slice(0, 0)), engine.rows(few.slice(0, 0))], schema)
+    assert read(engine, nothing, schema.names) == []
+
+
+def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
+    engine.append(tables.PUBLISHED, published(engine, 8, 1, 2, 3, times=[100, 200, 300]))
+    where = [[("partition", "=", 8), ("last_event_time", ">=", 200), ("last_seq", "in", [1, 2])]]
+    rows = engine.read(tables.PUBLISHED, ["last_seq"], where, constants={"source": "it's"})
+    assert read(engine, rows, ["last_seq", "source"]) == [(2, "it's")]
+
+
+def test_rows_come_in_order_of_partition_time_and_utf8_key(engine: Engine) -> None:
+    keys = ["z", "é", "\U0001f600", "\uffff", "a", "aa"]
+    rows: list[tuple[Any, ...]] = [
+        (p, key, "timed_out", t, t, [], [], True, None, 0) for p in range(5) for t in (-5, 10**12, 7) for key in keys
+    ]
+    found = engine.lake.layout[tables.SILVER].rows(rows[::-1])
+    for count in (1, 10**6):
+        pieces = list(engine.in_order(engine.rows(found), count))
+        seen = [
+            (row["partition"], round(row["event_time"].timestamp() * 1000), row["merge_key"].encode())
+            for piece in pieces
+            for row in piece.to_pylist()
+        ]
+        by_partition = {p: [place for place in seen if place[0] == p] for p in range(5)}
+        assert sorted(seen) == sorted((p, t, key.encode()) for p in range(5) for t in (-5, 10**12, 7) for key in keys)
+        assert all(mine == sorted(mine) for mine in by_partition.values())
+    [piece, *_] = engine.in_order(engine.rows(found), 1, "concat(merge_key, '!')")
+    assert piece["value"].to_pylist() == [f"{key}!".encode() for key in piece["merge_key"].to_pylist()]
+
+
+def judge(engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6) -> dict[str, tuple[Any, Any]]:
+    """Whether each of three finished rows and an open one is valid, and why not; `b` has orders, and they are of one byte."""
+    part = {"offset": 0, "event_time": 0, "value": "x"}
+    rows: list[tuple[Any, ...]] = [(0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0) for key in "abc"]
+    rows += [(0, "open", "open", 0, 0, [], [part], None, None, 0)]
+    found = engine.lake.layout[tables.SILVER].rows(rows)
+    reasons = pa.array([None, None, "too_large", None], pa.string())
+    found = found.set_column(found.column_names.index("invalid_reason"), "invalid_reason", reasons)
+    judged = engine.judged(engine.rows(found), valid, value, max_bytes)
+    return {key: (is_valid, reason) for key, is_valid, reason in read(engine, judged, ["merge_key", "valid", "invalid_reason"])}
+
+
+def test_an_expression_that_is_null_or_meets_what_it_cannot_handle_counts_as_false(engine: Engine) -> None:
+    no = (False, "predicate")
+    for valid in ("orders[0].value = 'x'", "size(orders) > 0 AND CAST(merge_key AS INT) IS NULL", "orders[0].offset / 0 IS NULL"):
+        expected = {"a": no, "b": (True, None), "c": no} if "/ 0" not in valid else {"a": (True, None), "b": (True, None)}
+        found = judge(engine, valid)
+        assert {key: found[key] for key in expected} == expected
+        assert found["open"] == (None, None), "an open record is not judged"
+    assert judge(engine, "true")["c"] == (False, "too_large")
+    assert judge(engine, "CAST(merge_key AS INT) > 0")["b"] == no
+
+
+def test_a_value_of_an_expression_may_have_so_many_bytes(engine: Engine) -> None:
+    found = judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", 9)
+    assert (found["a"], found["b"]) == ((True, None), (False, "too_large"))
+    assert judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", 10)["b"] == (True, None)
+    assert judge(engine, "true", "CAST(NULL AS STRING)", 1)["b"] == (True, None), "a message may have no value"
+    assert judge(engine, "size(orders) = 0", "repeat('é', 9)", 9)["b"] == (False, "predicate"), "the predicate comes first"
+
+
+# -- following
+
+
+def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) -> None:
+    heard = threading.Semaphore(0)
+    running = engine.follow("law", [tables.PUBLISHED, tables.SILVER], heard.release)
+
+    def drain(seconds: float) -> None:
+        while heard.acquire(timeout=seconds):
+            pass
+
+    try:
+        assert heard.acquire(timeout=DEADLINE_S), "once at its start"
+        commits: Iterable[Any] = (
+            lambda: engine.append(tables.PUBLISHED, published(engine, 9, 1)),
+            lambda: engine.merge(tables.SILVER, changed(engine, (9, "a", "open", 10, None)), Commit("follows", 1, 1)),
+            lambda: engine.merge(tables.SILVER, changed(engine, (9, "a", "timed_out", 10, 10)), Commit("follows", 1, 2)),
+        )
+        for commit in commits:
+            drain(1)
+            commit()
+            assert heard.acquire(timeout=DEADLINE_S)
+        assert running.is_active
+        assert running.failure is None
+    finally:
+        running.stop()
+    assert not running.is_active
+
+
+def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:
+    for seq in range(3):
+        engine.append(tables.PUBLISHED, published(engine, 10, seq))
+    before, files = seqs(engine, 10), engine.questions.file_count(tables.PUBLISHED)
+    engine.compact(tables.PUBLISHED)
+    assert engine.questions.file_count(tables.PUBLISHED) < files
+    assert engine.vacuum(tables.PUBLISHED) == 0, "what lies within the retention stays"
+    assert seqs(engine, 10) == before
+    engine.set_properties(tables.PUBLISHED, {"delta.logRetentionDuration": "interval 9 days"})
+    assert engine.questions.properties(tables.PUBLISHED)["delta.logRetentionDuration"] == "interval 9 days"

@@ -1,0 +1,191 @@
+"""Gold on a real broker: per partition one gapless sequence in order, whatever is cut, crashed, emptied or made again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import orjson
+import pytest
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+
+from pipelines.gold import Gold
+from pipelines.lake import tables
+from tests.laws.conftest import MakeLake
+from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+from tests.support.topics import Published, consume, published
+
+PARTITIONS = 6
+EMPTIED = 2
+"""The partition of the sink that retention empties."""
+
+
+def delete_records(kafka: str, topic: str, partition: int, before: int) -> None:
+    """What retention does."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for done in admin.delete_records([KafkaPartition(topic, partition, before)]).values():
+        done.result(30)
+
+
+def delete_topic(kafka: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for done in admin.delete_topics([topic], operation_timeout=30).values():
+        done.result(30)
+
+
+def notes(lake: CaseLake) -> list[dict[str, Any]]:
+    columns = ["sink", "partition", "first_seq", "last_seq", "last_event_time", "last_key", "sink_offset"]
+    found = lake.questions.select(tables.PUBLISHED, columns).to_pylist()
+    return sorted(found, key=lambda row: (row["sink"], row["partition"], row["first_seq"]))
+
+
+def extended(case: Case, beyond_ms: int) -> None:
+    """More of every source: a record, and heartbeats by which everything before times out."""
+    for source in SOURCES:
+        case.values[source] += [keyed("later", beyond_ms, source=source), heartbeat(beyond_ms + 500)]
+        case.arrivals += [source] * 2
+
+
+@dataclass
+class River:
+    """A lake and its sink, and what was seen of them on the way."""
+
+    kafka: str
+    lake: CaseLake
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sink(self) -> str:
+        return self.lake.settings.publish.topic
+
+    def gold(self, dying: str | None = None) -> Gold:
+        engine = self.lake.engine if dying is None else dying_at(self.lake.engine, "append", dying)
+        return Gold(self.lake.owner(engine), self.lake.settings, PARTITIONS)
+
+    def published(self) -> list[Published]:
+        return published(self.kafka, self.sink, PARTITIONS)
+
+
+@pytest.fixture(scope="module")
+def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
+    """Published in three steps, the second of them cut off; then a partition is emptied, and then the sink is made again."""
+    sink = f"laws-gold-{kind}"
+    river = River(kafka, new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink, name=sink))
+    lake, seen = river.lake, river.seen
+    lake.arrive(0.6)
+    lake.merge()
+    seen["publications"] = list(river.gold().drain())
+    seen["first"], seen["first expected"] = river.published(), finished(lake)
+
+    lake.arrive()
+    lake.merge()
+    with pytest.raises(CrashError):
+        list(river.gold(tables.PUBLISHED).drain())
+    seen["unnoted"] = notes(lake)
+    seen["again"] = list(river.gold().drain())
+    seen["second"], seen["second expected"] = river.published(), expected_messages(lake.cases)
+    seen["messages"] = consume(kafka, sink, PARTITIONS)
+    seen["notes"] = notes(lake)
+    seen["positions"] = {p: positions(case) for p, case in lake.cases.items()}
+
+    ends = [message.offset() for message in seen["messages"] if message.partition() == EMPTIED]
+    delete_records(kafka, sink, EMPTIED, max(ends) + 2)  # with the marker of the transaction
+    seen["emptied"] = [m for m in river.published() if m.partition == EMPTIED]
+    for case in lake.cases.values():
+        extended(case, 10**6)
+    lake.arrive()
+    lake.merge()
+    list(river.gold().drain())
+    seen["refilled"], seen["third expected"] = river.published(), expected_messages(lake.cases)
+
+    delete_topic(kafka, sink)
+    list(river.gold().drain())
+    seen["made again"] = river.published()
+    return river
+
+
+def finished(lake: CaseLake) -> list[tuple[int, int, str]]:
+    """Silver's finished records in the order of publication: partition, event time, key."""
+    found = lake.questions.select(tables.SILVER, ["partition", "event_time", "merge_key"], [[("status", "=", "timed_out")]])
+    return sorted((tuple(row.values()) for row in found.to_pylist()), key=lambda row: (row[0], row[1], row[2].encode()))
+
+
+def positions(case: Case) -> dict[str, list[tuple[int, int]]]:
+    """By source, the (offset, position) of each record that has one."""
+    found = {}
+    for source in SOURCES:
+        records = [as_record(source, offset, value) for offset, value in enumerate(case.values[source])]
+        mine = [record for record in records if record is not None]
+        running = accumulate((record.event_time for record in mine), max)
+        found[source] = [(record.offset, position) for record, position in zip(mine, running, strict=True)]
+    return found
+
+
+def test_what_silver_has_finished_is_published_in_order_with_gapless_numbers(river: River) -> None:
+    found = [(m.partition, int(m.id.split("/")[1]), m.key.decode()) for m in river.seen["first"]]
+    assert found == river.seen["first expected"]
+    assert len(found) > 20
+    for p in range(PARTITIONS):
+        seqs = [m.seq for m in river.seen["first"] if m.partition == p]
+        assert seqs == list(range(len(seqs)))
+
+
+def test_what_is_out_is_what_the_merge_model_says_byte_for_byte(river: River) -> None:
+    assert river.seen["second"] == river.seen["second expected"]
+    assert len(river.seen["second"]) > len(river.seen["first"])
+
+
+def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(river: River) -> None:
+    assert river.seen["again"] == []
+    assert len(river.seen["unnoted"]) == len(river.seen["publications"][0])
+    ends = {(m.partition(), m.offset()): m for m in river.seen["messages"]}
+    for p in range(PARTITIONS):
+        rows = [row for row in river.seen["notes"] if row["partition"] == p]
+        assert [row["first_seq"] for row in rows] == [0, *[row["last_seq"] + 1 for row in rows[:-1]]][: len(rows)]
+        for row in rows:
+            message = ends[p, row["sink_offset"]]
+            headers = dict(message.headers())
+            assert int(headers["watersmeet.seq"]) == row["last_seq"]
+            assert headers["watersmeet.id"].decode() == f"{p}/{row['last_event_time']}/{row['last_key']}"
+        seqs = [m.seq for m in river.seen["second"] if m.partition == p]
+        assert sum(row["last_seq"] - row["first_seq"] + 1 for row in rows) == len(seqs)
+
+
+def test_the_last_message_of_a_transaction_says_from_which_offsets_a_lost_lake_is_taken_up(river: River) -> None:
+    lasts = {(row["partition"], row["last_seq"]): row["last_event_time"] for row in river.seen["notes"]}
+    times: dict[tuple[int, int], set[int]] = {}
+    for message in river.seen["messages"]:
+        headers, p = dict(message.headers()), message.partition()
+        place = p, int(headers["watersmeet.seq"])
+        time = int(headers["watersmeet.id"].decode().split("/")[1])
+        if "watersmeet.min_offsets" in headers:
+            found = orjson.loads(headers["watersmeet.min_offsets"])
+            reached = {s: [o for o, position in mine if position >= time] for s, mine in river.seen["positions"][p].items()}
+            assert found == {source: offsets[0] for source, offsets in reached.items()}
+            times.setdefault((p, time), set()).add(place[1])
+        assert place not in lasts or "watersmeet.min_offsets" in headers
+    assert len(lasts) > PARTITIONS
+    assert set(times) == {(p, time) for (p, _), time in lasts.items()}, "no other message says it"
+
+
+def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: River) -> None:
+    assert river.seen["emptied"] == []
+    before = {m.id for m in river.seen["second"] if m.partition == EMPTIED}
+    expected = [m for m in river.seen["third expected"] if m.id not in before]
+    assert river.seen["refilled"] == expected
+    assert any(m.partition == EMPTIED for m in expected)
+
+
+def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river: River) -> None:
+    assert river.seen["made again"] == river.seen["third expected"]
+    assert len({row["sink"] for row in notes(river.lake)}) == 2
+
+
+def test_a_drained_lake_publishes_nothing(river: River) -> None:
+    version = river.lake.questions.version(tables.PUBLISHED)
+    assert list(river.gold().drain()) == []
+    assert river.lake.questions.version(tables.PUBLISHED) == version

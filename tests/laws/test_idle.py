@@ -1,0 +1,89 @@
+"""The idle policy in silver: its decisions are data, and the merge model with the same data gives the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pipelines.core.idle import Decision
+from pipelines.core.plan import TopicPartition
+from pipelines.kafka.silence import Silence
+from pipelines.lake import tables
+from tests.laws.conftest import MakeLake
+from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake, decisions_of
+
+RANDOM = 16
+SILENT, BOTH = RANDOM, RANDOM + 1
+
+
+class Clock:
+    """Wall time in the hands of the test."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Quiet(Silence):
+    """Kafka, as far as this lake's bronze was filled: nothing beyond, unless it `is_behind`."""
+
+    is_behind = False
+
+    def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
+        return not self.is_behind and bool(after)
+
+
+def case_of(tracking: list[bytes | None], orders: list[bytes | None]) -> Case:
+    return Case({"tracking": tracking, "orders": orders}, 100, ["tracking"] * len(tracking) + ["orders"] * len(orders))
+
+
+def more(lake: CaseLake, partition: int, *orders: bytes) -> None:
+    lake.cases[partition].values["orders"] += orders
+    lake.cases[partition].arrivals += ["orders"] * len(orders)
+
+
+def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: MakeLake) -> None:
+    cases = rich_cases(RANDOM, 5000, refused=False)
+    cases[SILENT] = case_of([keyed("a", 20), heartbeat(500)], [keyed("a", 10)])
+    cases[BOTH] = case_of([heartbeat(50)], [heartbeat(50)])
+    lake, clock = new_lake(cases, merge__idle_after="10s"), Clock()
+    silence = Quiet(lake.settings, 10_000, now_s=clock)
+    silver = lake.start(silence)
+    lake.arrive()
+    list(silver.drain())
+    clock.now = 9.9
+    list(silver.drain())
+    assert decisions_of(lake.questions) == {}, "not silent for long enough"
+    clock.now, silence.is_behind = 10.0, True
+    list(silver.drain())
+    assert decisions_of(lake.questions) == {}, "bronze is behind Kafka: the source is not silent"
+
+    silence.is_behind = False
+    dying = lake.start(silence, dying_at(lake.engine, "append", tables.IDLE_HEARTBEATS))
+    with pytest.raises(CrashError):
+        list(dying.drain())
+    plans = list(lake.start(silence).drain())
+    assert plans, "what nobody has written is decided again"
+    found = decisions_of(lake.questions)
+    assert len(found) > 6
+    assert found["orders", SILENT] == [Decision(0, 500)]
+    assert ("tracking", SILENT) not in found, "never the one that is ahead"
+    assert not {("orders", BOTH), ("tracking", BOTH)} & found.keys(), "nobody is idle where nobody is waited for"
+    lake.take_decisions()
+    assert lake.silver() == expected_silver(lake.cases)
+    assert lake.late() == expected_late(lake.cases)
+
+    more(lake, SILENT, keyed("b", 420), keyed("c", 390))
+    lake.arrive()
+    dying = lake.start(engine=dying_at(lake.engine, "append", tables.LATE))
+    with pytest.raises(CrashError):
+        list(dying.drain())
+    lake.merge()
+    assert [row[3] for row in lake.late() if row[0] == SILENT] == ["c"], "its position is that of the decision"
+    assert lake.silver() == expected_silver(lake.cases)
+    assert lake.late() == expected_late(lake.cases)
+    assert list(lake.start().drain()) == [], "a restart finds nothing to do"

@@ -1,0 +1,132 @@
+"""`rebuild` gives silver again from bronze alone, through resets and idle decisions, and under another timeout; the comparison
+finds whatever is not the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from pipelines.audit.compare import verify_against
+from pipelines.audit.rebuild import rebuild, rebuilt_settings
+from pipelines.core.idle import Decision
+from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.decisions import decision_rows
+from pipelines.lake.place import Lake
+from pipelines.lake.questions import Questions
+from tests.laws.conftest import MakeLake
+from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
+from tests.support.lakes import CaseLake, engine_for, late_of, settings_for, silver_of
+
+RANDOM = 5
+IDLE = RANDOM
+
+
+def questions_of(lake: CaseLake, directory: Path) -> Questions:
+    return DeltaRsQuestions(Lake(rebuilt_settings(lake.settings, directory)))
+
+
+def jump(lake: CaseLake) -> None:
+    """A deliberate reset: in every other partition forward by two offsets, in the others to the beginning."""
+    silver = lake.start()
+    ranges = {
+        tp: OffsetRange(at.next_offset, at.next_offset + 2 if tp.partition % 2 else 0, None, None, None)
+        for tp, at in silver.planner.cursors.items()
+    }
+    silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
+
+
+def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake, spark: SparkSession, tmp_path: Path) -> None:
+    cases = rich_cases(RANDOM, 700, refused=False)
+    silent: dict[str, list[bytes | None]] = {
+        "tracking": [keyed("i", t) for t in (10, 50, 200, 400, 450)],
+        "orders": [keyed("i", 20)],
+    }
+    cases[IDLE] = Case(silent, 100, ["tracking"] * 4 + ["orders", "tracking"])
+    lake = new_lake(cases, merge__max_records_per_batch=30 * 2 * len(cases))
+    lake.arrive(0.6)
+    lake.merge()
+    jump(lake)
+    at = lake.start().planner.cursors[TopicPartition("orders", IDLE)]
+    decided = [(TopicPartition("orders", IDLE), Decision(at.next_offset - 1, time)) for time in (200, 400)]
+    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13))
+    lake.arrive(0.9)
+    lake.merge()
+    silver, late = lake.silver(), lake.late()
+
+    told: list[int] = []
+    merge = lake.settings.merge.model_copy(update={"max_records_per_batch": 10**6})
+    again, once = tmp_path / "again", lake.settings.model_copy(update={"merge": merge})
+    found = rebuild(lake.questions, once, again, tell=lambda plan: told.append(plan.batch))
+    there = questions_of(lake, again)
+    assert silver_of(there) == silver
+    assert late_of(there) == late
+    assert found["lake"] == found["rebuilt"]
+    assert found["lake"]["open"] > 0 < found["lake"]["timed_out"]
+    assert len(told) < lake.questions.version(tables.SILVER), "in other batches"
+    assert not (again / "bronze_tracking").exists(), "from the lake's own bronze"
+    was_reset = [("invalid_reason", "=", "reset")]
+    resets = [q.select(tables.SILVER, ["merge_key"], [was_reset]).num_rows for q in (lake.questions, there)]
+    assert resets[0] == resets[1] > 0, "through the resets"
+    assert any(row[0] == IDLE and row[2] == "timed_out" for row in silver), "with the idle policy's decisions"
+
+    lake.arrive()
+    assert lake.merge() > 0
+    assert lake.silver() != silver
+    assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
+    broken = shutil.copytree(again, tmp_path / "broken")
+    problems = break_and_compare(spark, lake, broken)
+    assert problems == ["the rebuild has another last_event_time"]
+
+
+def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list[str]:
+    """What the comparison with a rebuild says once a row of it is changed by hand."""
+    row = questions_of(lake, broken).select(tables.SILVER, ["partition", "merge_key", "event_time"]).to_pylist()[0]
+    is_it = "partition = {partition} AND merge_key = '{merge_key}' AND unix_millis(event_time) = {event_time}".format(**row)
+    DeltaTable.forPath(spark, f"{broken}/silver").update(is_it, {"last_event_time": "event_time + INTERVAL 1 DAY"})
+    found = verify_against(lake.questions, questions_of(lake, broken), lake.settings, broken)
+    assert found["ok"] == (not found["problems"])
+    [problem] = found["problems"]
+    assert repr(row["merge_key"]) in problem["where"] or row["merge_key"] in problem["where"]
+    return [problem["what"]]
+
+
+def test_under_another_timeout_it_is_what_the_model_makes_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    cases = rich_cases(5, 700, refused=False)
+    lake = CaseLake(engine_for(spark, settings), settings, cases)
+    with pytest.raises(ConfigurationError, match="silver has merged nothing yet"):
+        rebuild(lake.questions, settings, tmp_path / "longer")
+    lake.arrive()
+    lake.merge()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "something").touch()
+    with pytest.raises(ConfigurationError, match="is not an empty folder"):
+        rebuild(lake.questions, settings, full)
+    with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
+        verify_against(lake.questions, questions_of(lake, full), settings, full)
+
+    longer = tmp_path / "longer"
+    found = rebuild(lake.questions, settings, longer, timeout_ms=300)
+    expected = {p: replace(case, timeout_ms=300) for p, case in cases.items()}
+    rows = silver_of(questions_of(lake, longer))
+    assert rows == expected_silver(expected) != expected_silver(cases)
+    complete = [row for row in rows if all(row[5:])]
+    rebuilt: dict[str, Any] = found["rebuilt"]
+    assert (rebuilt["records"], rebuilt["complete"]) == (len(rows), len(complete))
+    for i, source in enumerate(SOURCES):
+        merged, in_complete = (sum(len(row[5 + i]) for row in these) for these in (rows, complete))  # type: ignore[arg-type,misc]
+        late = sum(each.record.source == source for case in expected.values() for each in case.merged().late)
+        assert rebuilt["sources"][source] == {"merged": merged, "in_complete_records": in_complete, "late": late}
+    with pytest.raises(ConfigurationError, match="was derived with a timeout of 300 ms"):
+        verify_against(lake.questions, questions_of(lake, longer), settings, longer)

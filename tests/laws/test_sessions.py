@@ -1,0 +1,56 @@
+"""Whose Spark session it is: a session that is given stays as it was, and the layers have settings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.engine.session import LAYER_SETTINGS, check_folder, spark_session
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit
+from pipelines.lake.place import Lake
+from tests.support.cases import random_case
+from tests.support.lakes import CaseLake, engine_for, settings_for
+
+OTHERS = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "true", "spark.sql.shuffle.partitions": "3"}
+
+
+@pytest.fixture
+def given(root_session: SparkSession) -> Iterator[SparkSession]:
+    """The suite's session, as somebody else's: with settings that are not the layers'."""
+    before = {name: str(root_session.conf.get(name)) for name in (*OTHERS, *LAYER_SETTINGS)}
+    for name, value in OTHERS.items():
+        root_session.conf.set(name, value)
+    yield root_session
+    for name, value in before.items():
+        root_session.conf.set(name, value)
+
+
+def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(given: SparkSession, tmp_path: Path) -> None:
+    before = dict(given.conf.getAll)
+    ours = spark_session({"spark.sql.shuffle.partitions": "7", "spark.master": "local[9]"})
+    assert {name: ours.conf.get(name) for name in LAYER_SETTINGS} == LAYER_SETTINGS
+    assert ours.conf.get("spark.sql.shuffle.partitions") == "3", "settings under `spark:` are those of a session of our own"
+    assert ours.conf.get("spark.app.id") == given.conf.get("spark.app.id"), "the same cluster"
+
+    settings = settings_for(tmp_path)
+    lake = CaseLake(engine_for(ours, settings), settings, {0: random_case(3)})
+    lake.arrive()
+    assert lake.merge() > 0
+    rows = lake.engine.lake.layout[tables.PUBLISHED].schema.empty_table()
+    lake.engine.append(tables.PUBLISHED, rows, Commit("test", 1, 1))
+    assert dict(given.conf.getAll) == before
+    assert SparkSession.getActiveSession() is not None
+
+
+def test_a_session_of_our_own_has_the_settings_under_spark(root_session: SparkSession) -> None:
+    assert {name: root_session.conf.get(name) for name in LAYER_SETTINGS} == LAYER_SETTINGS
+    assert (root_session.conf.get("spark.master") or "").startswith("local")
+
+
+def test_a_folder_of_this_machine_will_do_where_spark_runs_on_it(root_session: SparkSession, tmp_path: Path) -> None:
+    check_folder(root_session, Lake(settings_for(tmp_path)))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,389 @@
+"""Whole lakes straight from the merge model, without the pipeline and without a JVM: correct until a test breaks them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from confluent_kafka import Producer
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.commits import APPLICATION, Commit
+from pipelines.lake.place import Lake
+from pipelines.lake.progress import facts_of, progress_rows
+from pipelines.settings import Settings
+from tests.support.cases import BAD_VALUES, SOURCES, Case
+from tests.support.topics import Published
+
+HOLE = b"hole"
+"""Stands for an offset at which Kafka holds no committed record: a transaction's marker, an aborted record."""
+KAFKA_TIME_MS = 1_767_225_600_000
+Row = dict[str, Any]
+
+
+def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
+    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name."""
+    heartbeat = {"field": "type", "equals": "heartbeat"}
+    values: dict[str, Any] = {
+        "name": "test",
+        "lake": str(folder / "lake"),
+        "kafka": {"bootstrap_servers": bootstrap},
+        "sources": {name: {"topic": name, "key": "k", "event_time": "ts", "heartbeat": heartbeat} for name in sources},
+        "merge": {"timeout": "100ms"},
+        "publish": {"topic": "merged"},
+    }
+    for path, value in overrides.items():
+        *outer, last = path.split("__")
+        target = values
+        for name in outer:
+            target = target[name]
+        target[last] = value
+    return Settings.model_validate(values, context={"folder": folder})
+
+
+@dataclass
+class ModelLake:
+    """Many cases in one lake, a partition each. `arrive` fills bronze, `merge` is one batch of silver, `jump` a reset, `publish`
+    writes what is finished to the real sink and notes it.
+
+    `is_valid` judges finished merge records; `kept` is what silver keeps of a source's value: its text, or what a schema makes of
+    it; `value` is a row's message, by default its JSON.
+    """
+
+    settings: Settings
+    cases: Mapping[int, Case]
+    is_valid: Callable[[Row], bool] = lambda _: True
+    kept: Callable[[str, bytes], Any] = lambda _, value: value.decode()
+    value: Callable[[Row], bytes | None] | None = None
+    recovered: list[tuple[int, int, str, int]] = field(default_factory=list)
+    """(era, partition, key, event time) of messages read back."""
+    rows: list[Row] = field(default_factory=list)
+    late: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lake = Lake(self.settings)
+        self.questions = DeltaRsQuestions(self.lake)
+        self.sources = list(self.settings.sources)
+        self.tps = [TopicPartition(source, p) for p in range(max(self.cases) + 1) for source in self.sources]
+        self.begin = dict.fromkeys(self.tps, 0)
+        self.until = dict.fromkeys(self.tps, 0)
+        self.arrived = dict.fromkeys(self.tps, 0)
+        self.batch = self.era = 0
+        self.time = 0
+        """The last moment that was noted (epoch ms); no two steps share one."""
+        self.positions: dict[TopicPartition, int | None] = dict.fromkeys(self.tps)
+        self.before: list[Row] = []
+        self.sequence: dict[int, int] = {}
+        for name, table in self.lake.layout.items():
+            DeltaTable.create(self.lake.address(name), table.schema, partition_by=list(table.partitioned_by))
+
+    # -- writing
+
+    def write(self, table: str, rows: Iterable[Row], *, commit: Commit | None = None, mode: str = "append") -> int:
+        """Rows by column; times are epoch ms, and so are those of parts. Returns the version."""
+        layout = self.lake.layout[table]
+        found = layout.rows([[_stored(row.get(f.name), f.type) for f in layout.schema] for row in rows])
+        properties = None
+        if commit is not None:
+            transaction = Transaction(commit.application, commit.transaction_version)
+            properties = CommitProperties({"userMetadata": commit.metadata}, app_transactions=[transaction])
+        write_deltalake(self.lake.address(table), found, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
+        return DeltaTable(self.lake.address(table)).version()
+
+    # -- the pipeline's steps
+
+    def arrive(self, share: float = 1.0) -> None:
+        """The next records of every case: up to this share of all of them."""
+        for source in self.sources:
+            rows, refused = [], []
+            for p, case in self.cases.items():
+                tp, wanted = TopicPartition(source, p), case.arrivals[: round(share * len(case.arrivals))].count(source)
+                for offset in range(self.arrived[tp], wanted):
+                    row = self._bronze_row(tp, offset, case.values[source][offset])
+                    rows += [] if row is None else [row]
+                    refused += [] if row is None or row["reason"] is None else [{**row, "source": source}]
+                self.arrived[tp] = max(wanted, self.arrived[tp])
+            self.write(tables.bronze(source), rows)
+            self.write(tables.QUARANTINE, refused)
+
+    def decide(self) -> None:
+        """The idle policy's decisions of all cases are written."""
+        self.write(
+            tables.IDLE_HEARTBEATS,
+            [
+                {**self._place(TopicPartition(s, p)), **decision._asdict(), "decided_at": 0}
+                for p, case in self.cases.items()
+                for s, mine in case.decisions.items()
+                for decision in mine
+            ],
+        )
+
+    def merge(self) -> BatchPlan:
+        """One batch: everything that the clock has reached."""
+        rows, late, ranges, clocks = [], [], {}, {}
+        for p in range(max(self.cases) + 1):
+            model, ends = self._model(p)
+            rows += [self._silver_row(p, "open", record) for record in model.open.values()]
+            rows += [self._silver_row(p, "timed_out", record) for record in model.timed_out]
+            late += [self._late_row(p, each.record, each.position) for each in model.late]
+            if model.clock is not None:
+                clocks[p] = model.clock
+            for source in self.sources:
+                tp = TopicPartition(source, p)
+                until, position = ends[source]
+                ranges[tp] = OffsetRange(self.until[tp], until, self.positions[tp], position, model.heads.get(source))
+                self.until[tp], self.positions[tp] = until, position
+        known = {_content(row): row for row in self.rows}
+        self.rows = [known.get(_content(row), row) for row in [*self.before, *rows]]
+        known_late = {_content(row): row for row in self.late}
+        new = [row for row in late if _content(row) not in known_late]
+        self.late += new
+        self.write(tables.LATE, new)
+        return self._commit(BatchPlan(self.batch, ranges, clocks, has_late=bool(new)))
+
+    def jump(self, by: int, remembered: Iterable[tuple[int, str, int]] = ()) -> None:
+        """A reset: every topic-partition goes on so many offsets further, or further back. `remembered`: published messages
+        (partition, key, event time) that hold records which come again.
+        """
+        target = {tp: max(0, offset + by) for tp, offset in self.until.items()}
+        self.rows = [left for row in self.rows if (left := self._closed(row, target)) is not None]
+        self.late = [row for row in self.late if row["offset"] < target[TopicPartition(row["source"], row["partition"])]]
+        self.write(tables.LATE, self.late, mode="overwrite")
+        ranges = {tp: OffsetRange(self.until[tp], offset, None, None, None) for tp, offset in target.items()}
+        self.time = max(self.time + 1, wall_clock_ms())
+        self.write(
+            tables.RESETS,
+            [
+                {
+                    **self._place(tp),
+                    "from_offset": r.from_offset,
+                    "to_offset": r.until_offset,
+                    "decided_at": self.time,
+                    "reason": "jump",
+                }
+                for tp, r in ranges.items()
+            ],
+        )
+        self.before = self.rows
+        self.begin, self.until, self.positions, self.era = dict(target), dict(target), dict.fromkeys(self.tps), self.era + 1
+        self.recover(remembered)
+        self._commit(BatchPlan(self.batch, ranges, {}, has_late=False, reset="jump"))
+
+    def recover(self, messages: Iterable[tuple[int, str, int]]) -> None:
+        """Messages (partition, key, event time) that were read back before the first batch, or are remembered by a reset."""
+        found = list(messages)
+        self.recovered += [(self.era, *message) for message in found]
+        columns = ("partition", "merge_key", "event_time")
+        self.write(tables.RECOVERED, [{**dict(zip(columns, m, strict=True)), "recovered_at": self.time} for m in found])
+
+    def messages(self) -> list[Published]:
+        """The sink as it must be: a function of silver's finished, valid rows."""
+        found = []
+        for p in sorted(self.cases):
+            mine = [row for row in self.rows if row["partition"] == p and row["valid"]]
+            for seq, row in enumerate(sorted(mine, key=lambda row: (row["event_time"], row["merge_key"].encode()))):
+                message_id = f"{p}/{row['event_time']}/{row['merge_key']}"
+                value = self.value(row) if self.value else self.default_value(row)
+                found.append(Published(p, row["merge_key"].encode(), max(1, row["event_time"]), value, seq, message_id))
+        return found
+
+    def default_value(self, row: Row) -> bytes:
+        """A row's message where no other is configured."""
+        values = self.cases[row["partition"]].values
+        joined = {s: b",".join(values[s][part["offset"]] or b"" for part in row[s]) for s in self.sources}
+        arrays = b"".join(b',"%s":[%s]' % (source.encode(), mine) for source, mine in joined.items())
+        times = row["event_time"], row["last_event_time"]
+        return b'{"key":%s,"event_time":%d,"last_event_time":%d%s}' % (orjson.dumps(row["merge_key"]), *times, arrays)
+
+    def publish(self, name: str) -> None:
+        """Sends what is new to the sink, one transaction's row in `published` for each partition; `name`: the sink's there."""
+        new = [m for m in self.messages() if m.seq >= self.sequence.get(m.partition, 0)]
+        offsets: dict[int, int] = {}
+        topic = self.settings.publish.topic
+        producer = Producer({"bootstrap.servers": self.settings.kafka.bootstrap_servers, "transactional.id": f"test-{topic}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for m in new:
+            producer.produce(
+                topic,
+                m.value,
+                m.key,
+                m.partition,
+                timestamp=m.timestamp,
+                headers=[("watersmeet.seq", str(m.seq).encode()), ("watersmeet.id", m.id.encode())],
+                on_delivery=lambda _, sent: offsets.__setitem__(sent.partition(), sent.offset()),  # type: ignore[assignment, index]
+            )
+        producer.commit_transaction(30)
+        self.time = max(self.time + 1, wall_clock_ms())
+        rows = []
+        for p in {m.partition for m in new}:
+            first, last = [[m for m in new if m.partition == p][i] for i in (0, -1)]
+            self.sequence[p] = last.seq + 1
+            event_time, key = last.id.split("/", 2)[1:]
+            rows.append(
+                {
+                    "partition": p,
+                    "first_seq": first.seq,
+                    "last_seq": last.seq,
+                    "last_event_time": int(event_time),
+                    "last_key": key,
+                    "sink_offset": offsets[p],
+                    "committed_at": self.time,
+                    "sink": name,
+                }
+            )
+        self.write(tables.PUBLISHED, rows)
+
+    # -- parts of steps
+
+    def _commit(self, plan: BatchPlan) -> BatchPlan:
+        self.time = max(self.time + 1, wall_clock_ms())
+        for row in self.rows:
+            row.setdefault("batch", plan.batch)
+        commit = Commit(APPLICATION, 1, plan.batch + 1, facts_of(plan, self.settings))
+        version = self.write(tables.SILVER, self.rows, commit=commit, mode="overwrite")
+        rows = progress_rows(plan, self.settings, version, self.time)
+        write_deltalake(self.lake.address(tables.PROGRESS), rows, mode="append")
+        self.batch += 1
+        return plan
+
+    def _place(self, tp: TopicPartition) -> Row:
+        return {"source": tp.source, "topic": self.settings.sources[tp.source].topic, "partition": tp.partition}
+
+    def _bronze_row(self, tp: TopicPartition, offset: int, value: bytes | None) -> Row | None:
+        if value == HOLE:
+            return None
+        record = None if value in BAD_VALUES else json.loads(value or b"")
+        read = {
+            "merge_key": None,
+            "event_time": None,
+            "heartbeat": False,
+            "reason": "undecodable",
+            "detail": "made to be refused",
+        }
+        if record is not None:
+            read = {"merge_key": record.get("k"), "event_time": record["ts"], "heartbeat": "k" not in record, "reason": None}
+        kafka = {"offset": offset, "kafka_timestamp": KAFKA_TIME_MS, "timestamp_type": 0, "key": None, "value": value}
+        return {**self._place(tp), **kafka, "headers": None, **read}
+
+    def _model(self, p: int) -> tuple[PartitionMerge, dict[str, tuple[int, int | None]]]:
+        """The era from its beginning to what has arrived; and by source the next offset and the position there."""
+        case = self.cases.get(p, Case({source: [] for source in self.sources}, 100))
+        recovered: dict[str, list[int]] = {}
+        for era, partition, key, event_time in self.recovered:
+            if partition == p and era <= self.era:
+                recovered.setdefault(key, []).append(event_time)
+        model = PartitionMerge(MergeRules(tuple(self.sources), self.settings.merge.timeout_ms), recovered=recovered)
+        arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
+        for source in self.sources:
+            tp = TopicPartition(source, p)
+            told = [(d.after_offset, 1, d.event_time, None) for d in case.decisions.get(source, ())]
+            for offset in range(self.begin[tp], self.arrived[tp]):
+                row = self._bronze_row(tp, offset, case.values[source][offset])
+                if row is not None and row["reason"] is None:
+                    told.append((offset, 0, row["event_time"], row["merge_key"]))
+            for offset, is_idle, event_time, key in sorted(told, key=lambda each: each[:2]):  # type: ignore[assignment]
+                if self.begin[tp] - 1 <= offset < self.arrived[tp]:
+                    model.arrive(Record(source, offset, event_time, key))
+                    arrived[source].append((offset + is_idle, model.heads[source]))
+        model.advance()
+        ends = {}
+        for source, told in arrived.items():  # type: ignore[assignment]
+            passed = len(told) - len(model.waiting.get(source, ()))
+            end = told[passed][0] if passed < len(told) else self.arrived[TopicPartition(source, p)]
+            ends[source] = max(end, self.begin[TopicPartition(source, p)]), told[passed - 1][1] if passed else None
+        return model, ends
+
+    def _silver_row(self, p: int, status: str, record: Any) -> Row:
+        key, first, last, parts = record.content()
+        values = self.cases[p].values
+        columns = {
+            source: [
+                {
+                    "offset": part.offset,
+                    "event_time": part.event_time,
+                    "value": self.kept(source, values[source][part.offset] or b""),
+                }
+                for part in mine
+            ]
+            for source, mine in zip(self.sources, parts, strict=True)
+        }
+        row = {"partition": p, "merge_key": key, "status": status, "event_time": first, "last_event_time": last, **columns}
+        valid = None if status == "open" else self.is_valid(row)
+        return {**row, "valid": valid, "invalid_reason": "predicate" if valid is False else None}
+
+    def _late_row(self, p: int, record: Record, position: int) -> Row:
+        tp = TopicPartition(record.source, p)
+        value = self.cases[p].values[record.source][record.offset]
+        row = {**self._place(tp), "offset": record.offset, "merge_key": record.key, "event_time": record.event_time}
+        return {**row, "position": position, "value": value, "batch": self.batch}
+
+    def _closed(self, row: Row, target: Mapping[TopicPartition, int]) -> Row | None:
+        """What a reset leaves of a row."""
+        p = row["partition"]
+        kept = {
+            s: [
+                part
+                for part in row[s]
+                if part["offset"] < target[TopicPartition(s, p)]
+                or target[TopicPartition(s, p)] >= self.until[TopicPartition(s, p)]
+            ]
+            for s in self.sources
+        }
+        times = [part["event_time"] for mine in kept.values() for part in mine]
+        if not times:
+            return None
+        if row["status"] == "timed_out" and kept == {s: row[s] for s in self.sources}:
+            return row
+        closed = {
+            "status": "timed_out",
+            "event_time": min(times),
+            "last_event_time": max(times),
+            "valid": False,
+            "invalid_reason": "reset",
+        }
+        return {**row, **kept, **closed, "batch": self.batch}
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _content(row: Row) -> str:
+    return repr({name: value for name, value in row.items() if name != "batch"})
+
+
+def _stored(value: Any, kind: pa.DataType) -> Any:
+    """Times of parts as Arrow takes them."""
+    if not pa.types.is_list(kind) or not value or "event_time" not in [f.name for f in kind.value_type]:
+        return value
+    return [{**part, "event_time": part["event_time"] * 1000} for part in value]
+
+
+def rewrite(settings: Settings, table: str, change: Callable[[Row], Row | list[Row] | None]) -> None:
+    """Replaces each row of a table by what `change` makes of it: another row, several, or none; in a commit that says nothing."""
+    lake = Lake(settings)
+    layout, rows = lake.layout[table], []
+    for row in DeltaTable(lake.address(table)).to_pyarrow_table().to_pylist():
+        changed = change({name: _ms(value) for name, value in row.items()})
+        rows += [] if changed is None else changed if isinstance(changed, list) else [changed]
+    found = layout.rows([[_stored(row.get(f.name), f.type) for f in layout.schema] for row in rows])
+    write_deltalake(lake.address(table), found, mode="overwrite")
+
+
+def _ms(value: Any) -> Any:
+    if hasattr(value, "timestamp"):
+        return round(value.timestamp() * 1000)
+    if isinstance(value, list):
+        return [_ms(each) for each in value]
+    return {name: _ms(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,296 @@
+"""Streams without Spark: a batch is never cut in two, trouble with Kafka is waited out, what ended is begun anew or told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from pipelines import streams
+from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
+from pipelines.observability import Reporter
+from pipelines.streams import Gate, Patience, Stream
+
+DEADLINE_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "RETRY_S", 0.001)
+
+
+def away() -> KafkaUnreachableError:
+    return KafkaUnreachableError("nowhere:1", "no answer")
+
+
+def gate(limit_s: float = DEADLINE_S) -> Gate:
+    return Gate(Patience(Reporter(), threading.Event(), limit_s))
+
+
+@dataclass
+class Work:
+    """Fails as often as there are failures, then succeeds."""
+
+    failures: list[Exception] = field(default_factory=list)
+    calls: int = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+class Fake:
+    """Something that an engine runs, in the hands of the test."""
+
+    def __init__(self) -> None:
+        self.is_active, self.stops = True, 0
+        self.failure: Exception | None = None
+
+    def end(self, failure: Exception | None = None) -> None:
+        self.is_active, self.failure = False, failure
+
+    def stop(self) -> None:
+        self.is_active, self.stops = False, self.stops + 1
+
+
+def stream(passage: Gate, drain: Callable[[], None] | None = None, *begins: Exception) -> tuple[Stream, list[Fake]]:
+    """A stream of fakes; where it begins for the first times, these errors are raised."""
+    begun: list[Fake] = []
+    fails = list(begins)
+
+    def begin(_: Gate) -> Fake:
+        if fails:
+            raise fails.pop(0)
+        begun.append(Fake())
+        return begun[-1]
+
+    return Stream(passage, begin, drain), begun
+
+
+# -- patience
+
+
+def test_trouble_with_kafka_is_waited_out_and_told() -> None:
+    work, passage = Work([away(), away()]), gate()
+    passage.patience.bear(work)
+    assert work.calls == 3
+
+
+def test_another_error_is_raised_at_once() -> None:
+    work = Work([ConfigurationError("bad"), ConfigurationError("worse")])
+    with pytest.raises(ConfigurationError, match="bad"):
+        gate().patience.bear(work)
+    assert work.calls == 1
+
+
+def test_trouble_that_outlasts_the_patience_is_told_in_one_sentence() -> None:
+    work = Work([away() for _ in range(10**5)])
+    with pytest.raises(WatersmeetError, match=r"no Kafka broker answers at nowhere:1 .*\(tried again for 0 s\)"):
+        gate(limit_s=0.01).patience.bear(work)
+
+
+def test_a_run_that_stops_waits_no_longer() -> None:
+    passage = gate()
+    passage.stopping.set()
+    work = Work([away() for _ in range(100)])
+    passage.patience.bear(work)
+    assert work.calls == 1
+
+
+# -- the gate
+
+
+def test_no_batch_begins_once_the_run_stops() -> None:
+    passage, work = gate(), Work()
+    passage.run(work)
+    passage.stopping.set()
+    passage.run(work)
+    assert work.calls == 1
+
+
+def test_a_failure_is_kept_and_stops_everything() -> None:
+    passage = gate()
+    failure = ConfigurationError("bad")
+    passage.run(Work([failure]))
+    assert passage.failure is failure
+    assert passage.stopping.is_set()
+
+
+def test_one_batch_passes_at_a_time_and_closing_waits_for_it() -> None:
+    passage, begun, may_end = gate(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        order.append("first begins")
+        begun.set()
+        assert may_end.wait(DEADLINE_S)
+        order.append("first ends")
+
+    threads = [threading.Thread(target=passage.run, args=[first])]
+    threads[0].start()
+    assert begun.wait(DEADLINE_S)
+    threads.append(threading.Thread(target=passage.run, args=[lambda: order.append("second")]))
+    threads[1].start()
+    may_end.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert order == ["first begins", "first ends", "second"]
+
+    for each in (begun, may_end, order):
+        each.clear()
+    thread = threading.Thread(target=passage.run, args=[first])
+    thread.start()
+    assert begun.wait(DEADLINE_S)
+    passage.stopping.set()
+
+    def close() -> None:
+        passage.close()
+        order.append("closed")
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    may_end.set()
+    closing.join(DEADLINE_S)
+    thread.join(DEADLINE_S)
+    assert order == ["first begins", "first ends", "closed"]
+
+
+# -- a stream
+
+
+def test_a_stream_begins_again_while_kafka_is_away() -> None:
+    river, begun = stream(gate(), None, away(), away())
+    river.start()
+    assert river.is_active
+    assert len(begun) == 1
+
+
+def test_a_stream_that_ended_for_trouble_with_kafka_is_begun_anew() -> None:
+    river, begun = stream(gate())
+    river.start()
+    begun[0].end(away())
+    assert not river.is_active
+    river.look_after()
+    assert river.is_active
+    assert len(begun) == 2
+    river.look_after()
+    assert len(begun) == 2, "what runs is left alone"
+    river.raise_failure()
+
+
+def test_a_stream_that_ended_without_a_word_is_begun_anew() -> None:
+    river, begun = stream(gate())
+    river.start()
+    begun[0].end()
+    river.look_after()
+    assert len(begun) == 2
+
+
+def test_a_stream_that_ended_for_a_reason_that_does_not_pass_is_told() -> None:
+    river, begun = stream(gate())
+    river.start()
+    begun[0].end(ConfigurationError("odd"))
+    with pytest.raises(WatersmeetError, match="a stream ended: odd"):
+        river.look_after()
+    with pytest.raises(WatersmeetError, match="odd"):
+        river.raise_failure()
+
+
+def test_an_engine_that_fails_by_itself_may_begin_anew_and_not_for_ever() -> None:
+    passage = gate()
+    river, begun = stream(passage)
+    river.start()
+    for attempt in range(2 * (streams.ATTEMPTS - 1)):
+        begun[-1].end(ValueError("a worker did not start"))
+        river.look_after()
+        assert river.is_active
+        if attempt == streams.ATTEMPTS - 2:
+            passage.run(lambda: None)  # a batch that succeeds between two failures makes the next one the first again
+    begun[-1].end(ValueError("a worker did not start"))
+    with pytest.raises(WatersmeetError, match="a stream ended: ValueError: a worker did not start"):
+        river.look_after()
+
+
+def test_a_stream_that_ends_is_done_where_it_ended_well_and_begun_anew_where_not() -> None:
+    river, begun = stream(gate())
+    river.ends = True
+    river.start()
+    assert not river.is_done
+    begun[0].end(away())
+    river.look_after()
+    assert not river.is_done
+    begun[1].end()
+    assert river.is_done
+    river.look_after()
+    assert len(begun) == 2
+    river.raise_failure()
+
+
+def test_a_failure_of_a_batch_is_raised_as_it_is() -> None:
+    passage = gate()
+    river, begun = stream(passage)
+    river.start()
+    passage.run(Work([ConfigurationError("bad")]))
+    river.look_after()
+    assert len(begun) == 1, "a run that stops begins nothing"
+    with pytest.raises(ConfigurationError, match="bad"):
+        river.raise_failure()
+
+
+def test_a_stop_comes_after_the_batch_under_way() -> None:
+    passage, begun_work, may_end = gate(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def work() -> None:
+        begun_work.set()
+        assert may_end.wait(DEADLINE_S)
+        order.append("batch")
+
+    river, begun = stream(passage)
+    river.start()
+    running = threading.Thread(target=passage.run, args=[work])
+    running.start()
+    assert begun_work.wait(DEADLINE_S)
+    passage.stopping.set()
+
+    def stop() -> None:
+        river.stop()
+        order.append("stopped")
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert order == []
+    may_end.set()
+    stopping.join(DEADLINE_S)
+    running.join(DEADLINE_S)
+    assert order == ["batch", "stopped"]
+    assert begun[0].stops == 1
+
+
+def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() -> None:
+    drained = threading.Semaphore(0)
+    passage, is_due = gate(), False
+    river, _ = stream(passage, drained.release)
+    river.is_due = lambda: is_due
+    river.start()
+    assert drained.acquire(timeout=DEADLINE_S)
+    river.look_after()
+    passage.run(lambda: None)
+    assert not drained.acquire(blocking=False)
+    is_due = True
+    end = threading.Event()
+
+    def look() -> None:
+        while not end.is_set():  # a drain that is still ending is not begun twice
+            river.look_after()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert drained.acquire(timeout=DEADLINE_S)
+    end.set()
+    looking.join(DEADLINE_S)
+    passage.stopping.set()
+    river.stop()
