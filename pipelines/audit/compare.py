@@ -6,6 +6,7 @@ Both are read a group of partitions at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,11 +48,11 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     for first, until in groups(1 + max((tp.partition for tp in evidence.eras[-1].until), default=-1)):
         mine = [("partition", ">=", first), ("partition", "<", until)]
         rows = _rows(here, tables.SILVER, of_silver, [mine], version), _rows(there, tables.SILVER, of_silver, [mine])
-        for key, one, other in different(*rows, _key):
+        for key, one, other in different(*rows, itemgetter(slice(3))):
             in_silver.add(_told(one, other, of_silver), place(*key))
         noted = [[*mine, ("batch", "<=", batch)]]
         rows = _rows(here, tables.LATE, of_late, noted), _rows(there, tables.LATE, of_late, [mine])
-        for (partition, source, offset), one, other in different(*rows, _key):
+        for (partition, source, offset), one, other in different(*rows, itemgetter(slice(3))):
             in_late.add(_told(one, other, of_late), f"late: {settings.sources[source].topic}[{partition}]@{offset}")
     return answer([in_silver, in_late])
 
@@ -88,10 +89,6 @@ def _rows(questions: Questions, table: str, columns: list[str], where: Where, ve
         return iter(())
     found = questions.select(table, columns, where, version=version)
     return zip(*(map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist() for c in found.columns), strict=True)
-
-
-def _key(row: Row) -> Row:
-    return row[:3]
 
 
 def _told(here: list[Row], there: list[Row], names: list[str]) -> str:

@@ -38,6 +38,7 @@ _UNPUBLISHED = {
 NEAR = 5
 """So many keys that look like an unknown one are shown."""
 
+_MARKERS = 1000
 PATIENCE_S = 3.0
 """A broker that does not answer within this counts as away: the tables know nearly as much."""
 
@@ -110,12 +111,13 @@ class _Life:
         columns = ["partition", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"]
         columns += self.settings.sources
         try:
-            found = self.questions.select(tables.SILVER, columns, [[self._is_key]], version=self.moment.version)
+            found = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]], version=self.moment.version)
         except VersionGoneError as error:
             hours = self.settings.retention_ms // 3_600_000
-            raise WatersmeetError(
+            told = (
                 f"version {self.moment.version} of silver cannot be read any more: versions are kept for `retention` ({hours} h)"
-            ) from error
+            )
+            raise WatersmeetError(told) from error
         return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"]))
 
     def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
@@ -193,7 +195,7 @@ class _Life:
     @cached_property
     def _late(self) -> list[Found]:
         names = ("source", "topic", "partition", "offset", "event_time", "position", "batch")
-        return self._then(tables.LATE, names, self._is_key, ("batch", "<=", self.moment.batch))
+        return self._then(tables.LATE, names, ("merge_key", "=", self.key), ("batch", "<=", self.moment.batch))
 
     def quarantined(self) -> list[Found]:
         """Refused records whose Kafka key is this one: what key their value has, nobody could read."""
@@ -207,7 +209,9 @@ class _Life:
         for source in self.settings.sources:
             passed = {row["partition"]: row["until_offset"] for row in now if row["source"] == source}
             since = ("offset", ">=", min(passed.values(), default=0))
-            rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time"), self._is_key, since)
+            rows = self._then(
+                tables.bronze(source), ("topic", "partition", "offset", "event_time"), ("merge_key", "=", self.key), since
+            )
             found += [{"source": source, **row} for row in rows if row["offset"] >= passed.get(row["partition"], 0)]
         return found
 
@@ -240,10 +244,6 @@ class _Life:
     def _decisions(self) -> list[Decided]:
         return read_decisions(self.questions) if self.questions.exists(tables.IDLE_HEARTBEATS) else []
 
-    @property
-    def _is_key(self) -> Condition:
-        return "merge_key", "=", self.key
-
 
 class _Sink:
     """What `published` knew at a time (epoch ms; None: now) of the sink that was written to last."""
@@ -255,7 +255,7 @@ class _Sink:
         if questions.exists(tables.PUBLISHED):
             by_sink = questions.summary(tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [self._known]).to_pylist()
             self._name = max(by_sink, key=lambda row: row["last"])["sink"] if by_sink else None
-        self._is_away = False
+        self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
 
     def place_of(self, partition: int, event_time: int, key: str) -> dict[str, int | None] | None:
         """Partition, offset and seq of the message of a finished, valid record; None where it is not published. The offset is
@@ -292,18 +292,14 @@ class _Sink:
 
         The guess is never too small: between a message and the last of its transaction there may be markers of others.
         """
-        kafka, topic, span = self._settings.kafka, self._settings.publish.topic, 100
+        kafka, topic = self._settings.kafka, self._settings.publish.topic
         try:
-            first, end = Cluster(kafka, PATIENCE_S).bounds_of(topic, [partition])[partition]
-            while (until := min(guess + 1, end)) > first:
-                start = max(first, guess + 1 - span)
-                for batch in read_range(kafka, Range(topic, partition, start, until), timeout_s=PATIENCE_S):
+            first, end = self._cluster.bounds_of(topic, [partition])[partition]
+            for start in (max(first, guess - _MARKERS), first):
+                for batch in read_range(kafka, Range(topic, partition, start, min(guess + 1, end)), timeout_s=PATIENCE_S):
                     for offset, headers in zip(batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True):
                         if {"key": ID, "value": record_id} in (headers or []):
                             return int(offset)
-                if start == first:
-                    return None
-                span *= 10
         except WatersmeetError:
             self._is_away = True
             return guess

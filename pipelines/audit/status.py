@@ -44,7 +44,9 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         new = {tp: row for rows in found for tp, row in rows.items()}
         counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
         silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
-        published = _published(questions)
+        last = {
+            row["partition"]: row["last"] for row in _rows(questions, tables.PUBLISHED, ["partition"], last=("max", "last_seq"))
+        }
         try:
             bounds: Bounds | None = of_kafka.result()
         except KafkaUnreachableError as error:
@@ -72,7 +74,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
             if at["state"] == "held" and at["lead"] == 0:  # nothing waits for another source
                 at["state"] = "active"
         counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
-        counts |= {"quarantined": quarantined.get((p,), 0), "published": published.get(p, 0)}
+        counts |= {"quarantined": quarantined.get((p,), 0), "published": last.get(p, -1) + 1}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     return {"partitions": answers}
 
@@ -127,13 +129,6 @@ def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, in
 
 def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...], int]:
     return {tuple(row[name] for name in by): row["rows"] for row in _rows(questions, table, by, rows=("count", "*"))}
-
-
-def _published(questions: Questions) -> dict[int, int]:
-    """The sequence has no gap, so its last number says how many there are."""
-    return {
-        row["partition"]: row["last"] + 1 for row in _rows(questions, tables.PUBLISHED, ["partition"], last=("max", "last_seq"))
-    }
 
 
 # -- Kafka

@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.lake import tables
-from pipelines.lake.progress import last_batch as last_batch_of
-from pipelines.lake.progress import progress_rows
+from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.settings import Settings
@@ -103,7 +102,7 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 def read_evidence(questions: Questions, settings: Settings, partitions: int, *, full: bool = True) -> Evidence:
     """Silver as it is now, with all that leads to it; not `full`: of the keys, a sample is looked at."""
     version, last = _silver_now(questions)
-    last_batch = -1 if last is None else last[0].batch
+    batch = -1 if last is None else last[0].batch
     noted = {} if version is None or last is None else _noted(questions, settings, version, *last)
     columns = ["partition", "merge_key", "event_time", "recovered_at", "source", "offset"]
     known = _select(questions, settings, tables.RECOVERED, columns)
@@ -113,7 +112,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     begin = dict.fromkeys(every, 0) | _by_topic_partition(known.filter(pc.is_valid(known["source"])).to_pylist(), "offset")
     eras = []
     for ended in [*resets, None]:
-        rows = noted.get(last_batch if ended is None else ended.batch - 1, [])
+        rows = noted.get(batch if ended is None else ended.batch - 1, [])
         rows = [row for row in rows if row["reason"] is None]  # else one reset followed another
         clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
         heads = _by_topic_partition([row for row in rows if row["head"] is not None], "head")
@@ -128,7 +127,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
     era[at <= (noted[0][0]["committed_at"] if 0 in noted else _NEVER)] = 0
     recovered = messages.select(["partition", "merge_key", "event_time"]).append_column("era", pa.array(era, pa.int64()))
-    return Evidence(questions, settings, partitions, version, last_batch, resets, eras, recovered, one_in)
+    return Evidence(questions, settings, partitions, version, batch, resets, eras, recovered, one_in)
 
 
 def _select(
@@ -143,7 +142,7 @@ def _select(
 def _silver_now(questions: Questions) -> tuple[int | None, tuple[BatchPlan, int] | None]:
     """A version of silver, its last batch, and the version that this batch made."""
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
-        version, last = questions.version(tables.SILVER), last_batch_of(questions)
+        version, last = questions.version(tables.SILVER), last_batch(questions)
         if questions.version(tables.SILVER) == version:  # else another batch came between the questions
             return version, None if last is None else last[:2]
     return None, None

@@ -79,9 +79,7 @@ class Judge:
             return False
 
     def right(self, row: Row) -> list[tuple[bool | None, str | None]]:
-        """What `valid` and `invalid_reason` of a row may be. The size of a message that is not known byte for byte says something
-        only where it is far from the limit.
-        """
+        """What `valid` and `invalid_reason` may be; a size that is not exactly known says something only far from the limit."""
         if row.outcome.status != "timed_out":
             return [(None, None) if row.outcome.status == "open" else (False, "reset")]
         holds = row.holds if "valid" in self.expressions else True

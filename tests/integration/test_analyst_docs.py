@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.bronze import Bronze
 from pipelines.dev.init import write_example
 from pipelines.lake import tables
-from pipelines.lake.by_spark import table_rows
+from pipelines.lake.by_spark import SparkQuestions, table_rows
 from pipelines.owner import Owner
 from pipelines.run import create_missing
 from pipelines.settings import Settings, load_settings
@@ -74,7 +74,9 @@ class Example:
         return found
 
     def query(self, spark: SparkSession, statement: str) -> DataFrame:
-        [first] = [version for version in self.engine.questions.history(tables.SILVER) if version.number == 1]
+        # Time travel goes by the time that Spark's history shows.
+        history = SparkQuestions(self.engine.lake, lambda: self.spark).history(tables.SILVER)
+        [first] = [version for version in history if version.number == 1]
         time = datetime.fromtimestamp(first.committed_at_ms / 1000, timezone.utc).isoformat(" ", timespec="milliseconds")
         text = statement.replace("LAKE", str(self.settings.lake))
         return spark.sql(re.sub(r"TIMESTAMP AS OF '[^']+'", f"TIMESTAMP AS OF '{time}'", text))
