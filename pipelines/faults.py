@@ -1,8 +1,8 @@
 """Named points between the steps of the commits, where a test holds a process in order to kill it just there.
 
 Unarmed, a point is a call of a function that does nothing, and no configuration, table or message can change that. It is armed
-for a whole process by the environment variable `WATERSMEET_FAULT`, `POINT:COUNT:FOLDER`: whoever reaches the point for the
-COUNT-th time, in whichever process of the run, leaves the file `FOLDER/held` and stays there while that file exists.
+for a whole process by the environment variable `WATERSMEET_FAULT`, `POINT:COUNT:FOLDER`: the process that reaches the point for
+the COUNT-th time, counted over all processes of the run, leaves the file `FOLDER/held` and stays there while that file exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POINTS: Final = (
     "gold.note",  # the same, for the layer: published lacks the rows
     "gold.done",  # all is noted
 )
-"""Every point, in the order of the river."""
+"""Every point, in the order of the pipeline."""
 
 
 def _nothing(point: str) -> None:

@@ -1,7 +1,7 @@
 """The live view: merge records, and beside them what waits in bronze for the clock. Nothing is written.
 
 A row whose status is `waiting` is a key of a partition whose records the clock has not reached: its parts are what will be
-merged, into one merge record or several, when it is their time. `waits_for` names the sources that it takes: those whose head
+merged, into one merge record or several, when it is their time. `waits_for` names the sources that it waits for: those whose head
 is the clock, or that have none. So a source that is stuck is seen here first.
 """
 

@@ -198,7 +198,7 @@ class _Life:
         return self._then(tables.LATE, names, ("merge_key", "=", self.key), ("batch", "<=", self.moment.batch))
 
     def quarantined(self) -> list[Found]:
-        """Refused records whose Kafka key is this one: what key their value has, nobody could read."""
+        """Refused records whose Kafka key is this one: the key in their value could not be read."""
         names = ("source", "topic", "partition", "offset", "reason", "detail")
         return self._then(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
 

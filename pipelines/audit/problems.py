@@ -1,4 +1,4 @@
-"""What `verify` and `validate` answer with: problems, each with its place and what mends it."""
+"""What `verify` and `validate` answer with: problems, each with its place and how to fix it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 class Problem(NamedTuple):
-    """What is wrong, where, and what would mend it."""
+    """What is wrong, where, and how to fix it."""
 
     what: str
     where: str

@@ -86,7 +86,7 @@ class Publisher:
         return f"watersmeet-{self._settings.name}-{self._topic}"
 
     def begin(self) -> None:
-        """Fences whoever published to the sink before under this name, and settles what it left; in every delivery mode, since
+        """Fences the previous publisher of this sink and settles its open transaction; in every delivery mode, since
         an earlier run may have had another one.
 
         Raises KafkaAccessError where the client or its permission is refused, KafkaUnreachableError where no broker answers.
@@ -133,7 +133,7 @@ class Publisher:
         `exactly_once`, so that all of them are out or none.
 
         Columns: partition, key, value (null: a message without a value), timestamp (ms, not 0), headers, seq, event_time (ms).
-        Raises FencedError where somebody else publishes now, PublishingError (which says whether to try again),
+        Raises FencedError where another publisher has taken over, PublishingError (which says whether to try again),
         KafkaUnreachableError, KafkaAccessError; after any error `begin` comes first.
         """
         producer = self._producer

@@ -10,7 +10,7 @@ from deltalake.exceptions import CommitFailedError
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether a commit was refused because of another writer's: whoever looks at the table again may succeed.
+    """Whether a commit was refused because of another writer's: reading the table again and retrying may succeed.
 
     Spark's classes are those of `delta.exceptions`, which have no common base; where that module has not been imported, no
     error is one of them.

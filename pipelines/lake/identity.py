@@ -1,7 +1,7 @@
 """What the content of a lake depends on, beside the records: kept when the lake is begun, and compared at every start.
 
 Another timeout, key or topic would make another result of the same records, which would not agree with what was merged before. So
-a change is refused; its place is a new lake.
+a change is refused; it needs a new lake.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
 from pipelines.lake.place import Lake
 from pipelines.settings import Settings
-from tests.audit.test_verify import case_of, richest_cases
-from tests.support.cases import KEYS, SOURCES, Case, heartbeat, keyed
+from tests.audit.inputs import case_of, richest_cases, with_topics
+from tests.support.cases import KEYS, Case, heartbeat, keyed
 from tests.support.model_lakes import ModelLake, rewrite, settings_for, wall_clock_ms
-from tests.support.topics import consume, create_topics
+from tests.support.topics import consume
 
 RANDOM, IDLE, HELD = range(8), 8, 9
 PARTITIONS = 10
@@ -46,10 +46,8 @@ class River:
 
 @pytest.fixture(scope="module")
 def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
-    topics = {f"sources__{name}__topic": f"explain_{name}" for name in SOURCES}
     folder = tmp_path_factory.mktemp("explained")
-    settings = settings_for(folder, bootstrap=kafka, publish__topic="explained", publish__valid="size(tracking) > 0", **topics)
-    create_topics(kafka, *topics.values(), "explained", partitions=PARTITIONS)
+    settings = with_topics(kafka, folder, "explained", PARTITIONS, publish__valid="size(tracking) > 0")
     cases = dict(zip(RANDOM, richest_cases(len(RANDOM)), strict=True))
     cases[IDLE] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
     cases[HELD] = case_of([keyed(ODD, 5), keyed(ODD, 900)], [heartbeat(300)])
@@ -91,7 +89,7 @@ def content(record: Mapping[str, Any]) -> tuple[Any, ...]:
 def expected(partition: int, case: Case, status: str, record: MergeRecord) -> tuple[Any, ...]:
     at = positions(case)
     parts = [
-        (source, f"explain_{source}", partition, part.offset, part.event_time, at[source, part.offset])
+        (source, f"explained_{source}", partition, part.offset, part.event_time, at[source, part.offset])
         for source, mine in record.parts.items()
         for part in sorted(mine)
     ]

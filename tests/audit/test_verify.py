@@ -23,7 +23,8 @@ from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.place import Lake
 from pipelines.settings import Settings
-from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
+from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
+from tests.support.cases import SOURCES, Case, heartbeat, keyed
 from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite, settings_for
 from tests.support.topics import consume, create_topics, produce, produce_transaction
 
@@ -33,11 +34,6 @@ RANDOM, IDLE, TRANSACTIONAL = range(PLAIN, PLAIN + 3), PLAIN + 3, PLAIN + 4
 PARTITIONS = PLAIN + 5
 
 
-def case_of(tracking: Sequence[bytes | None], orders: Sequence[bytes | None], *decided: Decision) -> Case:
-    values = {"tracking": [*tracking], "orders": [*orders]}
-    return Case(values, 100, [source for source, mine in values.items() for _ in mine], {"orders": list(decided)})
-
-
 def plain_case() -> Case:
     """Clock 320: published are a (0), e (20), f (30) and b (60), open are c (300) and d (305), tracking@8 is late."""
     tracking = [
@@ -45,17 +41,6 @@ def plain_case() -> Case:
         *[keyed("c", 300), keyed("d", 310), keyed("d", 150), keyed("c", 320), heartbeat(320)],
     ]
     return case_of(tracking, [keyed("a", 10), keyed("d", 305), keyed("d", 315), heartbeat(320)])
-
-
-def richest_cases(count: int) -> list[Case]:
-    """Of many random cases those with most late and finished records."""
-    cases = [random_case(seed) for seed in range(200)]
-    return sorted(cases, key=lambda case: -len(case.merged().late) - len(case.merged().timed_out))[:count]
-
-
-def settings_of(kafka: str, folder: Path, sink: str = "verified", **overrides: Any) -> Settings:
-    topics = {f"sources__{name}__topic": f"verify_{name}" for name in SOURCES}
-    return settings_for(folder, bootstrap=kafka, publish__topic=sink, **topics, **overrides)
 
 
 @dataclass
@@ -68,13 +53,12 @@ class River:
     def copy(self, folder: Path, **overrides: Any) -> Settings:
         """Another lake with the same content, to break."""
         shutil.copytree(str(self.settings.lake), folder / "lake", dirs_exist_ok=True)
-        return settings_of(self.kafka, folder, **overrides)
+        return settings_of(self.kafka, folder, "verified", **overrides)
 
 
 @pytest.fixture(scope="module")
 def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
-    settings = settings_of(kafka, tmp_path_factory.mktemp("verified"))
-    create_topics(kafka, *[f"verify_{name}" for name in SOURCES], "verified", partitions=PARTITIONS)
+    settings = with_topics(kafka, tmp_path_factory.mktemp("verified"), "verified", PARTITIONS)
     cases = dict.fromkeys(range(PLAIN), plain_case()) | dict(zip(RANDOM, richest_cases(3), strict=True))
     cases[IDLE] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
     transactions = [keyed("t", 1), HOLE, HOLE, HOLE, keyed("t", 3), heartbeat(900)]
@@ -82,11 +66,11 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     for source in SOURCES:
         produce(
             kafka,
-            f"verify_{source}",
+            f"verified_{source}",
             [(p, v) for p, c in cases.items() for v in c.values[source] if HOLE not in c.values[source]],
         )
     for values, commit in (([keyed("t", 1)], True), ([keyed("t", 2)], False), ([keyed("t", 3), heartbeat(900)], True)):
-        produce_transaction(kafka, "verify_tracking", values, TRANSACTIONAL, commit=commit)
+        produce_transaction(kafka, "verified_tracking", values, TRANSACTIONAL, commit=commit)
     lake = ModelLake(settings, cases)
     for share in (0.3, 0.7):
         lake.arrive(share)
@@ -102,8 +86,8 @@ def questions_of(settings: Settings) -> DeltaRsQuestions:
     return DeltaRsQuestions(Lake(settings))
 
 
-def problems_of(settings: Settings, *, full: bool = True) -> list[tuple[str, str]]:
-    found = verify(questions_of(settings), settings, full=full)
+def problems_of(settings: Settings, *, full: bool = True, **options: Any) -> list[tuple[str, str]]:
+    found = verify(questions_of(settings), settings, full=full, **options)
     assert found["ok"] == (not found["problems"])
     assert all(problem.keys() == {"what", "where", "fix"} and problem["fix"] for problem in found["problems"])
     return sorted((problem["where"], problem["what"]) for problem in found["problems"])
@@ -136,7 +120,7 @@ def test_groups_of_any_size_find_the_same(river: River, monkeypatch: pytest.Monk
 
 
 def record(source: str, partition: int, offset: int) -> str:
-    return f"bronze_{source}: verify_{source}[{partition}]@{offset}"
+    return f"bronze_{source}: verified_{source}[{partition}]@{offset}"
 
 
 def row(partition: int, key: str, event_time: int) -> str:
@@ -242,7 +226,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 6, "source": "orders", "clock": 320},
         altered(clock=321, head=321),
         [
-            ("progress: verify_orders[6]", "the head is 321, and bronze gets to 320"),
+            ("progress: verified_orders[6]", "the head is 321, and bronze gets to 320"),
             ("progress: partition 6", "the clock is 321, and the smallest head 320"),
         ],
     ),
@@ -255,7 +239,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
             clock=315,
         ),
         [
-            ("verify_tracking[7]@9", "passed, with the clock at 315, although the position is 320"),
+            ("verified_tracking[7]@9", "passed, with the clock at 315, although the position is 320"),
             (row(7, "c", 300), "and the merge model open from 300 to 300 of tracking@6"),
         ],
     ),
@@ -359,7 +343,7 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(river: River, tmp_pat
         ("at_least_once", ("a repeat",)),
         ("at_most_once", ("a gap", "missing in the sink", "was published")),
     ):
-        lenient = settings_of(river.kafka, tmp_path, "broken", publish__delivery=delivery)
+        lenient = settings_of(river.kafka, tmp_path, "verified", "broken", publish__delivery=delivery)
         left = [(where, words) for where, words in IN_BROKEN_SINKS if not words.endswith(forgiven)]
         the_same(problems_of(lenient, full=False), left)
 
@@ -371,7 +355,7 @@ def test_without_kafka_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: River, tmp_path: Path) -> None:
-    settings = settings_of(river.kafka, tmp_path, "nowhere", kafka__start="latest")
+    settings = settings_of(river.kafka, tmp_path, "verified", "nowhere", kafka__start="latest")
     assert verify(questions_of(settings), settings) == {"ok": True, "problems": []}
     assert list(tmp_path.iterdir()) == []
 
@@ -406,13 +390,9 @@ def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int
 
 def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_path: Path) -> None:
     """What was published before the jump is neither missing nor unknown; what comes after it is compared again."""
-    topics = {f"sources__{name}__topic": f"jumped_{name}" for name in SOURCES}
-    settings = settings_for(tmp_path, bootstrap=kafka, publish__topic="jumped", **topics)
-    create_topics(kafka, *[f"jumped_{name}" for name in SOURCES], "jumped", partitions=1)
+    settings = with_topics(kafka, tmp_path, "jumped")
     beats = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))]
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
-    produce(kafka, "jumped_tracking", [(0, value) for value in beats])
-    produce(kafka, "jumped_orders", [(0, heartbeat(1000))])
     lake.arrive()
     lake.merge()
     name = read_sink(lake.questions, settings, 1).name

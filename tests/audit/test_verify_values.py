@@ -19,11 +19,10 @@ from pipelines.audit.verify_sink import read_sink
 from pipelines.core.types import TIME
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.settings import Settings
-from tests.audit.test_verify import case_of, richest_cases
-from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.audit.inputs import case_of, richest_cases, with_topics
+from tests.audit.test_verify import problems_of
+from tests.support.cases import heartbeat, keyed
 from tests.support.model_lakes import ModelLake, Row, rewrite, settings_for
-from tests.support.topics import create_topics
 
 ODD_KEY = 'q"\\\x01\t\x1f/é\U0001f600'
 INTEGERS = {"type": "object", "properties": {name: {"type": "integer"} for name in ("ts", "n")}}
@@ -64,17 +63,6 @@ def published(lake: ModelLake) -> None:
     lake.publish(read_sink(lake.questions, lake.settings, 1).name)
 
 
-def settings_of(kafka: str, folder: Path, name: str, **overrides: Any) -> Settings:
-    topics = {f"sources__{source}__topic": f"{name}_{source}" for source in SOURCES}
-    create_topics(kafka, *topics.values(), name, partitions=1)
-    return settings_for(folder, bootstrap=kafka, publish__topic=name, **topics, **overrides)
-
-
-def told(lake: ModelLake, settings: Settings | None = None, **options: Any) -> list[tuple[str, str]]:
-    found = verify(lake.questions, settings or lake.settings, **options)
-    return sorted((problem["where"], problem["what"]) for problem in found["problems"])
-
-
 def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: Path) -> None:
     schema = tmp_path / "tracking.json"
     schema.write_text(json.dumps(SCHEMA))
@@ -85,21 +73,21 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     ]
     orders = [keyed("a", 20, big=1), b'{"ts":30,"k":"b","big":1e999}', heartbeat(900)]
     lake = ModelLake(
-        settings_of(kafka, tmp_path, "typed", sources__tracking__schema=str(schema)),
+        with_topics(kafka, tmp_path, "typed", sources__tracking__schema=str(schema)),
         {0: case_of(tracking, orders)},
         kept=kept,
         value=message,
     )
     published(lake)
     assert [len(row["tracking"]) for row in lake.rows] == [2, 0]
-    assert told(lake, full=True) == []
+    assert problems_of(lake.settings) == []
 
     def changed(row: Row) -> Row:
         parts = [{**part, "value": {**part["value"], "n": 9007199254740992}} for part in row["tracking"]]
         return {**row, "tracking": [*row["tracking"][:1], *parts[1:]]}
 
     rewrite(lake.settings, tables.SILVER, changed)
-    (in_silver, sentence), in_sink = told(lake)
+    (in_silver, sentence), in_sink = problems_of(lake.settings, full=False)
     assert in_silver == "silver: partition 0, key 'a', event_time 0"
     assert "9007199254740992" in sentence.split("merge model")[0]
     assert "9007199254740993" in sentence.split("merge model")[1]
@@ -126,7 +114,7 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(kafka
     case = case_of(
         [keyed("a", 0), keyed("b", 10), keyed("c", 20), heartbeat(900)], [keyed("a", 5), keyed("c", 25), heartbeat(900)]
     )
-    settings = settings_of(kafka, tmp_path, "expressions", publish__valid="size(orders) > 0", publish__value="merge_key")
+    settings = with_topics(kafka, tmp_path, "expressions", publish__valid="size(orders) > 0", publish__value="merge_key")
     lake = ModelLake(settings, {0: case}, is_valid=lambda row: bool(row["orders"]), value=lambda row: row["merge_key"].encode())
     published(lake)
     found = verify(lake.questions, settings, full=True)
@@ -148,13 +136,13 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(kafka
         ("silver: partition 0, key 'b', event_time 10", "valid is True (None), and must be False (predicate)"),
         ("silver: partition 0, key 'c', event_time 20", "valid is False (predicate), and must be True (None)"),
     ]
-    assert told(lake, full=True) == unevaluated
-    assert told(lake, full=True, evaluate=evaluate) == [*unevaluated, *verdicts]
+    assert problems_of(lake.settings) == unevaluated
+    assert problems_of(settings, evaluate=evaluate) == [*unevaluated, *verdicts]
 
 
 def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> None:
     case = case_of([keyed(ODD_KEY, 0), keyed("b", 10, pad="x" * 300), heartbeat(900)], [heartbeat(900)])
-    lake = ModelLake(settings_of(kafka, tmp_path, "odd"), {0: case})
+    lake = ModelLake(with_topics(kafka, tmp_path, "odd"), {0: case})
 
     def escaped(row: Row) -> bytes:
         key = orjson.dumps(row["merge_key"]).replace(b"\\u001f", b"\\u001F")
@@ -162,12 +150,12 @@ def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> 
 
     lake.value = escaped
     published(lake)
-    assert told(lake, full=True) == []
+    assert problems_of(lake.settings) == []
     size = len(lake.messages()[1].value or b"")
     publish = lake.settings.publish
     for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
         smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
-        assert [what for _, what in told(lake, smaller, full=True)] == expected
+        assert [what for _, what in problems_of(smaller)] == expected
 
 
 # -- verify --against
