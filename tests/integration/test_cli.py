@@ -256,20 +256,6 @@ def assert_one_sentence(said: str) -> None:
     assert "\tat " not in said
 
 
-def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project, following: Following) -> None:
-    produce(project.kafka, ORDERS, [(1, keyed("e", 260)), (1, heartbeat(1000))])
-    produce(project.kafka, TRACKING, [(1, heartbeat(1000))])
-    following.until_published(project, b"e")
-    produce(project.kafka, SINK, [(1, b"not ours")])
-    produce(project.kafka, ORDERS, [(1, keyed("f", 1010)), (1, heartbeat(2000))])
-    produce(project.kafka, TRACKING, [(1, heartbeat(2000))])
-    family = following.descendants()
-    assert following.wait(DEADLINE_S) == (1, b""), following.errors.read_text()
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert alive == []
-    assert_one_sentence(following.errors.read_text())
-
-
 def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSession, project: Project, tmp_path: Path) -> None:
     create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])

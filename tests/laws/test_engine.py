@@ -156,10 +156,11 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
 
 def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without_a_status(engine: Engine) -> None:
     first = [(4, "a", "timed_out", 10, None), (4, "b", "open", 20, None), (4, "c", "timed_out", 10, None)]
-    engine.merge(tables.SILVER, changed(engine, *first), Commit("resets", 1, 1))
-    second = [(4, "a", "timed_out", 15, 10), (4, "b", None, 20, 20)]
+    twice = [(4, "d", "timed_out", 30, None), (4, "d", "open", 30, None)]
+    engine.merge(tables.SILVER, changed(engine, *first, *twice), Commit("resets", 1, 1))
+    second = [(4, "a", "timed_out", 15, 10), (4, "b", None, 20, 20), (4, "d", None, 30, 30), (4, "d", "timed_out", 30, None)]
     engine.merge(tables.SILVER, changed(engine, *second), Commit("resets", 1, 2), only_open=False)
-    assert silver(engine, 4) == [("a", "timed_out", 15), ("c", "timed_out", 10)]
+    assert silver(engine, 4) == [("a", "timed_out", 15), ("c", "timed_out", 10), ("d", "timed_out", 30)]
 
 
 def test_rows_are_deleted_once(engine: Engine) -> None:
