@@ -256,6 +256,20 @@ def assert_one_sentence(said: str) -> None:
     assert "\tat " not in said
 
 
+def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) -> None:
+    produce(project.kafka, SINK, [(1, b"not ours")])
+    failing = Following(project)
+    try:
+        until(lambda: "java" in failing.programs(), "Spark is being started")
+        family = failing.descendants()
+        assert failing.wait(DEADLINE_S) == (1, b""), failing.errors.read_text()
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == []
+    finally:
+        failing.kill()
+    assert_one_sentence(failing.errors.read_text())
+
+
 def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSession, project: Project, tmp_path: Path) -> None:
     create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])

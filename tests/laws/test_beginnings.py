@@ -42,8 +42,8 @@ class Begun:
 
     def beginning(self, start: Any = None, *, looks_only: bool = False, **kafka: Any) -> Beginning:
         """What a run with another `start` finds."""
-        told = KafkaSettings.model_validate({**self.settings.kafka.model_dump(exclude={"start"}), "start": start, **kafka})
-        settings = self.settings.model_copy(update={"kafka": told if start is not None else self.settings.kafka})
+        told = {**self.settings.kafka.model_dump(), **({} if start is None else {"start": start}), **kafka}
+        settings = self.settings.model_copy(update={"kafka": KafkaSettings.model_validate(told)})
         return Beginning(self.engine.questions, settings, PARTITIONS, None if looks_only else Owner(self.engine, token=1))
 
     def resets(self) -> list[tuple[Any, ...]]:
