@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from pipelines.errors import ConfigurationError, KafkaRequestError, TopicChangedError
+from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaUnreachableError, TopicChangedError
 from pipelines.kafka.failures import failure
 from pipelines.kafka.options import ListeningAdmin
 from pipelines.settings import KafkaSettings, Settings
@@ -91,6 +91,17 @@ class Cluster:
         return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
 
     def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+        """A partition that was just made has no leader yet: the question is asked again until the timeout."""
+        deadline, wanted = time.monotonic() + self.timeout_s, list(partitions)
+        while True:
+            try:
+                return self._asked_offsets(topic, wanted, spec)
+            except KafkaUnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_S)
+
+    def _asked_offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
         asked = self._admin.list_offsets(
             {TopicPartition(topic, p): spec for p in partitions},
             isolation_level=IsolationLevel.READ_COMMITTED,
