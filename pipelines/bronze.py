@@ -70,8 +70,7 @@ class Bronze:
 
     def _take(self, rows: Rows) -> None:
         with self._engine.held(rows) as kept:
-            values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
-            found = self._engine.summary(kept, ["partition", "reason"], values)
+            found = self.counted(kept)
             records, refused = _counts(found)
             if not records:
                 return
@@ -84,10 +83,13 @@ class Bronze:
         if self.maintenance is not None:
             self.maintenance.after_commit()
 
+    def counted(self, rows: Rows) -> pa.Table:
+        """By partition and reason: how many `records` there are, and the `first` and `last` offset."""
+        values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
+        return self._engine.summary(rows, ["partition", "reason"], values)
+
     def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
-        """Step 1. `found`: by partition and reason, how many rows there are, and the first and last offset. `fills`: the rows lie
-        between others that are there already.
-        """
+        """Step 1. `found`: the rows as `counted`. `fills`: the rows lie between others that are there already."""
         ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
         columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
         ranges = {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
@@ -114,8 +116,8 @@ class Bronze:
     def complete(self) -> None:
         """Completes what a crash has left of the last commit."""
         last = last_decision(self._engine.questions, self.table)
-        if last is None:
-            return
+        if last is None or not last[1].facts["refused"]:
+            return  # there is nothing to note, and quarantine's history need not be searched
         noted = last_commit(self._engine.questions, tables.QUARANTINE, bronze_application(self.source))
         if noted is None or noted[1].transaction_version < last[1].transaction_version:
             self.note(last[1])

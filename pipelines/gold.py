@@ -37,13 +37,13 @@ from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.published import last_published
+from pipelines.lake.questions import first_offsets
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000
 """About so many messages go into one transaction: few large ones are cheap, and none outlives its timeout."""
-
-PARTITIONS_PER_QUESTION = 64
 
 Headers = Mapping[int, list[tuple[str, bytes]]]
 """Further headers of messages, by event time (ms)."""
@@ -71,7 +71,8 @@ class Gold:
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
         """Publishes everything that silver has finished; yields what each transaction wrote."""
         while not is_stopping():
-            tails, self._tails = self._tails or self.recover(), None  # after a failure, only the sink knows what is out
+            tails = self.recover() if self._tails is None else self._tails
+            self._tails = None  # after a failure, only the sink knows what is out
             extents, has_more = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION)
             publications = self._publish(extents, tails) if extents else []
             self._tails = tails | {p.partition: p.tail for p in publications}
@@ -88,7 +89,7 @@ class Gold:
         """
         self.check_owner()
         self._ensure_topic()
-        noted = self._noted_tails()
+        noted = last_published(self._engine.questions, self._sink)
         self._publisher.begin()
         found = self._publisher.tails(self.partitions)
         counts_as_out = self.settings.publish.delivery == "at_most_once"
@@ -114,7 +115,7 @@ class Gold:
             self._publisher.send(self._messages(extents, tails, headers, count))
             return promised
         sent = self._publisher.send(self._messages(extents, tails, headers, count))
-        publications = [Publication(p, tails[p].seq + 1 if p in tails else 0, tail) for p, tail in sorted(sent.items())]
+        publications = _publications(sent, tails)
         reach("gold.note")
         self._note(publications)
         return publications
@@ -134,17 +135,13 @@ class Gold:
                 values = message_values(mine, sources) if value is None else mine["value"]
                 found = messages(mine, values, ends.get(partition), headers[partition])
                 if found.num_rows:
-                    last = found.slice(found.num_rows - 1).to_pylist()[0]
-                    ends[partition] = Tail(last["seq"], last["event_time"], last["key"].decode(), None)
+                    ends[partition] = _end_of(found)
                     yield found
 
     def _promised(self, extents: Mapping[int, Extent], tails: Mapping[int, Tail], count: int) -> list[Publication]:
         """What `at_most_once` notes before it publishes: no offset can be known yet."""
-        promised: dict[int, Tail] = {}
-        for found in self._messages(extents, tails, {p: {} for p in extents}, count):
-            last = found.slice(found.num_rows - 1).to_pylist()[0]
-            promised[last["partition"]] = Tail(last["seq"], last["event_time"], last["key"].decode(), None)
-        return [Publication(p, tails[p].seq + 1 if p in tails else 0, tail) for p, tail in sorted(promised.items())]
+        pieces = self._messages(extents, tails, {p: {} for p in extents}, count)
+        return _publications({piece["partition"][0].as_py(): _end_of(piece) for piece in pieces}, tails)
 
     # -- headers for recovery from a lost lake
 
@@ -170,7 +167,7 @@ class Gold:
             decisions[tp.partition].setdefault(tp.source, []).append(decision)
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
         for source in self.settings.sources:
-            first = self._first_offsets(source, times)
+            first = first_offsets(self._engine.questions, tables.bronze(source), "event_time", times)
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
                 offsets[p][source] = min_offset(records, decisions[p].get(source, ()), time, next_offset=0)
@@ -179,15 +176,6 @@ class Gold:
             idle = idle_header(decisions[p], by_source)
             said[p] = [(MIN_OFFSETS, encode_min_offsets(by_source)), *([(IDLE, encode_idle(idle))] if idle else [])]
         return said
-
-    def _first_offsets(self, source: str, times: Mapping[int, int]) -> dict[int, int]:
-        first: dict[int, int] = {}
-        wanted = sorted(times)
-        for mine in (wanted[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(wanted), PARTITIONS_PER_QUESTION)):
-            reached = [[("partition", "=", p), ("event_time", ">=", times[p])] for p in mine]
-            found = self._engine.questions.summary(tables.bronze(source), ["partition"], {"first": ("min", "offset")}, reached)
-            first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))
-        return first
 
     # -- the table `published`, and the sink
 
@@ -198,18 +186,6 @@ class Gold:
         now, sink = now_ms(), self._sink
         rows = [(p, first, t.seq, t.event_time, t.key, t.offset, now, sink) for p, first, t in publications]
         self.owner.append(tables.PUBLISHED, self._engine.lake.layout[tables.PUBLISHED].rows(rows))
-
-    def _noted_tails(self) -> dict[int, Tail]:
-        """What `published` says of each partition's last message in this very topic."""
-        questions, of_sink = self._engine.questions, [("sink", "=", self._sink)]
-        latest = questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink])
-        last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
-        if not last:
-            return {}
-        names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
-        found = questions.select(tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]])
-        rows = zip(*(found[name].to_pylist() for name in names), strict=True)
-        return {p: Tail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
     def _ensure_topic(self) -> None:
         cluster = Cluster(self.settings.kafka)
@@ -230,3 +206,14 @@ class Gold:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
+
+
+def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
+    """What was published after these tails, up to these ends."""
+    return [Publication(p, tails[p].seq + 1 if p in tails else 0, end) for p, end in sorted(ends.items())]
+
+
+def _end_of(found: pa.Table) -> Tail:
+    """Where a partition's sequence stands after these messages of it, which are one or more; no offset is known yet."""
+    [last] = found.slice(found.num_rows - 1).to_pylist()
+    return Tail(last["seq"], last["event_time"], last["key"].decode(), None)

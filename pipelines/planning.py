@@ -22,10 +22,8 @@ from pipelines.core.plan import (
     plan_batch,
 )
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, within
+from pipelines.lake.questions import Questions, first_offsets, within
 from pipelines.settings import Settings
-
-PARTITIONS_PER_QUESTION = 64
 
 
 @dataclass
@@ -123,17 +121,14 @@ class Planner:
         """The first offset that bronze has at or after each of these; absent where it has none."""
         first: dict[TopicPartition, int] = {}
         for source in dict.fromkeys(tp.source for tp in starts):
-            mine = sorted((tp.partition, at) for tp, at in starts.items() if tp.source == source)
-            for some in (mine[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(mine), PARTITIONS_PER_QUESTION)):
-                beyond = [[("partition", "=", partition), ("offset", ">=", at)] for partition, at in some]
-                found = self.questions.summary(tables.bronze(source), ["partition"], {"first": ("min", "offset")}, beyond)
-                for partition, offset in zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True):
-                    first[TopicPartition(source, partition)] = offset
+            mine = {tp.partition: at for tp, at in starts.items() if tp.source == source}
+            found = first_offsets(self.questions, tables.bronze(source), "offset", mine)
+            first |= {TopicPartition(source, partition): offset for partition, offset in found.items()}
         return first
 
 
 def _by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
-    """Available of bronze in order of offset, by topic-partition, and only those in its range."""
+    """Rows of bronze in order of offset, by topic-partition, and only those in its range."""
     partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
     times = np.asarray(found["event_time"].fill_null(NO_TIME).to_numpy(), np.int64)
     order = np.lexsort((offsets, partitions))

@@ -21,6 +21,7 @@ from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
+from pipelines.lake.published import last_published
 from pipelines.lake.questions import within
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
@@ -105,8 +106,7 @@ class Reset:
         missing = engine.per_partition(without_known, [kafka, known], engine.lake.layout[table].schema)
         bronze = Bronze(self.owner, self.settings, source)
         with engine.held(missing) as rows:
-            values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
-            found = engine.summary(rows, ["partition", "reason"], values)
+            found = bronze.counted(rows)
             if found.num_rows:
                 bronze.note(bronze.append(rows, found, fills=True))
 
@@ -137,7 +137,8 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         )
         columns = ["partition", "merge_key", "event_time", *settings.sources]
         before = engine.read(tables.SILVER, columns, [[("valid", "=", True)]], version=version - 1)
-        function = partial(published_again, again=again, tails=_published(engine), sources=list(settings.sources))
+        tails = {p: (tail.event_time, tail.key) for p, tail in last_published(engine.questions).items()}
+        function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
         messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
         rows = [(r["partition"], r["merge_key"], r["event_time"], None, None, now_ms()) for r in messages.to_pylist()]
         engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows(rows), commit)
@@ -152,12 +153,3 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
 def taken_back(plan: BatchPlan) -> dict[TopicPartition, int]:
     """By topic-partition that a reset takes back, the offset from which its records come again; no other batch takes any back."""
     return {tp: jump.until_offset for tp, jump in plan.ranges.items() if jump.until_offset < jump.from_offset}
-
-
-def _published(engine: Engine) -> dict[int, tuple[int, str]]:
-    """By partition, event time (ms) and key of the last message, as `published` knows it."""
-    latest = engine.questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")})
-    last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
-    found = engine.questions.select(tables.PUBLISHED, ["partition", "last_seq", "last_event_time", "last_key"])
-    rows = zip(*(found[name].to_pylist() for name in found.column_names), strict=True)
-    return {p: (time, key) for p, seq, time, key in rows if last.get(p) == seq}

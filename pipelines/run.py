@@ -141,11 +141,11 @@ class Run:
                 Beginning(questions, self.settings, self.partitions, owner).decide()
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
-            lease.release()
             if lease.lost is not None:
                 raise lease.lost from None
             raise
-        lease.release()
+        finally:
+            lease.release()
 
 
 class Owned:

@@ -169,7 +169,7 @@ class SparkEngine:
         except AnalysisException as error:
             if error.getCondition() != "SCHEMA_NOT_FOUND":
                 raise
-            self._create_schema(sql_name(self.lake, table.name).rpartition(".")[0])
+            self._create_schema(name.rpartition(".")[0])
             self.spark.sql(statement)
 
     def _create_schema(self, name: str) -> None:

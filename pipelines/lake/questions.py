@@ -37,6 +37,9 @@ AGGREGATES: Final = frozenset(["count", "min", "max", "sum"])
 MAX_TERMS: Final = 16
 """A condition with a term for each of hundreds of partitions takes longer to plan than to answer."""
 
+PARTITIONS_PER_QUESTION: Final = 64
+"""Where each partition needs a term of its own, so many are asked for at a time."""
+
 
 class NoTableError(WatersmeetError):
     """A table that is asked about does not exist."""
@@ -132,6 +135,17 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
         untils = [until for p in near if (until := ranges[p][1]) is not None]
         terms.append([*term, ("offset", "<", max(untils))] if len(untils) == len(near) else term)
     return terms
+
+
+def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int, int]) -> dict[int, int]:
+    """By partition the first offset of a row whose `column` is at least the partition's bound; absent where there is none."""
+    first: dict[int, int] = {}
+    wanted = sorted(bounds.items())
+    for some in (wanted[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(wanted), PARTITIONS_PER_QUESTION)):
+        beyond: Where = [[("partition", "=", partition), (column, ">=", bound)] for partition, bound in some]
+        found = asked.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
+        first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))
+    return first
 
 
 def walk(asked: Questions, table: str) -> Iterator[Version]:

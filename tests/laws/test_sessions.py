@@ -19,8 +19,12 @@ OTHERS = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": 
 
 
 @pytest.fixture
-def given(root_session: SparkSession) -> Iterator[SparkSession]:
-    """The suite's session, as somebody else's: with settings that are not the layers'."""
+def given(root_session: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
+    """The suite's session, as somebody else's: active, with settings that are not the layers', and Delta has written in it.
+
+    (At a first write, Delta itself changes settings of the active session.)
+    """
+    root_session.createDataFrame([(1,)], "id LONG").write.format("delta").save(str(tmp_path / "theirs"))
     before = {name: str(root_session.conf.get(name)) for name in (*OTHERS, *LAYER_SETTINGS)}
     for name, value in OTHERS.items():
         root_session.conf.set(name, value)
@@ -43,7 +47,6 @@ def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(gi
     rows = lake.engine.lake.layout[tables.PUBLISHED].schema.empty_table()
     lake.engine.append(tables.PUBLISHED, rows, Commit("test", 1, 1))
     assert dict(given.conf.getAll) == before
-    assert SparkSession.getActiveSession() is not None
 
 
 def test_a_session_of_our_own_has_the_settings_under_spark(root_session: SparkSession) -> None:

@@ -20,7 +20,7 @@ from tests.support.lakes import CaseLake, delta_table
 PARTITIONS = 60
 CASES = rich_cases(PARTITIONS)
 MAX_BYTES = 250
-SHARE = 30
+SHARE = 20
 
 
 @pytest.fixture(scope="module")
