@@ -25,8 +25,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.columns import times_ms
 from pipelines.core.idle import Decision
-from pipelines.core.merge import times_ms
 from pipelines.core.message import message_values, messages
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail

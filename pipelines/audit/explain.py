@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 
 from pipelines.audit.show import utc
-from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, TopicPartition, positions_of
+from pipelines.core.columns import NO_TIME
+from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from pipelines.core.sequence import ID, message_id
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, groups, in_groups, int64s, one_piece, time_column, times_ms
 from pipelines.core.idle import Decision
-from pipelines.core.message import exceeds, typed_values
-from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, Int64s, TopicPartition, positions_of
+from pipelines.core.message import exceeds
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, positions_of
 from pipelines.core.types import TIME
+from pipelines.core.values import typed_values
 
 RECORD_SCHEMA = pa.schema(
     [
@@ -33,9 +34,6 @@ RECORD_SCHEMA = pa.schema(
     ]
 )
 """What is read of bronze, and the name of the source."""
-
-NEVER = np.iinfo(np.int64).max
-"""Stands for the event time of an open record that a key does not have; above every real time, so minima pass over it."""
 
 
 @dataclass(frozen=True)
@@ -135,148 +133,119 @@ class _Positioned(NamedTuple):
     times: Int64s
     positions: Int64s
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> _Positioned:
+    def where(self, keep: Booleans) -> _Positioned:
         if keep.all():
             return self
         return _Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
 
-    def is_late(self, timeout_ms: int) -> npt.NDArray[np.bool_]:
+    def is_late(self, timeout_ms: int) -> Booleans:
         """Rule 3."""
         return np.asarray(self.times < self.positions - timeout_ms, np.bool_)
 
 
 def _positioned(records: pa.Table, batch: Batch) -> _Positioned:
     """Positions need every record of a range, heartbeats and the idle policy's decisions too; what comes out has a key."""
-    partitions, offsets = int64s(records["partition"]), int64s(records["offset"])
-    times = times_ms(records["event_time"])
-    sources = pc.index_in(records["source"], value_set=pa.array(batch.sources)).to_numpy()
-    order = np.lexsort((offsets, sources, partitions))
-    begins = np.flatnonzero(np.diff(partitions[order], prepend=-1) | np.diff(sources[order], prepend=-1))
-    kept, positions = [], []
-    for here in np.split(order, begins[1:]) if len(order) else []:
-        tp = TopicPartition(batch.sources[sources[here[0]]], int(partitions[here[0]]))
-        inside = here[_is_in_range(offsets[here], times[here], batch.plan, tp)]
-        if len(inside):
-            kept.append(inside)
-            positions.append(_positions(offsets[inside], times[inside], batch, tp))
-    if not kept:
-        return _Positioned(records.slice(0, 0), np.array([], np.int64), np.array([], np.int64))
-    rows = np.concatenate(kept)
-    keyed = ~records["heartbeat"].to_numpy()[rows]
-    rows = rows[keyed]
-    return _Positioned(records.take(pa.array(rows)), times[rows], np.concatenate(positions)[keyed])
+    offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
+    count = len(batch.sources)
+    sources = int64s(pc.index_in(records["source"], value_set=pa.array(batch.sources)))
+    kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
+    for number, rows in groups(int64s(records["partition"]) * count + sources, offsets).items():
+        tp = TopicPartition(batch.sources[number % count], number // count)
+        if (done := batch.plan.ranges.get(tp)) is not None:
+            of_range = offsets[rows]
+            rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]
+            kept.append(rows)
+            positions.append(_positions(Available(offsets[rows], times[rows]), done, batch.idle.get(tp, ())))
+    numbers = np.concatenate(kept)
+    is_keyed = ~records["heartbeat"].to_numpy()[numbers]
+    numbers = numbers[is_keyed]
+    return _Positioned(records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed])
 
 
-def _is_in_range(offsets: Int64s, times: Int64s, plan: BatchPlan, tp: TopicPartition) -> npt.NDArray[np.bool_]:
-    done = plan.ranges.get(tp)
-    if done is None:
-        return np.zeros(len(offsets), bool)
-    return np.asarray((offsets >= done.from_offset) & (offsets < done.until_offset) & (times != NO_TIME), np.bool_)
-
-
-def _positions(offsets: Int64s, times: Int64s, batch: Batch, tp: TopicPartition) -> Int64s:
+def _positions(records: Available, done: OffsetRange, decisions: Sequence[Decision]) -> Int64s:
     """The running maximum of event time along a range, from the position before it on."""
-    done = batch.plan.ranges[tp]
-    spoken = [d for d in batch.idle.get(tp, ()) if done.from_offset <= d.after_offset + 1 < done.until_offset]
-    rows = Available(offsets, times).with_idle(spoken)
+    spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
+    rows = records.with_idle(spoken)
     positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
     return positions if rows.is_idle is None else positions[~rows.is_idle]
 
 
-def _is_published(records: _Positioned, recovered: pa.Table, timeout_ms: int) -> npt.NDArray[np.bool_]:
+def _is_published(records: _Positioned, recovered: pa.Table, timeout_ms: int) -> Booleans:
     """Whether the sink already holds a record: a message of its key with `position <= event_time + timeout` was read back.
 
     The latest message of a key decides: where it does not hold the record, no earlier one does.
     """
-    latest: dict[tuple[int, str], int] = {}
-    for partition, key, time in zip(
-        recovered["partition"].to_pylist(), recovered["merge_key"].to_pylist(), times_ms(recovered["event_time"]), strict=True
-    ):
-        latest[partition, key] = max(int(time), latest.get((partition, key), 0))
-    keys = zip(records.rows["partition"].to_pylist(), records.rows["merge_key"].to_pylist(), strict=True)
-    until = np.array([latest.get(key, NO_TIME) for key in keys], np.int64)
-    return records.positions <= until + timeout_ms
+    of_record, of_message, count = _keys(records.rows, recovered)
+    latest = np.full(count, NO_TIME)
+    np.maximum.at(latest, of_message, times_ms(recovered["event_time"]))
+    return np.asarray(records.positions <= latest[of_record] + timeout_ms, np.bool_)
+
+
+def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
+    """Numbers every (partition, key) of two tables: by row of the one, by row of the other, and how many there are."""
+    texts = _both(one["merge_key"], other["merge_key"], pa.large_string()).combine_chunks().dictionary_encode()
+    partitions = np.concatenate([int64s(one["partition"]), int64s(other["partition"])])
+    codes = int64s(texts.indices) * (int(partitions.max(initial=0)) + 1) + partitions
+    known, numbers = np.unique(codes, return_inverse=True)
+    return numbers[: one.num_rows], numbers[one.num_rows :], len(known)
 
 
 # -- merge records
 
 
-class _Keys(NamedTuple):
-    """Records and open records by key: `of_record` and `of_open` number the keys, `open_times` (ms) is by key."""
-
-    of_record: Int64s
-    of_open: Int64s
-    open_times: Int64s
-
-
 def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Table:
     open_times = times_ms(open_rows["event_time"])
-    keys = _keys(records.rows, open_rows, open_times)
-    nth = _nth_of_key(records, keys, batch.timeout_ms)
+    of_record, of_open, count = _keys(records.rows, open_rows)
+    if len(np.unique(of_open)) != len(of_open):
+        raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
+    times_of_keys = np.full(count, NEVER)
+    times_of_keys[of_open] = open_times
+    nth = _nth_of_key(records, of_record, times_of_keys, batch.timeout_ms)
     # A merge record is known by its key and its number among those of the key that this batch sees.
     stride = int(nth.max(initial=0)) + 1
-    of_record, of_open = keys.of_record * stride + nth, keys.of_open * stride
+    of_record, of_open = of_record * stride + nth, of_open * stride
     changes = np.isin(of_open, of_record) | _is_timed_out(int64s(open_rows["partition"]), open_times, batch)
     open_rows, open_times = open_rows.filter(pa.array(changes)), open_times[changes]
     merged = _Merged.of(np.concatenate([of_record, of_open[changes]]), len(of_record))
 
-    partitions = merged.first(pa.chunked_array(records.rows["partition"].chunks + open_rows["partition"].chunks, pa.int32()))
+    partitions = merged.first(_both(records.rows["partition"], open_rows["partition"], pa.int32()))
     times = merged.reduce(np.minimum, np.concatenate([records.times, open_times]))
     last_times = merged.reduce(np.maximum, np.concatenate([records.times, times_ms(open_rows["last_event_time"])]))
     timed_out = _is_timed_out(int64s(partitions), times, batch)
     replaces = np.full(merged.size, NEVER)
     replaces[merged.of_open] = open_times
-    count = merged.size
-    rows = pa.table(
-        {
-            "partition": partitions,
-            "merge_key": merged.first(_both(records.rows["merge_key"], open_rows["merge_key"], pa.large_string())),
-            "status": pc.if_else(pa.array(timed_out), "timed_out", "open"),
-            "event_time": time_column(times),
-            "last_event_time": time_column(last_times),
-            **{source: _parts(source, records, open_rows, merged, batch) for source in batch.sources},
-        }
-    )
-    too_large = _too_large(rows, timed_out, batch)
-    return pa.table(
-        {
-            **{name: rows[name] for name in rows.column_names},
-            "valid": pa.array(~too_large, mask=~timed_out),
-            "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
-            "batch": pa.array(np.full(count, batch.plan.batch, np.int64)),
-            "replaces": time_column(replaces, is_null=replaces == NEVER),
-        }
-    )
+    columns = {
+        "partition": partitions,
+        "merge_key": merged.first(_both(records.rows["merge_key"], open_rows["merge_key"], pa.large_string())),
+        "status": pc.if_else(pa.array(timed_out), "timed_out", "open"),
+        "event_time": time_column(times),
+        "last_event_time": time_column(last_times),
+        **{source: _parts(source, records, open_rows, merged, batch) for source in batch.sources},
+    }
+    too_large = _too_large(pa.table(columns), timed_out, batch)
+    columns |= {
+        "valid": pa.array(~too_large, mask=~timed_out),
+        "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
+        "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
+        "replaces": time_column(replaces, missing=NEVER),
+    }
+    return pa.table(columns)
 
 
-def _keys(records: pa.Table, open_rows: pa.Table, open_times: Int64s) -> _Keys:
-    """Numbers every (partition, key)."""
-    texts = _both(records["merge_key"], open_rows["merge_key"], pa.large_string()).combine_chunks().dictionary_encode()
-    partitions = np.concatenate([int64s(records["partition"]), int64s(open_rows["partition"])])
-    codes = texts.indices.to_numpy().astype(np.int64) * (int(partitions.max(initial=0)) + 1) + partitions
-    known, numbers = np.unique(codes, return_inverse=True)
-    of_record, of_open = numbers[: records.num_rows], numbers[records.num_rows :]
-    by_key = np.full(len(known), NEVER)
-    by_key[of_open] = open_times
-    if len(np.unique(of_open)) != len(of_open):
-        raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
-    return _Keys(of_record, of_open, by_key)
-
-
-def _nth_of_key(records: _Positioned, keys: _Keys, timeout_ms: int) -> Int64s:
+def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, timeout_ms: int) -> Int64s:
     """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
 
-    Nearly every key has one merge record in a batch, and that is known without looking at its records one by one: where even the
-    largest position is within the timeout of the smallest event time, none can open a second one. For the others, rule 4 is taken
-    record by record, in order of position.
+    `of_record`: the number of each record's key; `open_times` (ms): by key, of its open record, or `NEVER`. Nearly every key has
+    one merge record in a batch, and that is known without looking at its records one by one: where even the largest position is
+    within the timeout of the smallest event time, none can open a second one. For the others, rule 4 is taken record by record,
+    in order of position.
     """
-    nth = np.zeros(len(keys.of_record), np.int64)
+    nth = np.zeros(len(of_record), np.int64)
     if not len(nth):
         return nth
-    order = np.lexsort((records.positions, keys.of_record))
-    begins = np.flatnonzero(np.diff(keys.of_record[order], prepend=-1))
+    order, begins = in_groups(of_record, records.positions)
     ends = np.append(begins[1:], len(order))
-    open_times = keys.open_times[keys.of_record[order[begins]]]
+    open_times = open_times[of_record[order[begins]]]
     first_times = np.minimum(open_times, np.minimum.reduceat(records.times[order], begins))
     last_positions = records.positions[order[ends - 1]]
     for key in np.flatnonzero(last_positions - timeout_ms > first_times):
@@ -290,7 +259,7 @@ def _nth_of_key(records: _Positioned, keys: _Keys, timeout_ms: int) -> Int64s:
     return nth
 
 
-def _is_timed_out(partitions: Int64s, times: Int64s, batch: Batch) -> npt.NDArray[np.bool_]:
+def _is_timed_out(partitions: Int64s, times: Int64s, batch: Batch) -> Booleans:
     """Rule 5, for open merge records with these event times (ms)."""
     limits = {p: clock - batch.timeout_ms for p, clock in batch.plan.clocks.items()}
     known, numbers = np.unique(partitions, return_inverse=True)
@@ -337,13 +306,13 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
     kind = _large(batch.value_types[source])
     values = _both(typed_values(new["value"], batch.value_types[source]), old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
-        [pa.array(offsets[order]), time_column(times[order]), _whole(values.take(pa.array(order)))],
+        [pa.array(offsets[order]), time_column(times[order]), one_piece(values.take(pa.array(order)))],
         ["offset", "event_time", "value"],
     )
     return pa.ListArray.from_arrays(pa.array(np.searchsorted(labels[order], np.arange(merged.size + 1)), pa.int32()), parts)
 
 
-def _too_large(rows: pa.Table, timed_out: npt.NDArray[np.bool_], batch: Batch) -> npt.NDArray[np.bool_]:
+def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
     too_large = np.zeros(len(timed_out), bool)
     if batch.max_bytes is not None and timed_out.any():
         too_large[timed_out] = exceeds(rows.filter(pa.array(timed_out)), batch.sources, batch.max_bytes).to_numpy(
@@ -352,36 +321,10 @@ def _too_large(rows: pa.Table, timed_out: npt.NDArray[np.bool_], batch: Batch) -
     return too_large
 
 
-# -- columns
-
-
-def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """A column of integers without nulls as numpy's."""
-    return np.asarray(column.to_numpy(), np.int64)
-
-
-def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """A column of times as epoch milliseconds, `NO_TIME` where null."""
-    microseconds = column.cast(pa.int64())
-    return np.asarray(pc.fill_null(pc.divide(microseconds, 1000), NO_TIME).to_numpy(), np.int64)
-
-
-def time_column(times: Int64s, is_null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Epoch milliseconds as a column of times."""
-    microseconds = np.where(is_null, 0, times) * 1000 if is_null is not None else times * 1000
-    return pa.array(microseconds, pa.int64(), mask=is_null).cast(TIME)
-
-
 def _both(one: Any, other: Any, kind: pa.DataType) -> pa.ChunkedArray:
     """Two columns one after the other, as a type whose offsets do not overflow."""
     chunks = [chunk for column in (one, other) for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
     return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
 def _large(kind: pa.DataType) -> pa.DataType:

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.columns import Booleans, Int64s, one_piece, times_ms
 from pipelines.core.sequence import ID, SEQ, Tail, message_id
 from pipelines.core.types import HEADERS
-from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums, typed_values
-
-__all__ = ["MESSAGES", "exceeds", "message_values", "messages", "typed_values"]
+from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
 
 MESSAGES: Final = pa.schema(
     [
@@ -48,7 +46,7 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
 
     Exact, though a value is written only where an upper bound of its size does not settle it. `rows` as for `message_values`.
     """
-    found: list[npt.NDArray[np.bool_]] = [np.empty(0, np.bool_)]
+    found: list[Booleans] = [np.empty(0, np.bool_)]
     for batch in rows.to_batches(max_chunksize=_ROWS):
         exceeding = _largest_sizes(batch, sources) > max_bytes
         if any(pa.types.is_struct(_values(batch, source).type) for source in sources):
@@ -74,8 +72,8 @@ def messages(
     """
     if len(partitions := pc.unique(rows["partition"])) > 1:
         raise ValueError(f"messages are numbered by partition, not for {len(partitions)} at once")
-    keys = _one_piece(rows["merge_key"].cast(pa.large_string()).cast(pa.large_binary()))
-    times = np.asarray(pc.divide(rows["event_time"].cast(pa.int64()), 1000).to_numpy(), np.int64)
+    keys = one_piece(rows["merge_key"].cast(pa.large_string()).cast(pa.large_binary()))
+    times = times_ms(rows["event_time"])
     _check_order(times, keys)
     if tail is not None:
         is_new = pa.array(_is_after(times, keys, tail.event_time, pa.scalar(tail.key.encode(), pa.large_binary())))
@@ -132,7 +130,7 @@ def _values(rows: pa.RecordBatch, source: str) -> pa.Array:
     return values
 
 
-def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> npt.NDArray[np.int64]:
+def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
     """An upper bound of the bytes of each row's value; the very number where no source has a schema."""
     largest = sizes(_head(rows)) + len("}")
     for source in sources:
@@ -146,7 +144,7 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> npt.NDArray[
 # -- the sequence
 
 
-def _check_order(times: npt.NDArray[np.int64], keys: pa.Array) -> None:
+def _check_order(times: Int64s, keys: pa.Array) -> None:
     """Raises ValueError where a row does not come strictly after the one before: what is out cannot be put in order later."""
     if len(times) < 2:
         return
@@ -156,7 +154,7 @@ def _check_order(times: npt.NDArray[np.int64], keys: pa.Array) -> None:
         raise ValueError(f"{keys[row].as_py().decode()!r} at {times[row]} comes after a record that sorts behind it")
 
 
-def _is_after(times: npt.NDArray[np.int64], keys: pa.Array, other_times: Any, other_keys: Any) -> npt.NDArray[np.bool_]:
+def _is_after(times: Int64s, keys: pa.Array, other_times: Any, other_keys: Any) -> Booleans:
     """Whether (time, key) is greater, row by row; keys are compared as UTF-8 bytes."""
     greater_key = pc.greater(keys, other_keys).to_numpy(zero_copy_only=False)
     return np.asarray((times > other_times) | ((times == other_times) & greater_key), np.bool_)
@@ -164,7 +162,7 @@ def _is_after(times: npt.NDArray[np.int64], keys: pa.Array, other_times: Any, ot
 
 def _headers(
     partitions: pa.Array,
-    times: npt.NDArray[np.int64],
+    times: Int64s,
     keys: pa.Array,
     seqs: range,
     extra: Mapping[int, Sequence[tuple[str, bytes]]],
@@ -185,8 +183,3 @@ def _binary(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Texts or bytes as large_binary."""
     is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
     return (values.cast(pa.large_string()) if is_text else values).cast(pa.large_binary())
-
-
-def _one_piece(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from pipelines.core.columns import NO_TIME, Booleans, Int64s
 from pipelines.core.idle import Decision
-
-Int64s = npt.NDArray[np.int64]
-
-NO_TIME = np.iinfo(np.int64).min
-"""Stands for the event time of a refused record in `Available.event_times`; below every real time, so maxima pass over it."""
 
 
 class TopicPartition(NamedTuple):
@@ -46,7 +41,7 @@ class Available(NamedTuple):
 
     offsets: Int64s
     event_times: Int64s
-    is_idle: npt.NDArray[np.bool_] | None = None
+    is_idle: Booleans | None = None
 
     def end(self, passed: int) -> int:
         """The exclusive end offset of the first `passed` records."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.merge import NEVER, int64s, time_column, times_ms
-from pipelines.core.plan import Int64s, TopicPartition
+from pipelines.core.columns import NEVER, Booleans, Int64s, int64s, time_column, times_ms
+from pipelines.core.plan import TopicPartition
 
 NOTHING_AGAIN = np.iinfo(np.int64).max
 """The offset from which records come again, where none do."""
@@ -59,7 +58,7 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
     shared = before.filter(pa.array(np.isin(places, known) & ~touched))
     found = pa.concat_tables([rows.filter(pa.array(touched & ~is_gone)), shared.cast(rows.schema), gone.cast(rows.schema)])
     times = np.concatenate([np.full(found.num_rows - len(known), NEVER), times_ms(gone["event_time"])])
-    return found.append_column("replaces", time_column(times, is_null=times == NEVER))
+    return found.append_column("replaces", time_column(times, missing=NEVER))
 
 
 def _numbers_of_places(rows: pa.Table, times: Int64s) -> Int64s:
@@ -88,7 +87,7 @@ def published_again(
 
 def _kept(
     source: str, parts: pa.ListArray, partitions: pa.ChunkedArray, again: Mapping[TopicPartition, int]
-) -> tuple[npt.NDArray[np.bool_], Int64s]:
+) -> tuple[Booleans, Int64s]:
     """Of each part, whether it stays, and the row that holds it."""
     parents = np.asarray(parts.value_parent_indices().to_numpy(), np.int64)
     of_rows = int64s(partitions)

@@ -13,10 +13,11 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from pipelines.core.columns import Int64s, int64s
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
 _LARGEST_ESCAPE: Final = len("\\u0000")  # for one byte
@@ -127,7 +128,7 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
     """By list the texts of its items, with commas in between (large_string); `items` belong to `lists.flatten()`."""
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    counts = int64s(pc.fill_null(pc.list_value_length(lists), 0))
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int64())
     return pc.binary_join(pa.LargeListArray.from_arrays(offsets, items), pa.scalar(",", pa.large_string()))
 
@@ -178,7 +179,7 @@ def _escaped(texts: pa.Array) -> pa.Array:
 # -- sizes
 
 
-def largest_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
+def largest_sizes(values: pa.Array) -> Int64s:
     """An upper bound of the bytes that the JSON of each value takes, without writing it."""
     kind = values.type
     if pa.types.is_struct(kind):
@@ -191,14 +192,14 @@ def largest_sizes(values: pa.Array) -> npt.NDArray[np.int64]:
     return np.maximum(sizes(values) * _LARGEST_ESCAPE + len('""'), len("null"))
 
 
-def sizes(texts: pa.Array) -> npt.NDArray[np.int64]:
+def sizes(texts: pa.Array) -> Int64s:
     """The bytes of each text; 0 for a null."""
-    return np.asarray(pc.fill_null(pc.binary_length(texts), 0).to_numpy(), np.int64)
+    return int64s(pc.fill_null(pc.binary_length(texts), 0))
 
 
-def sums(lists: pa.Array, of_items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def sums(lists: pa.Array, of_items: Int64s) -> Int64s:
     """By list the sum of a number for each of its items; `of_items` belong to `lists.flatten()`."""
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    counts = int64s(pc.fill_null(pc.list_value_length(lists), 0))
     ends = np.concatenate([[0], np.cumsum(of_items)]).astype(np.int64)
     until = np.cumsum(counts)
     return np.asarray(ends[until] - ends[until - counts], np.int64)

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import Decision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
 from pipelines.core.model import MergeRules, PartitionMerge
-from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
 from pipelines.core.types import TIME
 from tests.support.cases import KEYS, SOURCES, Case, as_record, random_case
 

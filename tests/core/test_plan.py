@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
+from pipelines.core.columns import NO_TIME
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 A1, B1 = TopicPartition("a", 1), TopicPartition("b", 1)

@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.core.columns import NO_TIME
 from pipelines.core.model import MergeRules, PartitionMerge, Record
-from pipelines.core.plan import NO_TIME, Available, BatchPlan, Cursor, TopicPartition, plan_batch
+from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, plan_batch
 from tests.property.test_model import outcome
 from tests.support.cases import SOURCES
 from tests.support.strategies import TIMEOUT_MS, BronzeRow, topic_partitions

@@ -1,0 +1,53 @@
+"""Columns between Arrow and numpy: whole numbers, times as epoch milliseconds, and rows by group."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.types import TIME
+
+Int64s = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+
+NO_TIME = np.iinfo(np.int64).min
+"""Stands for an event time that there is none of (a refused record's); below every real time, so maxima pass over it."""
+
+NEVER = np.iinfo(np.int64).max
+"""Stands for an event time that is never reached; above every real time, so minima pass over it."""
+
+
+def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """A column of integers without nulls as numpy's."""
+    return np.asarray(column.to_numpy(), np.int64)
+
+
+def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """A column of times as epoch milliseconds, `NO_TIME` where null."""
+    return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NO_TIME))
+
+
+def time_column(times: Int64s, missing: int = NO_TIME) -> pa.Array:
+    """Epoch milliseconds as a column of times, null where they are `missing`."""
+    is_null = times == missing
+    return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)
+
+
+def one_piece(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column in one chunk."""
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def in_groups(by: Int64s, then: Int64s) -> tuple[Int64s, Int64s]:
+    """The numbers of the rows in order of (`by`, `then`), and where each value of `by` (none is below 0) begins in that order."""
+    order = np.lexsort((then, by))
+    return order, np.flatnonzero(np.diff(by[order], prepend=-1))
+
+
+def groups(by: Int64s, then: Int64s) -> dict[int, Int64s]:
+    """For each value of `by` (none is below 0) the numbers of its rows, in order of `then`."""
+    order, begins = in_groups(by, then)
+    return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
