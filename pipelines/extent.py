@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.core.merge import int64s
+from pipelines.core.columns import groups, int64s
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import Questions, Where, neighbours
 
-_TERMS = 16
-"""So many conditions by partition a question has at most; partitions whose tails are near in time share one."""
+_FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
 class Extent(NamedTuple):
@@ -32,37 +31,33 @@ def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, li
     """
     found = questions.select(tables.SILVER, ["partition", "event_time"], finished_since(tails, partitions))
     of_rows, times = int64s(found["partition"]), int64s(found["event_time"])
-    after = np.array([tails[p].event_time if p in tails else -1 for p in range(partitions)], np.int64)
-    later = times > after[of_rows]
-    is_pending = later | np.isin(of_rows, _with_ties(questions, tails, of_rows[times == after[of_rows]])) & (
-        times == after[of_rows]
-    )
+    after = np.array([_time(tails, p) for p in range(partitions)], np.int64)[of_rows]
+    is_tie = times == after
+    is_pending = (times > after) | (is_tie & np.isin(of_rows, _with_ties(questions, tails, np.unique(of_rows[is_tie]).tolist())))
     of_rows, times = of_rows[is_pending], times[is_pending]
     share = min(1.0, limit / max(1, len(times)))
-    order = np.lexsort((times, of_rows))
-    begins = np.flatnonzero(np.diff(of_rows[order], prepend=-1))
     extents = {}
-    for here in np.split(order, begins[1:]) if len(order) else []:
-        mine = times[here]
+    for partition, rows in groups(of_rows, times).items():
+        mine = times[rows]
         last = int(mine[max(1, int(len(mine) * share)) - 1])
-        extents[int(of_rows[here[0]])] = Extent(int(np.searchsorted(mine, last, side="right")), int(mine[0]), last)
+        extents[partition] = Extent(int(np.searchsorted(mine, last, side="right")), int(mine[0]), last)
     return extents, share < 1.0
 
 
 def finished_since(tails: Mapping[int, Tail], partitions: int, extents: Mapping[int, Extent] | None = None) -> Where:
     """Finished, valid records that are no older than their partition's tail, and more; with `extents`, no later than those."""
-    finished = [("status", "=", "timed_out"), ("valid", "=", True)]
-    wanted = sorted(range(partitions) if extents is None else extents, key=lambda p: tails[p].event_time if p in tails else -1)
-    size = -(-len(wanted) // _TERMS) or 1
     where = []
-    for mine in (wanted[i : i + size] for i in range(0, len(wanted), size)):
-        terms = [*finished, ("partition", "in", sorted(mine))]
-        if all(p in tails for p in mine):
-            terms.append(("event_time", ">=", min(tails[p].event_time for p in mine)))
+    for mine in neighbours(sorted(range(partitions) if extents is None else extents, key=lambda p: _time(tails, p))):
+        terms = [*_FINISHED, ("partition", "in", sorted(mine)), ("event_time", ">=", min(_time(tails, p) for p in mine))]
         if extents is not None:
             terms.append(("event_time", "<=", max(extents[p].last for p in mine)))
         where.append(terms)
     return where
+
+
+def _time(tails: Mapping[int, Tail], partition: int) -> int:
+    """The event time (ms) of a partition's tail, -1 where it has none."""
+    return tails[partition].event_time if partition in tails else -1
 
 
 def _with_ties(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> list[int]:
@@ -70,17 +65,11 @@ def _with_ties(questions: Questions, tails: Mapping[int, Tail], partitions: Iter
 
     Only a failure leaves such a record behind, since all records of one event time are published together.
     """
-    times = {int(p): tails[int(p)].event_time for p in partitions}
+    times = {p: tails[p].event_time for p in partitions}
     if not times:
         return []
-    where = [
-        [
-            ("status", "=", "timed_out"),
-            ("valid", "=", True),
-            ("partition", "in", list(times)),
-            ("event_time", "in", sorted(set(times.values()))),
-        ]
-    ]
-    found = questions.select(tables.SILVER, ["partition", "event_time", "merge_key"], where)
-    rows = zip(*(found[name].to_pylist() for name in ("partition", "event_time", "merge_key")), strict=True)
+    where = [[*_FINISHED, ("partition", "in", list(times)), ("event_time", "in", sorted(set(times.values())))]]
+    names = ["partition", "event_time", "merge_key"]
+    found = questions.select(tables.SILVER, names, where)
+    rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return sorted({p for p, time, key in rows if times.get(p) == time and key.encode() > tails[p].key.encode()})

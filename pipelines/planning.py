@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 
+from pipelines.core.columns import NO_TIME, groups, int64s
 from pipelines.core.idle import Decision
-from pipelines.core.merge import int64s
-from pipelines.core.plan import (
-    NO_TIME,
-    NOTHING_AVAILABLE,
-    Available,
-    BatchPlan,
-    Cursor,
-    End,
-    TopicPartition,
-    heads_of,
-    plan_batch,
-)
+from pipelines.core.plan import NOTHING_AVAILABLE, Available, BatchPlan, Cursor, End, TopicPartition, heads_of, plan_batch
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, first_offsets, within
 from pipelines.settings import Settings
@@ -129,15 +118,11 @@ class Planner:
 
 def _by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
     """Rows of bronze in order of offset, by topic-partition, and only those in its range."""
-    partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
-    times = np.asarray(found["event_time"].fill_null(NO_TIME).to_numpy(), np.int64)
-    order = np.lexsort((offsets, partitions))
-    begins = np.flatnonzero(np.diff(partitions[order], prepend=-1))
-    rows = {}
-    for here in np.split(order, begins[1:]) if len(order) else []:
-        partition = int(partitions[here[0]])
-        since, until = ranges[partition]
-        here = here[(offsets[here] >= since) & (offsets[here] < until)]
-        if len(here):
-            rows[TopicPartition(source, partition)] = Available(offsets[here], times[here])
-    return rows
+    offsets, times = int64s(found["offset"]), int64s(found["event_time"].fill_null(NO_TIME))
+    available = {}
+    for partition, rows in groups(int64s(found["partition"]), offsets).items():
+        since, until = ranges.get(partition, (0, 0))  # neighbours of those that were asked for may come, too
+        rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
+        if len(rows):
+            available[TopicPartition(source, partition)] = Available(offsets[rows], times[rows])
+    return available

@@ -127,14 +127,19 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
     """
     if not ranges:
         return [[("partition", "in", [])]]
-    partitions, size, terms = sorted(ranges), math.ceil(len(ranges) / MAX_TERMS), []
-    for i in range(0, len(partitions), size):
-        near = partitions[i : i + size]
+    terms = []
+    for near in neighbours(sorted(ranges)):
         term: list[tuple[str, str, Any]] = [("partition", ">=", near[0]), ("partition", "<=", near[-1])]
         term.append(("offset", ">=", min(ranges[p][0] for p in near)))
         untils = [until for p in near if (until := ranges[p][1]) is not None]
         terms.append([*term, ("offset", "<", max(untils))] if len(untils) == len(near) else term)
     return terms
+
+
+def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
+    """Partitions in their order, those that share a term together: at most `MAX_TERMS` terms."""
+    size = max(1, math.ceil(len(partitions) / MAX_TERMS))
+    return [partitions[i : i + size] for i in range(0, len(partitions), size)]
 
 
 def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int, int]) -> dict[int, int]:

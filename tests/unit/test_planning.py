@@ -1,0 +1,84 @@
+"""What silver plans and what gold publishes next, from the answers to a few questions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.core.plan import Cursor, TopicPartition
+from pipelines.core.sequence import Tail
+from pipelines.extent import Extent, pending
+from pipelines.lake.questions import Aggregates, Questions, Where
+from pipelines.planning import Planner
+from tests.support.lakes import settings_for
+
+COMPARE: Mapping[str, Any] = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+class Asked:
+    """Tables in memory; they answer as the lake's do, minima being the only aggregates."""
+
+    def __init__(self, tables: Mapping[str, list[dict[str, Any]]]) -> None:
+        self.tables = tables
+
+    def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
+        rows = [row for row in self.tables[table] if any(all(_holds(row, *each) for each in term) for term in where or [[]])]
+        kinds = {"merge_key": pa.string()}
+        return pa.table({name: pa.array([row[name] for row in rows], kinds.get(name, pa.int64())) for name in columns})
+
+    def summary(self, table: str, by: Sequence[str], values: Aggregates, where: Where = ()) -> pa.Table:
+        [(name, (_, column))] = values.items()
+        found = self.select(table, [*by, column], where).group_by(list(by)).aggregate([(column, "min")])
+        return found.rename_columns([*by, name])
+
+
+def answering(**tables: list[dict[str, Any]]) -> Questions:
+    return Asked(tables)  # type: ignore[return-value]
+
+
+def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
+    return row[column] in value if how == "in" else bool(COMPARE[how](row[column], value))
+
+
+def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: Path) -> None:
+    """The partitions behind a hole are asked for with their neighbours, which have records at the same offsets."""
+    settings = settings_for(tmp_path, merge__max_records_per_batch=80)
+    cursors = {TopicPartition(source, p): Cursor() for source in settings.sources for p in range(40)}
+    rows = [
+        {"partition": p, "offset": offset, "event_time": 50 + offset}
+        for p in range(40)
+        for offset in ([500] if p % 2 else [0, 500])
+    ]
+    silver = Planner(answering(bronze_tracking=rows, bronze_orders=[]), settings, 0, cursors, {}, {})
+    assert silver.next() is None, "no clock without the other source"
+    assert silver.heads()[TopicPartition("tracking", 0)] == 50
+    assert silver.heads()[TopicPartition("tracking", 1)] == 550
+
+
+def finished(partition: int, time: int, key: str, *, valid: bool = True) -> dict[str, Any]:
+    return {"partition": partition, "event_time": time, "merge_key": key, "status": "timed_out", "valid": valid}
+
+
+def test_what_sorts_after_the_tail_is_pending() -> None:
+    rows = [
+        *(finished(0, time, key) for time, key in ((1, "z"), (5, "a"), (5, "b"), (7, "a"))),
+        *(finished(1, time, key) for time, key in ((3, "a"), (3, "b"))),
+        finished(2, 4, "a"),
+        finished(2, 9, "a", valid=False),
+        finished(3, 0, "a"),
+    ]
+    asked = answering(silver=rows)
+    tails = {0: Tail(1, 5, "a", 1), 1: Tail(1, 3, "b", 1), 2: Tail(0, 4, "a", 0)}
+    extents, has_more = pending(asked, tails, 4, 100)
+    assert {p: extent[1:] for p, extent in extents.items()} == {0: (5, 7), 3: (0, 0)}
+    assert not has_more
+    assert pending(asked, {}, 40, 100)[0] == {0: Extent(4, 1, 7), 1: Extent(2, 3, 3), 2: Extent(1, 4, 4), 3: Extent(1, 0, 0)}
+
+
+def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> None:
+    rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
+    assert pending(answering(silver=rows), {}, 2, 20) == ({0: Extent(12, 0, 3), 1: Extent(12, 0, 3)}, True)
