@@ -18,20 +18,12 @@ from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, groups, in_
 from pipelines.core.idle import Decision
 from pipelines.core.message import exceeds
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, positions_of
-from pipelines.core.types import TIME
+from pipelines.core.types import TIME, schema_of
 from pipelines.core.values import typed_values
 
-RECORD_SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("merge_key", pa.string()),
-        ("event_time", TIME),
-        ("heartbeat", pa.bool_()),
-        ("value", pa.binary()),
-    ]
+RECORD_SCHEMA = schema_of(
+    "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, heartbeat boolean, "
+    "value binary"
 )
 """What is read of bronze, and the name of the source."""
 
@@ -62,36 +54,17 @@ class Batch:
 
 def silver_schema(value_types: Mapping[str, pa.DataType]) -> pa.Schema:
     """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value."""
-    types = {
-        source: pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)]) for source, kind in value_types.items()
-    }
-    return pa.schema(
-        [
-            ("partition", pa.int32()),
-            ("merge_key", pa.string()),
-            ("status", pa.string()),
-            ("event_time", TIME),
-            ("last_event_time", TIME),
-            *((source, pa.list_(part)) for source, part in types.items()),
-            ("valid", pa.bool_()),
-            ("invalid_reason", pa.string()),
-            ("batch", pa.int64()),
-        ]
-    )
-
-
-LATE_SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("merge_key", pa.string()),
-        ("event_time", TIME),
-        ("position", TIME),
-        ("value", pa.binary()),
-        ("batch", pa.int64()),
+    parts = [
+        (source, pa.list_(pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])))
+        for source, kind in value_types.items()
     ]
+    before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
+    return pa.schema([*before, *parts, *schema_of("valid boolean, invalid_reason string, batch bigint")])
+
+
+LATE_SCHEMA = schema_of(
+    "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, position timestamp, "
+    "value binary, batch bigint"
 )
 
 

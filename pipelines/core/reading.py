@@ -17,33 +17,16 @@ import pyarrow.compute as pc
 
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MAX_DEPTH, UndecodableError, at, is_same, kind, number_text, parse_object
-from pipelines.core.times import LAST_EVENT_TIME_MS as LAST_EVENT_TIME_MS
-from pipelines.core.times import parse_iso_8601 as parse_iso_8601
-from pipelines.core.types import HEADERS, TIME
+from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from pipelines.core.types import HEADERS, TIME, schema_of
 
-KAFKA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("kafka_timestamp", TIME),
-        ("timestamp_type", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", HEADERS),
-    ]
-)
+KAFKA: Final = schema_of(
+    "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, key binary, value binary"
+).append(pa.field("headers", HEADERS))
 """A record's columns as Kafka delivers them; a record without a timestamp has -1 ms."""
 
 BRONZE: Final = pa.schema(
-    [
-        *KAFKA,
-        ("merge_key", pa.string()),
-        ("event_time", TIME),
-        ("heartbeat", pa.bool_()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-    ]
+    [*KAFKA, *schema_of("merge_key string, event_time timestamp, heartbeat boolean, reason string, detail string")]
 )
 """The columns of `bronze_<source>`: Kafka's, and what was read from the record or why it was refused."""
 

@@ -14,15 +14,21 @@ TIME: Final = pa.timestamp("us", "UTC")
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The headers of a Kafka record, in their order; a name may come several times, a value may be null."""
 
-_DDL: Final = {
-    pa.string(): "STRING",
-    pa.binary(): "BINARY",
-    pa.int32(): "INT",
-    pa.int64(): "BIGINT",
-    pa.float64(): "DOUBLE",
-    pa.bool_(): "BOOLEAN",
-    TIME: "TIMESTAMP",
+_KINDS: Final = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp": TIME,
 }
+_DDL: Final = {kind: name.upper() for name, kind in _KINDS.items()}
+
+
+def schema_of(columns: str) -> pa.Schema:
+    """The schema of columns that are spelled as in DDL, with no lists and structs: `partition int, merge_key string`."""
+    return pa.schema([(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))])
 
 
 def ddl(kind: pa.DataType) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE
-from pipelines.core.types import TIME
+from pipelines.core.types import TIME, schema_of
 from pipelines.settings import Settings
 
 SILVER = "silver"
@@ -90,13 +90,7 @@ def _silver(settings: Settings) -> Table:
     return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
 
 
-def _schema(columns: str) -> pa.Schema:
-    """Of columns such as `partition int, reason text`."""
-    return pa.schema([(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))])
-
-
-_KINDS = {"text": pa.string(), "int": pa.int32(), "long": pa.int64(), "time": TIME}
-_TOPIC_PARTITION = "source text, topic text, partition int"
+_TOPIC_PARTITION = "source string, topic string, partition int"
 _QUARANTINED = [column for column in BRONZE if column.name not in ("timestamp_type", "merge_key", "event_time", "heartbeat")]
 
 _OTHERS = (
@@ -110,40 +104,46 @@ _OTHERS = (
     ),
     # What the idle policy decided: a heartbeat of a silent topic-partition, placed after `after_offset` (-1: before any record)
     # and before whatever comes next. Input of the merge like bronze: a rebuild takes the same decisions.
-    Table(IDLE_HEARTBEATS, _schema(f"{_TOPIC_PARTITION}, after_offset long, event_time time, decided_at time")),
+    Table(IDLE_HEARTBEATS, schema_of(f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp")),
     # Offsets of a topic-partition that were passed over on purpose, `[from_offset, to_offset)`, and why: a deliberate start or
     # jump, or a gap in Kafka that was accepted. Where `to_offset` is the smaller one, the range is merged once more.
-    Table(RESETS, _schema(f"{_TOPIC_PARTITION}, from_offset long, to_offset long, decided_at time, reason text")),
+    Table(RESETS, schema_of(f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, reason string")),
     # What each publication transaction wrote; `sink_offset` is that of its last message (null under at_most_once, which notes
     # before it sends). `sink` is the topic with Kafka's identity of it, which a topic made again does not share.
     Table(
         PUBLISHED,
-        _schema(
-            "partition int, first_seq long, last_seq long, last_event_time time, last_key text, sink_offset long, "
-            "committed_at time, sink text"
+        schema_of(
+            "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key string, sink_offset bigint, "
+            "committed_at timestamp, sink string"
         ),
     ),
     # What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source the
     # offset at which reading began (`source`, `offset`). A row is one or the other; the rest of it is null.
-    Table(RECOVERED, _schema("partition int, merge_key text, event_time time, source text, offset long, recovered_at time")),
+    Table(
+        RECOVERED,
+        schema_of("partition int, merge_key string, event_time timestamp, source string, offset bigint, recovered_at timestamp"),
+    ),
     # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the silver batch merged, and the
     # time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
     # `reason` is null, but for a batch that is a reset: it merges nothing, and what comes next begins at `until_offset`.
     # `silver_version` is the version of silver that holds the batch.
     Table(
         PROGRESS,
-        _schema(
-            f"batch long, {_TOPIC_PARTITION}, from_offset long, until_offset long, head time, clock time, committed_at time, "
-            "position time, reason text, silver_version long"
+        schema_of(
+            f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head timestamp, clock timestamp, "
+            "committed_at timestamp, position timestamp, reason string, silver_version bigint"
         ),
     ),
     # What the lake was begun with, of all that its content depends on; the first row of a field is the one that holds.
-    Table(CONFIGURATION, _schema("field text, value text, decided_at time")),
+    Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
     # Which process writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger
     # token. `jvm_pid` is null where the process has no JVM of its own.
     Table(
         LEASES,
-        _schema("entry long, layer text, token long, event text, holder text, host text, pid int, jvm_pid int, at time"),
+        schema_of(
+            "entry bigint, layer string, token bigint, event string, holder string, host string, pid int, jvm_pid int, "
+            "at timestamp"
+        ),
     ),
 )
 

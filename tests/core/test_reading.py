@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MAX_DEPTH, MAX_DEPTH_WITH_SCHEMA, MAX_EXPONENT, MAX_NAME_LENGTH, MAX_NUMBER_LENGTH
-from pipelines.core.reading import BRONZE, KAFKA, LAST_EVENT_TIME_MS, ReadingRules, Reason, read_records
+from pipelines.core.reading import BRONZE, KAFKA, ReadingRules, Reason, read_records
+from pipelines.core.times import LAST_EVENT_TIME_MS
 from tests.support.strategies import json_values
 
 FAR = LAST_EVENT_TIME_MS
