@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.message import MESSAGES, exceeds, message_values, messages
-from pipelines.core.sequence import ID, SEQ, Outgoing, Tail, message_id, resume
+from pipelines.core.sequence import ID, SEQ, Tail, message_id
 from pipelines.core.types import TIME
+from tests.support.sequences import in_sequence
 from tests.support.strategies import cuts
 
 law = settings(max_examples=60, deadline=None, derandomize=True)
@@ -183,21 +184,20 @@ def test_messages_are_numbered_on_from_the_tail_and_what_is_out_is_skipped(
     rows: list[Place], data: st.DataObject, first_seq: int
 ) -> None:
     tail = tail_at(rows[: data.draw(st.integers(0, len(rows)))], first_seq)
-    outgoing = [Outgoing(*row, value_of(row)) for row in rows]
     assert publish(rows, tail) == [
         {
             "partition": 3,
-            "key": row.key.encode(),
-            "value": row.value,
-            "timestamp": max(1, row.event_time),
+            "key": key.encode(),
+            "value": value_of((event_time, key)),
+            "timestamp": max(1, event_time),
             "headers": [
                 {"key": SEQ, "value": str(seq).encode()},
-                {"key": ID, "value": message_id(3, row.event_time, row.key).encode()},
+                {"key": ID, "value": message_id(3, event_time, key).encode()},
             ],
             "seq": seq,
-            "event_time": row.event_time,
+            "event_time": event_time,
         }
-        for seq, row in resume(outgoing, tail)
+        for seq, (event_time, key) in in_sequence(rows, tail)
     ]
 
 
@@ -217,6 +217,22 @@ def test_a_second_call_gives_what_is_missing_and_nothing_twice(rows: list[Place]
     first = publish(rows[:until])
     assert first + publish(rows, tail_at(rows[:until])) == publish(rows)
     assert publish(rows, tail_at(rows)) == ([] if rows else publish(rows))
+
+
+@law
+@given(rows=places(), data=st.data())
+def test_what_is_out_is_never_published_again(rows: list[Place], data: st.DataObject) -> None:
+    """An attempt may begin anywhere before the tail, and end anywhere: before it, at it, or beyond."""
+    sent: list[dict[str, Any]] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        until, since = data.draw(st.integers(0, len(rows))), data.draw(st.integers(0, len(sent)))
+        sent += publish(rows[since:until], tail_at(rows[: len(sent)]))
+    assert sent + publish(rows, tail_at(rows[: len(sent)])) == publish(rows)
+    assert [each["seq"] for each in publish(rows)] == list(range(len(rows)))
+
+
+def test_event_time_comes_before_the_key() -> None:
+    assert [(each["seq"], each["event_time"]) for each in publish([(9, "z"), (10, "a")], Tail(41, 9, "z", 0))] == [(42, 10)]
 
 
 def test_a_tail_beyond_all_rows_leaves_nothing() -> None:

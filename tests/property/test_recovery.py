@@ -13,8 +13,9 @@ import pytest
 from pipelines.core.idle import Decision, decide
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.recovery import SinkState, encode_idle, encode_min_offsets, idle_header, min_offset, sink_state
-from pipelines.core.sequence import IDLE, MIN_OFFSETS, Outgoing, Tail, resume
+from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
 from tests.support.cases import KEYS
+from tests.support.sequences import in_sequence
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
@@ -108,8 +109,7 @@ class Lake:
         finished = {(row.event_time, row.key): row for row in self.silver.published_order()}
         last = self.kafka.sink[-1] if self.kafka.sink else None
         tail = None if last is None else Tail(last.seq, last.content[1], last.content[0], 0)
-        rows = resume((Outgoing(event_time, key, None) for event_time, key in finished), tail)
-        return [(seq, finished[row.event_time, row.key]) for seq, row in rows]
+        return [(seq, finished[place]) for seq, place in in_sequence(finished, tail)]
 
     def headers(self, event_time: int) -> dict[str, bytes]:
         offsets = {
