@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.core.idle import Decision
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, random_case
-from tests.support.model_lakes import settings_for
+from tests.support.configurations import settings_for
 from tests.support.topics import create_topics
 
 

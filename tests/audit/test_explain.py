@@ -22,7 +22,8 @@ from pipelines.lake.place import Lake
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.support.cases import KEYS, Case, heartbeat, keyed
-from tests.support.model_lakes import ModelLake, rewrite, settings_for, wall_clock_ms
+from tests.support.configurations import settings_for
+from tests.support.model_lakes import ModelLake, rewrite, wall_clock_ms
 from tests.support.topics import consume
 
 RANDOM, IDLE, HELD = range(8), 8, 9

@@ -16,7 +16,8 @@ from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.place import Lake
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
-from tests.support.model_lakes import ModelLake, settings_for
+from tests.support.configurations import settings_for
+from tests.support.model_lakes import ModelLake
 from tests.support.topics import create_topics, produce
 
 AWAY_S = 0.5

@@ -25,7 +25,8 @@ from pipelines.lake.place import Lake
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
 from tests.support.cases import SOURCES, Case, heartbeat, keyed
-from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite, settings_for
+from tests.support.configurations import settings_for
+from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite
 from tests.support.topics import consume, create_topics, produce, produce_transaction
 
 PLAIN = 9

@@ -22,7 +22,8 @@ from pipelines.lake import tables
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.audit.test_verify import problems_of
 from tests.support.cases import heartbeat, keyed
-from tests.support.model_lakes import ModelLake, Row, rewrite, settings_for
+from tests.support.configurations import settings_for
+from tests.support.model_lakes import ModelLake, Row, rewrite
 
 ODD_KEY = 'q"\\\x01\t\x1f/é\U0001f600'
 INTEGERS = {"type": "object", "properties": {name: {"type": "integer"} for name in ("ts", "n")}}

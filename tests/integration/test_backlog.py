@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 
 from pipelines.lake import tables
 from tests.support.cases import Case, expected_silver, heartbeat, keyed
-from tests.support.lakes import CaseLake, engine_for, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for
 
 FAST, SLOW = 20_000, 200
 SHARE = 2_000

@@ -30,7 +30,8 @@ from pipelines.kafka.cluster import sink_settings
 from pipelines.observability import Reporter
 from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
-from tests.support.lakes import engine_for, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import engine_for
 from tests.support.topics import Published, create_topics, produce, published
 
 TRACKING, ORDERS, SINK = "cli_tracking", "cli_orders", "cli_merged"

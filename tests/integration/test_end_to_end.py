@@ -24,7 +24,8 @@ from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case
-from tests.support.lakes import KINDS, delta_table, engine_for, place_of, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import KINDS, delta_table, engine_for, place_of
 from tests.support.topics import consume, create_topics, produce, produce_transaction, published
 
 PARTITIONS = 7

@@ -17,7 +17,8 @@ from pipelines.live import live
 from pipelines.owner import now_ms
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
-from tests.support.lakes import CaseLake, engine_for, place_of, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for, place_of
 
 RANDOM = 8
 

@@ -20,7 +20,8 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows
 from pipelines.owner import now_ms
 from tests.support.cases import random_case
-from tests.support.lakes import CaseLake, engine_for, settings_for, write_configuration
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for, write_configuration
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 SOURCES = ("clicks", "orders", "refunds")

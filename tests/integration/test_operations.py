@@ -20,7 +20,8 @@ from pipelines.lake.maintenance import Maintenance, maintain
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run, create_missing, kept_by
 from tests.support.cases import Case, expected_messages, expected_silver, heartbeat, keyed
-from tests.support.lakes import CaseLake, engine_for, settings_for, silver_of
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for, silver_of
 from tests.support.rivers import River
 from tests.support.topics import published
 

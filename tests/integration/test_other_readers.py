@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkQuestions
 from tests.support.cases import expected_silver, random_case
-from tests.support.lakes import CaseLake, engine_for, settings_for, silver_of
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for, silver_of
 
 Rows = list[tuple[object, ...]]
 COLUMNS = "partition, merge_key, status, event_time, last_event_time, tracking, orders"

@@ -19,7 +19,8 @@ from pipelines.lake import tables
 from pipelines.quality import SUITE_FILE, CheckResult, check_silver, silver_suite
 from pipelines.settings import Settings
 from tests.support.cases import Case, keyed
-from tests.support.lakes import CaseLake, engine_for, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for
 
 SOURCES = ("clicks", "orders", "refunds")
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.streams import Patience
 from tests.support.cases import expected_messages
-from tests.support.lakes import settings_for
+from tests.support.configurations import settings_for
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import create_topics, published
 

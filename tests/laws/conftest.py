@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from pipelines.core.model import PartitionMerge
 from pipelines.settings import Settings
 from tests.support.cases import Case
-from tests.support.lakes import KINDS, CaseLake, engine_for, place_of, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import KINDS, CaseLake, engine_for, place_of
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]

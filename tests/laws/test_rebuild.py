@@ -25,7 +25,8 @@ from pipelines.lake.place import Lake
 from pipelines.lake.questions import Questions
 from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
-from tests.support.lakes import CaseLake, engine_for, late_of, settings_for, silver_of
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for, late_of, silver_of
 
 RANDOM = 5
 IDLE = RANDOM

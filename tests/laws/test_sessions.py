@@ -13,7 +13,8 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.place import Lake
 from tests.support.cases import random_case
-from tests.support.lakes import CaseLake, engine_for, settings_for
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, engine_for
 
 OTHERS = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "true", "spark.sql.shuffle.partitions": "3"}
 

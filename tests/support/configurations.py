@@ -1,8 +1,13 @@
-"""Configurations, as YAML gives them."""
+"""Configurations, as YAML gives them, and as settings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from pipelines.settings import Settings
+from tests.support.cases import SOURCES
 
 SMALLEST: dict[str, Any] = {
     "name": "shop",
@@ -16,3 +21,25 @@ SMALLEST: dict[str, Any] = {
     "publish": {"topic": "merged"},
 }
 """Every required field and nothing else."""
+
+
+def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
+    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name with `__`."""
+    values: dict[str, Any] = {
+        "name": "test",
+        "lake": str(folder / "lake"),
+        "kafka": {"bootstrap_servers": bootstrap},
+        "sources": {
+            name: {"topic": name, "key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
+            for name in sources
+        },
+        "merge": {"timeout": "100ms"},
+        "publish": {"topic": "merged"},
+    }
+    for path, value in overrides.items():
+        *outer, last = path.split("__")
+        target = values
+        for name in outer:
+            target = target[name]
+        target[last] = value
+    return Settings.model_validate(values, context={"folder": folder})

@@ -40,28 +40,6 @@ KAFKA_TIME_US = 1_767_225_600_000_000
 """When Kafka says that it took every record: 2026-01-01."""
 
 
-def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
-    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name with `__`."""
-    values: dict[str, Any] = {
-        "name": "test",
-        "lake": str(folder / "lake"),
-        "kafka": {"bootstrap_servers": bootstrap},
-        "sources": {
-            name: {"topic": name, "key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
-            for name in sources
-        },
-        "merge": {"timeout": "100ms"},
-        "publish": {"topic": "merged"},
-    }
-    for path, value in overrides.items():
-        *outer, last = path.split("__")
-        target = values
-        for name in outer:
-            target = target[name]
-        target[last] = value
-    return Settings.model_validate(values, context={"folder": folder})
-
-
 @contextmanager
 def place_of(kind: str, spark: SparkSession, folder: Path) -> Iterator[dict[str, Any]]:
     """Inside, there is a place for a lake of a kind, in a folder; what a configuration says of it (`lake`, `checkpoints`)."""

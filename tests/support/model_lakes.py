@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,33 +21,13 @@ from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.place import Lake
 from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.settings import Settings
-from tests.support.cases import BAD_VALUES, SOURCES, Case
+from tests.support.cases import BAD_VALUES, Case
 from tests.support.topics import Published
 
 HOLE = b"hole"
 """Stands for an offset at which Kafka holds no committed record: a transaction's marker, an aborted record."""
 KAFKA_TIME_MS = 1_767_225_600_000
 Row = dict[str, Any]
-
-
-def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
-    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name."""
-    heartbeat = {"field": "type", "equals": "heartbeat"}
-    values: dict[str, Any] = {
-        "name": "test",
-        "lake": str(folder / "lake"),
-        "kafka": {"bootstrap_servers": bootstrap},
-        "sources": {name: {"topic": name, "key": "k", "event_time": "ts", "heartbeat": heartbeat} for name in sources},
-        "merge": {"timeout": "100ms"},
-        "publish": {"topic": "merged"},
-    }
-    for path, value in overrides.items():
-        *outer, last = path.split("__")
-        target = values
-        for name in outer:
-            target = target[name]
-        target[last] = value
-    return Settings.model_validate(values, context={"folder": folder})
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pipelines.core.sequence import Tail
 from pipelines.extent import Extent, pending
 from pipelines.lake.questions import Aggregates, Questions, Where
 from pipelines.planning import Planner
-from tests.support.lakes import settings_for
+from tests.support.configurations import settings_for
 
 COMPARE: Mapping[str, Any] = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 

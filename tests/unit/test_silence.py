@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.silence import Silence
-from tests.support.lakes import settings_for
+from tests.support.configurations import settings_for
 
 A, B = TopicPartition("tracking", 0), TopicPartition("orders", 0)
 
