@@ -63,45 +63,46 @@ class Beginning:
         `EARLIEST` where nothing is said.
         """
         last = last_batch(self.questions)
-        passed = {tp.partition: done.until_offset for tp, done in (last[0].ranges.items() if last else ()) if tp.source == source}
+        ranges = {} if last is None else last[0].ranges
+        passed = {tp.partition: done.until_offset for tp, done in ranges.items() if tp.source == source and done.until_offset}
         # What silver has long passed is not read.
         beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
         found = self.questions.summary(tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond)
-        rows = zip(found["partition"].to_pylist(), (last + 1 for last in found["last"].to_pylist()), strict=True)
-        said: dict[int, int] = {}
-        for p, offset in [*rows, *begun(self.questions, source)]:
-            said[p] = max(offset, said.get(p, 0))
-        known = {p: max(said.get(p, EARLIEST), passed.get(p, EARLIEST)) for p in range(self.partitions)}
-        return {p: EARLIEST if p not in said and offset == 0 else offset for p, offset in known.items()}
+        read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
+        offsets = dict.fromkeys(range(self.partitions), EARLIEST)
+        for p, offset in [*passed.items(), *read, *begun(self.questions, source)]:
+            offsets[p] = max(offset, offsets[p])
+        return offsets
 
     def checked_offsets(self, source: str) -> dict[int, int]:
         """The offsets at which reading goes on, all of them in Kafka. A gap that is accepted is kept in `resets`.
 
         Raises DataLossError where Kafka has deleted offsets that were not read and `on_data_loss` is `stop`.
         """
-        topic = self.settings.sources[source].topic
-        bounds = Cluster(self.settings.kafka).bounds(topic, self.partitions)
-        known = self.next_offsets(source)
-        lost = self._lost(source, known, bounds)
-        offsets = {p: max(offset, bounds[p][0]) for p, offset in known.items()}
-        if not lost:
-            return offsets
-        if self.settings.kafka.on_data_loss == "stop":
-            raise DataLossError(source, topic, lost)
-        self._keep({(source, p): gap for p, gap in lost.items()}, "on_data_loss: continue")
-        return offsets
+        bounds, known = self._bounds(source), self.next_offsets(source)
+        self._keep({(source, p): gap for p, gap in self._lost(source, known, bounds).items()}, "on_data_loss: continue")
+        return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
+
+    def _bounds(self, source: str) -> dict[int, tuple[int, int]]:
+        """By partition, the first offset that Kafka has of a source, and the end."""
+        return Cluster(self.settings.kafka).bounds(self.settings.sources[source].topic, self.partitions)
 
     def _lost(self, source: str, offsets: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """By partition, the offsets that are to be read and that Kafka has deleted."""
+        """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
         topic = self.settings.sources[source].topic
-        wanted = {p: offset for p, offset in offsets.items() if offset != EARLIEST}
-        for p, offset in wanted.items():
-            if offset > bounds[p][1]:
+        lost = {}
+        for p, offset in offsets.items():
+            first, end = bounds[p]
+            if offset > end:
                 raise ConfigurationError(
-                    f"sources.{source}.topic: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is to be read next: "
+                    f"sources.{source}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
                     "it is not the topic that this lake has read, or has lost its end; use another lake for another topic"
                 )
-        return {p: (offset, bounds[p][0]) for p, offset in wanted.items() if offset < bounds[p][0]}
+            if offset != EARLIEST and offset < first:
+                lost[p] = offset, first
+        if lost and self.settings.kafka.on_data_loss == "stop":
+            raise DataLossError(source, topic, lost)
+        return lost
 
     def preview(self) -> list[dict[str, Any]]:
         """What a run would read now: source, partition, `[from_offset, until_offset)` and what says so. Changes nothing.
@@ -109,24 +110,14 @@ class Beginning:
         Raises what a run would raise.
         """
         rows = []
-        for source, kept in self.settings.sources.items():
-            bounds = Cluster(self.settings.kafka).bounds(kept.topic, self.partitions)
-            is_begun = self._is_begun(source)
+        for source in self.settings.sources:
+            bounds, is_begun = self._bounds(source), self._is_begun(source)
             offsets = self.next_offsets(source) if is_begun else self._chosen(source, bounds)
             lost = self._lost(source, offsets, bounds)
-            if lost and self.settings.kafka.on_data_loss == "stop":
-                raise DataLossError(source, kept.topic, lost)
             because = "the lake" if is_begun else f"start: {self.settings.kafka.start}"
-            rows += [
-                {
-                    "source": source,
-                    "partition": p,
-                    "from_offset": max(first, offsets[p]),
-                    "until_offset": end,
-                    "because": because + (", on_data_loss: continue" if p in lost else ""),
-                }
-                for p, (first, end) in bounds.items()
-            ]
+            for p, (first, end) in bounds.items():
+                place = {"source": source, "partition": p, "from_offset": max(first, offsets[p]), "until_offset": end}
+                rows.append({**place, "because": because + (", on_data_loss: continue" if p in lost else "")})
         return rows
 
     # -- the first start
@@ -143,7 +134,7 @@ class Beginning:
     def _begin(self, sources: list[str]) -> None:
         begun = {}
         for source in sources:
-            bounds = Cluster(self.settings.kafka).bounds(self.settings.sources[source].topic, self.partitions)
+            bounds = self._bounds(source)
             for p, offset in self._chosen(source, bounds).items():
                 if offset != EARLIEST:
                     begun[source, p] = min(bounds[p][0], offset), offset
@@ -177,12 +168,9 @@ class Beginning:
         """One commit for all of them, so that a start is decided whole or not at all."""
         if not gaps:
             return
-        now, topics = now_ms(), {s: kept.topic for s, kept in self.settings.sources.items()}
-        rows = [(source, topics[source], p, *gap, now, reason) for (source, p), gap in gaps.items()]
-        self._append(tables.RESETS, rows)
-
-    def _append(self, table: str, rows: list[tuple[Any, ...]]) -> None:
-        self._write(table, tables.layout(self.settings)[table].rows(rows))
+        now, sources = now_ms(), self.settings.sources
+        rows = [(source, sources[source].topic, p, *gap, now, reason) for (source, p), gap in gaps.items()]
+        self._write(tables.RESETS, tables.layout(self.settings)[tables.RESETS].rows(rows))
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if self.owner is None:
@@ -197,23 +185,22 @@ class Beginning:
         Offsets that Kafka has deleted since are passed over: what they held is out, or lost for good.
         """
         states, now = self._sink_states, now_ms()
-        sources = self.settings.sources
         idle = [
             (TopicPartition(source, p), decision)
             for p, state in states.items()
-            for source, decisions in state.decisions.items()
-            for decision in decisions
-            if source in sources
+            for source in self.settings.sources
+            for decision in state.decisions.get(source, ())
         ]
-        messages = [(p, m.key, m.event_time, None, None, now) for p, state in states.items() for m in state.read_back]
-        begun: list[tuple[Any, ...]] = []
-        for source, kept in sources.items():
-            bounds = Cluster(self.settings.kafka).bounds(kept.topic, self.partitions)
-            begun += [(p, None, None, source, offset, now) for p, offset in self._chosen(source, bounds).items()]
+        rows: list[tuple[Any, ...]] = [
+            (p, message.key, message.event_time, None, None, now) for p, state in states.items() for message in state.read_back
+        ]
+        for source in self.settings.sources:
+            begun = self._chosen(source, self._bounds(source))
+            rows += [(p, None, None, source, offset, now) for p, offset in begun.items()]
         known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
         if idle and not known["decisions"][0].as_py():
             self._write(tables.IDLE_HEARTBEATS, decision_rows(self.settings, idle, now))
-        self._append(tables.RECOVERED, messages + begun)
+        self._write(tables.RECOVERED, tables.layout(self.settings)[tables.RECOVERED].rows(rows))
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
