@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.core.columns import groups, int64s
+from pipelines.core.columns import groups, int64s, looked_up
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where, neighbours
@@ -31,7 +31,7 @@ def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, li
     """
     found = questions.select(tables.SILVER, ["partition", "event_time"], finished_since(tails, partitions))
     of_rows, times = int64s(found["partition"]), int64s(found["event_time"])
-    after = np.array([_time(tails, p) for p in range(partitions)], np.int64)[of_rows]
+    after = looked_up(of_rows, {p: tail.event_time for p, tail in tails.items()}, -1)
     is_tie = times == after
     is_pending = (times > after) | (is_tie & np.isin(of_rows, _with_ties(questions, tails, np.unique(of_rows[is_tie]).tolist())))
     of_rows, times = of_rows[is_pending], times[is_pending]

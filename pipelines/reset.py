@@ -137,7 +137,7 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         )
         columns = ["partition", "merge_key", "event_time", *settings.sources]
         before = engine.read(tables.SILVER, columns, [[("valid", "=", True)]], version=version - 1)
-        tails = {p: (tail.event_time, tail.key) for p, tail in last_published(engine.questions).items()}
+        tails = last_published(engine.questions)
         function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
         messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
         rows = [(r["partition"], r["merge_key"], r["event_time"], None, None, now_ms()) for r in messages.to_pylist()]

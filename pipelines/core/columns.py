@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -39,6 +41,12 @@ def one_piece(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column in one chunk."""
     whole = column.combine_chunks()
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:
+    """For each key its value, or `otherwise`; few keys differ."""
+    known, numbers = np.unique(keys, return_inverse=True)
+    return np.array([values.get(key, otherwise) for key in known.tolist()], np.int64)[numbers]
 
 
 def in_groups(by: Int64s, then: Int64s) -> tuple[Int64s, Int64s]:

@@ -14,7 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, groups, in_groups, int64s, one_piece, time_column, times_ms
+from pipelines.core.columns import (
+    NEVER,
+    NO_TIME,
+    Booleans,
+    Int64s,
+    groups,
+    in_groups,
+    int64s,
+    looked_up,
+    one_piece,
+    time_column,
+    times_ms,
+)
 from pipelines.core.idle import Decision
 from pipelines.core.message import exceeds
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, positions_of
@@ -235,9 +247,7 @@ def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, tim
 def _is_timed_out(partitions: Int64s, times: Int64s, batch: Batch) -> Booleans:
     """Rule 5, for open merge records with these event times (ms)."""
     limits = {p: clock - batch.timeout_ms for p, clock in batch.plan.clocks.items()}
-    known, numbers = np.unique(partitions, return_inverse=True)
-    by_partition = np.array([limits.get(int(p), NO_TIME) for p in known], np.int64)
-    return times < by_partition[numbers] if len(times) else np.zeros(0, bool)
+    return np.asarray(times < looked_up(partitions, limits, NO_TIME), np.bool_)
 
 
 class _Merged(NamedTuple):
