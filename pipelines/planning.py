@@ -78,42 +78,46 @@ class Planner:
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
         """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""
+        untils = {tp: start + share for tp, start in starts.items()}
+        for tp in starts.keys() & self.ends.keys():
+            last = self.ends[tp]
+            if untils[tp] >= last.until:
+                untils[tp] = max(starts[tp], last.until)
+                if last.head is not None:
+                    self._heads_beyond[tp] = last.head
         rows: dict[TopicPartition, Available] = {}
-        for source in dict.fromkeys(tp.source for tp in starts):
-            ranges = {tp.partition: (at, self._end(tp, at, share)) for tp, at in starts.items() if tp.source == source}
+        for source, mine in _by_source(starts).items():
+            ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
             found = self.questions.select(tables.bronze(source), ["partition", "offset", "event_time"], within(ranges))
             rows |= _by_partition(source, found, ranges)
-        for tp, start in starts.items():
-            decisions = [d for d in self.idle.get(tp, ()) if self._is_next(d, tp, self._end(tp, start, share))]
+        for tp, until in untils.items():
+            decisions = [decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)]
             if decisions:
                 rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
         return rows
 
-    def _end(self, tp: TopicPartition, start: int, share: int) -> int:
-        """The exclusive end of what a batch considers of a topic-partition from `start` on."""
-        end, last = start + share, self.ends.get(tp)
-        if last is None or end < last.until:
-            return end
-        if last.head is not None:
-            self._heads_beyond[tp] = last.head
-        return max(start, last.until)
-
-    def _is_next(self, decision: Decision, tp: TopicPartition, end: int) -> bool:
-        """Whether a decision lies before `end`, has not been passed, and moves the position."""
+    def _is_next(self, decision: Decision, tp: TopicPartition, until: int) -> bool:
+        """Whether a decision lies before `until`, has not been passed, and moves the position."""
         cursor, last = self.cursors[tp], self.ends.get(tp)
         if last is not None and decision.after_offset + 1 >= last.until:
             return False  # it is in the head already, or came later
         is_new = cursor.position is None or decision.event_time > cursor.position
-        return is_new and cursor.next_offset <= decision.after_offset + 1 <= end
+        return is_new and cursor.next_offset <= decision.after_offset + 1 <= until
 
     def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The first offset that bronze has at or after each of these; absent where it has none."""
-        first: dict[TopicPartition, int] = {}
-        for source in dict.fromkeys(tp.source for tp in starts):
-            mine = {tp.partition: at for tp, at in starts.items() if tp.source == source}
-            found = first_offsets(self.questions, tables.bronze(source), "offset", mine)
-            first |= {TopicPartition(source, partition): offset for partition, offset in found.items()}
-        return first
+        return {
+            TopicPartition(source, p): offset
+            for source, mine in _by_source(starts).items()
+            for p, offset in first_offsets(self.questions, tables.bronze(source), "offset", mine).items()
+        }
+
+
+def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+    by_source: dict[str, dict[int, int]] = {}
+    for tp, offset in offsets.items():
+        by_source.setdefault(tp.source, {})[tp.partition] = offset
+    return by_source
 
 
 def _by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:

@@ -127,21 +127,18 @@ def plan_batch(
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
     `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, for a rebuild.
     """
-    positions = {tp: positions_of(cursors[tp], rows) for tp, rows in available.items()}
-    heads = {**_heads(cursors, positions), **heads_beyond}
+    heads = {**heads_of(cursors, available), **heads_beyond}
     clocks = _clocks(heads)
     ranges, has_late, passed_in_all = {}, False, 0
     for tp, cursor in cursors.items():
-        until, position = cursor.next_offset, cursor.position
-        rows = available.get(tp)
-        if rows is not None and len(rows.offsets):
-            passed = int(np.searchsorted(positions[tp], clocks.get(tp.partition, NO_TIME), side="right"))
-            until = rows.end(passed)
-            position = _last(positions[tp][:passed], cursor.position)
-            lags = positions[tp][:passed] - rows.event_times[:passed]
-            has_late |= bool(np.any((lags > timeout_ms) & (rows.event_times[:passed] != NO_TIME)))
-            passed_in_all += passed
-        ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, position, heads[tp])
+        rows = available.get(tp, NOTHING_AVAILABLE)
+        positions = positions_of(cursor, rows)
+        passed = int(np.searchsorted(positions, clocks.get(tp.partition, NO_TIME), side="right"))
+        until = rows.end(passed) if len(rows.offsets) else cursor.next_offset
+        positions, times = positions[:passed], rows.event_times[:passed]
+        has_late |= bool(np.any((positions - times > timeout_ms) & (times != NO_TIME)))
+        ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp])
+        passed_in_all += passed
     if clocks == clocks_before and not passed_in_all:
         return None
     for partition, before in clocks_before.items():
@@ -154,13 +151,8 @@ def heads_of(
     cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Available]
 ) -> dict[TopicPartition, int | None]:
     """A head (ms) is the position of the last of what is available, None while nothing has a time."""
-    return _heads(cursors, {tp: positions_of(cursors[tp], rows) for tp, rows in available.items()})
-
-
-def _heads(
-    cursors: Mapping[TopicPartition, Cursor], positions: Mapping[TopicPartition, Int64s]
-) -> dict[TopicPartition, int | None]:
-    return {tp: _last(positions.get(tp), cursor.position) for tp, cursor in cursors.items()}
+    rows = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in cursors}
+    return {tp: _last(positions_of(cursor, rows[tp]), cursor.position) for tp, cursor in cursors.items()}
 
 
 def positions_of(cursor: Cursor, rows: Available) -> Int64s:
@@ -169,10 +161,8 @@ def positions_of(cursor: Cursor, rows: Available) -> Int64s:
     return running if cursor.position is None else np.maximum(running, cursor.position)
 
 
-def _last(positions: Int64s | None, otherwise: int | None) -> int | None:
-    if positions is None or not len(positions) or positions[-1] == NO_TIME:
-        return otherwise
-    return int(positions[-1])
+def _last(positions: Int64s, otherwise: int | None) -> int | None:
+    return int(positions[-1]) if len(positions) and positions[-1] != NO_TIME else otherwise
 
 
 def _clocks(heads: Mapping[TopicPartition, int | None]) -> dict[int, int]:

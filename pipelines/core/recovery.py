@@ -15,7 +15,7 @@ a record that timed out on a decision which the sink does not know would be out 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,13 +43,6 @@ class SinkState:
     begin: Mapping[str, int]
     decisions: Mapping[str, Sequence[Decision]]
     read_back: Sequence[ReadBack]
-
-    def recovered(self) -> dict[str, list[int]]:
-        """By key, the event times already published: what `PartitionMerge.recovered` is."""
-        by_key: dict[str, list[int]] = {}
-        for event_time, key in self.read_back:
-            by_key.setdefault(key, []).append(event_time)
-        return by_key
 
 
 # -- from the lake to a message
@@ -98,17 +91,15 @@ def encode_idle(decisions: Mapping[str, Iterable[Decision]]) -> bytes:
 
 def parse_min_offsets(header: bytes | None) -> dict[str, int]:
     """The inverse of `encode_min_offsets`. Raises ValueError where the header is no such thing."""
-    by_source = _by_source(header, MIN_OFFSETS)
-    if not by_source or not all(_is_integer(offset, 0) for offset in by_source.values()):
-        raise ValueError(f"{MIN_OFFSETS} is not an offset by source: {header!r}")
+    by_source = _by_source(header, MIN_OFFSETS, lambda offset: _is_integer(offset, 0))
+    if not by_source:
+        raise ValueError(f"{MIN_OFFSETS} names no source")
     return by_source
 
 
 def parse_idle(header: bytes | None) -> dict[str, tuple[Decision, ...]]:
     """The inverse of `encode_idle`. Raises ValueError where the header is no such thing."""
-    by_source = _by_source(header, IDLE)
-    if not all(isinstance(mine, list) and all(map(_is_decision, mine)) for mine in by_source.values()):
-        raise ValueError(f"{IDLE} is not a list of [after_offset, event_time] by source: {header!r}")
+    by_source = _by_source(header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine)))
     return {source: tuple(Decision(*each) for each in mine) for source, mine in by_source.items()}
 
 
@@ -140,13 +131,13 @@ def sink_state(messages: Iterable[tuple[int, str, Mapping[str, bytes | None]]], 
     return SinkState(begin, decisions, tuple(reversed(read_back)))
 
 
-def _by_source(header: bytes | None, name: str) -> dict[str, Any]:
+def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
     try:
         value = orjson.loads(header or b"")
     except orjson.JSONDecodeError:
         value = None
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is not a JSON object: {header!r}")
+    if not isinstance(value, dict) or not all(map(fits, value.values())):
+        raise ValueError(f"{name} is not what a message of Watersmeet says by source: {header!r}")
     return value
 
 

@@ -15,7 +15,7 @@ from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.recovery import SinkState, encode_idle, encode_min_offsets, idle_header, min_offset, sink_state
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
 from tests.support.cases import KEYS
-from tests.support.sequences import in_sequence
+from tests.support.sequences import by_key, in_sequence
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
@@ -60,7 +60,7 @@ class Lake:
     """Bronze and decisions in the order in which they came, as far as silver has not taken them."""
 
     def __post_init__(self) -> None:
-        self.silver = PartitionMerge(self.rules, recovered=self.state.recovered())
+        self.silver = PartitionMerge(self.rules, recovered=by_key(self.state.read_back))
         self.told = {source: list(self.state.decisions.get(source, ())) for source in self.rules.sources}
         self.heads: dict[str, int | None] = dict.fromkeys(self.rules.sources)
         for source in self.rules.sources:

@@ -1,13 +1,22 @@
-"""The sequence of a partition in plain Python: the oracle of `core.message.messages`."""
+"""The sequence of a partition in plain Python: the oracle of `core.message.messages`, and what is read back of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from pipelines.core.recovery import ReadBack
 from pipelines.core.sequence import Tail
 
 Place = tuple[int, str]
 """Event time (ms) and key."""
+
+
+def by_key(read_back: Iterable[ReadBack]) -> dict[str, list[int]]:
+    """By key, the event times already published: what `PartitionMerge.recovered` is."""
+    found: dict[str, list[int]] = {}
+    for event_time, key in read_back:
+        found.setdefault(key, []).append(event_time)
+    return found
 
 
 def in_sequence(rows: Iterable[Place], tail: Tail | None) -> Iterator[tuple[int, Place]]:
