@@ -43,24 +43,30 @@ class DeltaRsQuestions(Questions):
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
-        found = self._at(table, version)
-        schema = _schema(found)
-        check_question(table, schema.names, columns, where, {})
-        return self._query(table, found, version, f"SELECT {', '.join(map(_name, columns))} FROM t{_where(where, schema)}")
+        return self._ask(table, columns, {}, where, version, "")
 
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
+        return self._ask(table, by, values, where, version, f" GROUP BY {', '.join(map(_name, by))}" if by else "")
+
+    def _ask(
+        self, table: str, columns: Sequence[str], values: Aggregates, where: Where, version: int | None, grouped: str
+    ) -> pa.Table:
         found = self._at(table, version)
         schema = _schema(found)
-        check_question(table, schema.names, by, where, values)
-        names = [_name(column) for column in by]
-        of = {name: "*" if column == "*" else _name(column) for name, (_, column) in values.items()}
-        wanted = [f"{kind}({of[name]}) AS {_name(name)}" for name, (kind, _) in values.items()]
-        grouped = f" GROUP BY {', '.join(names)}" if names else ""
-        sql = f"SELECT {', '.join([*names, *wanted])} FROM t{_where(where, schema)}{grouped}"
-        return self._query(table, found, version, sql)
+        check_question(table, schema.names, columns, where, values)
+        wanted = [_name(column) for column in columns]
+        for name, (kind, column) in values.items():
+            wanted.append(f"{kind}({column if column == '*' else _name(column)}) AS {_name(name)}")
+        sql = f"SELECT {', '.join(wanted)} FROM t{_where(where, schema)}{grouped}"
+        try:
+            return answer(pa.table(QueryBuilder().register("t", found).execute(sql)))
+        except (DeltaError, pa.ArrowException, OSError):
+            if version is not None and self._lacks_files(table, found):
+                raise VersionGoneError(table, version) from None
+            raise
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
@@ -112,14 +118,6 @@ class DeltaRsQuestions(Questions):
             return self._open(table, version)
         except (DeltaError, NoTableError):  # the store has just answered, so the log no longer reaches back so far
             raise VersionGoneError(table, version) from None
-
-    def _query(self, table: str, found: DeltaTable, version: int | None, sql: str) -> pa.Table:
-        try:
-            return answer(pa.table(QueryBuilder().register("t", found).execute(sql)))
-        except (DeltaError, pa.ArrowException, OSError):
-            if version is not None and self._lacks_files(table, found):
-                raise VersionGoneError(table, version) from None
-            raise
 
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
         files, path = Files(self._storage(table)), self._path(table)
