@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import times_ms
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.message import message_values, messages
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
@@ -162,7 +162,7 @@ class Gold:
         A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
         since the clock has passed that time in all of them.
         """
-        decisions: dict[int, dict[str, list[Decision]]] = {partition: {} for partition in range(self.partitions)}
+        decisions: dict[int, dict[str, list[IdleDecision]]] = {partition: {} for partition in range(self.partitions)}
         for tp, decision in read_decisions(self._engine.questions):
             decisions[tp.partition].setdefault(tp.source, []).append(decision)
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pipelines.core.columns import NO_TIME, groups, int64s
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import NOTHING_AVAILABLE, Available, BatchPlan, Cursor, End, TopicPartition, heads_of, plan_batch
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, first_offsets, within
@@ -28,7 +28,7 @@ class Planner:
     next_batch: int
     cursors: dict[TopicPartition, Cursor]
     clocks: Mapping[int, int]
-    idle: dict[TopicPartition, list[Decision]]
+    idle: dict[TopicPartition, list[IdleDecision]]
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
@@ -54,7 +54,7 @@ class Planner:
         self.next_batch, self.clocks = plan.batch + 1, plan.clocks
         self.cursors |= plan.cursors()
 
-    def decided(self, decisions: Iterable[tuple[TopicPartition, Decision]]) -> None:
+    def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
         """The idle policy has decided more."""
         for tp, decision in decisions:
             self.idle.setdefault(tp, []).append(decision)
@@ -96,7 +96,7 @@ class Planner:
                 rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
         return rows
 
-    def _is_next(self, decision: Decision, tp: TopicPartition, until: int) -> bool:
+    def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
         """Whether a decision lies before `until`, has not been passed, and moves the position."""
         cursor, last = self.cursors[tp], self.ends.get(tp)
         if last is not None and decision.after_offset + 1 >= last.until:

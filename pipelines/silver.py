@@ -24,7 +24,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from pipelines.core.idle import Decision, decide
+from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
 from pipelines.core.plan import BatchPlan, Cursor, End, TopicPartition
 from pipelines.engine import Engine, Function, Rows
@@ -163,7 +163,7 @@ class Silver:
             if decision is not None:
                 after = {TopicPartition(s, p): planner.cursors[TopicPartition(s, p)].next_offset - 1 for s in decision.sources}
                 if self.silence.has_nothing_beyond(after):
-                    decided += [(tp, Decision(offset, decision.event_time)) for tp, offset in after.items()]
+                    decided += [(tp, IdleDecision(offset, decision.event_time)) for tp, offset in after.items()]
         if decided:
             reach("idle.decide")
             self.owner.append(tables.IDLE_HEARTBEATS, decision_rows(self.settings, decided, now_ms()))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.errors import KafkaUnreachableError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -99,11 +99,11 @@ def _passed(questions: Questions) -> dict[TopicPartition, Row]:
     return _by_topic_partition(questions.select(tables.PROGRESS, columns, where).to_pylist()) if last else {}
 
 
-def _last_decisions(questions: Questions) -> dict[TopicPartition, Decision]:
+def _last_decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:
     """What the idle policy has said last of each topic-partition."""
     rows = _rows(questions, tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset"], time=("max", "event_time"))
     found = _by_topic_partition(sorted(rows, key=lambda row: int(row["after_offset"])))
-    return {tp: Decision(row["after_offset"], row["time"]) for tp, row in found.items()}
+    return {tp: IdleDecision(row["after_offset"], row["time"]) for tp, row in found.items()}
 
 
 def _begun(questions: Questions) -> dict[TopicPartition, int]:

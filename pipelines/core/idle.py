@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 
-class Decision(NamedTuple):
+class IdleDecision(NamedTuple):
     """A synthetic heartbeat (ms) of a topic-partition: after the record `after_offset` (-1: before any), before the next."""
 
     after_offset: int

@@ -27,7 +27,7 @@ from pipelines.core.columns import (
     time_column,
     times_ms,
 )
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.message import exceeds
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, positions_of
 from pipelines.core.types import TIME, schema_of
@@ -51,7 +51,7 @@ class Batch:
     plan: BatchPlan
     value_types: Mapping[str, pa.DataType]
     timeout_ms: int
-    idle: Mapping[TopicPartition, Sequence[Decision]] = field(default_factory=dict)
+    idle: Mapping[TopicPartition, Sequence[IdleDecision]] = field(default_factory=dict)
     max_bytes: int | None = None
 
     @property
@@ -147,7 +147,7 @@ def _positioned(records: pa.Table, batch: Batch) -> _Positioned:
     return _Positioned(records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed])
 
 
-def _positions(records: Available, done: OffsetRange, decisions: Sequence[Decision]) -> Int64s:
+def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
     """The running maximum of event time along a range, from the position before it on."""
     spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
     rows = records.with_idle(spoken)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 
 
 class TopicPartition(NamedTuple):
@@ -52,7 +52,7 @@ class Available(NamedTuple):
         is_idle = self.is_idle is not None and bool(self.is_idle[-1])
         return int(self.offsets[-1]) + (not is_idle)
 
-    def with_idle(self, heartbeats: Sequence[Decision]) -> Available:
+    def with_idle(self, heartbeats: Sequence[IdleDecision]) -> Available:
         """The same records with the idle policy's heartbeats among them, each before the record that it precedes."""
         if not heartbeats:
             return self

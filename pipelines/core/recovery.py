@@ -17,12 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.sequence import IDLE, MIN_OFFSETS
+
+
+Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
+"""Those of the idle policy, by source."""
 
 
 class ReadBack(NamedTuple):
@@ -41,14 +45,14 @@ class SinkState:
     """
 
     begin: Mapping[str, int]
-    decisions: Mapping[str, Sequence[Decision]]
+    decisions: Mapping[str, Sequence[IdleDecision]]
     read_back: Sequence[ReadBack]
 
 
 # -- from the lake to a message
 
 
-def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[Decision], event_time: int, next_offset: int) -> int:
+def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[IdleDecision], event_time: int, next_offset: int) -> int:
     """A source's first offset at a position >= `event_time`; where there is none yet, its `next_offset`.
 
     `records` are (offset, event time in ms) of what was not refused, heartbeats included, in any order; those before the event
@@ -59,7 +63,7 @@ def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[Decision]
     return min(reached, default=next_offset)
 
 
-def idle_header(decisions: Mapping[str, Iterable[Decision]], min_offsets: Mapping[str, int]) -> dict[str, tuple[Decision, ...]]:
+def idle_header(decisions: Decisions, min_offsets: Mapping[str, int]) -> dict[str, tuple[IdleDecision, ...]]:
     """By source its decisions from the offset before its min_offset on, in order; only sources that have some.
 
     Of several decisions after one offset only the last counts, since nothing stands between them: so the header does not grow
@@ -72,7 +76,7 @@ def idle_header(decisions: Mapping[str, Iterable[Decision]], min_offsets: Mappin
             if after_offset >= offset - 1:
                 last[after_offset] = max(event_time, last.get(after_offset, event_time))
         if last:
-            header[source] = tuple(Decision(*each) for each in sorted(last.items()))
+            header[source] = tuple(IdleDecision(*each) for each in sorted(last.items()))
     return header
 
 
@@ -81,7 +85,7 @@ def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
     return orjson.dumps(dict(min_offsets))
 
 
-def encode_idle(decisions: Mapping[str, Iterable[Decision]]) -> bytes:
+def encode_idle(decisions: Decisions) -> bytes:
     """The header `watersmeet.idle`; a message needs none where there are no decisions."""
     return orjson.dumps({source: [list(decision) for decision in mine] for source, mine in decisions.items()})
 
@@ -97,10 +101,10 @@ def parse_min_offsets(header: bytes | None) -> dict[str, int]:
     return by_source
 
 
-def parse_idle(header: bytes | None) -> dict[str, tuple[Decision, ...]]:
+def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
     """The inverse of `encode_idle`. Raises ValueError where the header is no such thing."""
     by_source = _by_source(header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine)))
-    return {source: tuple(Decision(*each) for each in mine) for source, mine in by_source.items()}
+    return {source: tuple(IdleDecision(*each) for each in mine) for source, mine in by_source.items()}
 
 
 def sink_state(messages: Iterable[tuple[int, str, Mapping[str, bytes | None]]], timeout_ms: int) -> SinkState:
@@ -112,7 +116,7 @@ def sink_state(messages: Iterable[tuple[int, str, Mapping[str, bytes | None]]], 
     Raises ValueError where a header is not what it should be.
     """
     begin: dict[str, int] = {}
-    decisions: dict[str, tuple[Decision, ...]] = {}
+    decisions: dict[str, tuple[IdleDecision, ...]] = {}
     tail: tuple[int, bytes] | None = None
     oldest: int | None = None
     read_back = []

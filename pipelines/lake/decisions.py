@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
 
-Decided: TypeAlias = tuple[TopicPartition, Decision]
+Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
 
 def read_decisions(questions: Questions, before_ms: int | None = None) -> list[Decided]:
@@ -22,7 +22,7 @@ def read_decisions(questions: Questions, before_ms: int | None = None) -> list[D
     columns = ["after_offset", "event_time", "source", "partition"]
     found = questions.select(tables.IDLE_HEARTBEATS, columns, where)
     rows = sorted(zip(*(found[name].to_pylist() for name in columns), strict=True))
-    return [(TopicPartition(source, partition), Decision(after, time)) for after, time, source, partition in rows]
+    return [(TopicPartition(source, partition), IdleDecision(after, time)) for after, time, source, partition in rows]
 
 
 def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int) -> pa.Table:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, random_case
 from tests.support.configurations import settings_for
 from tests.support.topics import create_topics
 
 
-def case_of(tracking: Sequence[bytes | None], orders: Sequence[bytes | None], *decided: Decision) -> Case:
+def case_of(tracking: Sequence[bytes | None], orders: Sequence[bytes | None], *decided: IdleDecision) -> Case:
     values = {"tracking": [*tracking], "orders": [*orders]}
     return Case(values, 100, [source for source, mine in values.items() for _ in mine], {"orders": list(decided)})
 

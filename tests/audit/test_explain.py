@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.audit.explain import explain
 from pipelines.audit.verify_sink import read_sink
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.model import MergeRecord
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
@@ -50,7 +50,9 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     folder = tmp_path_factory.mktemp("explained")
     settings = with_topics(kafka, folder, "explained", PARTITIONS, publish__valid="size(tracking) > 0")
     cases = dict(zip(RANDOM, richest_cases(len(RANDOM)), strict=True))
-    cases[IDLE] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
+    cases[IDLE] = case_of(
+        [keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400)
+    )
     cases[HELD] = case_of([keyed(ODD, 5), keyed(ODD, 900)], [heartbeat(300)])
     lake = ModelLake(settings, cases, is_valid=lambda row: bool(row["tracking"]))
     name = read_sink(lake.questions, settings, PARTITIONS).name

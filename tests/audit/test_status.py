@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.audit.status import status
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.place import Lake
@@ -71,7 +71,7 @@ def test_before_anything_is_merged_what_waits_in_bronze_is_told(tmp_path: Path) 
 
 def test_where_the_idle_policy_has_spoken_last_the_source_is_idle(tmp_path: Path) -> None:
     values = {"tracking": [keyed("i", t) for t in (10, 50, 200, 400)], "orders": [keyed("i", 20)]}
-    case = Case(values, 100, ["tracking"] * 4 + ["orders"], {"orders": [Decision(0, 200), Decision(0, 400)]})  # type: ignore[arg-type]
+    case = Case(values, 100, ["tracking"] * 4 + ["orders"], {"orders": [IdleDecision(0, 200), IdleDecision(0, 400)]})  # type: ignore[arg-type]
     lake = ModelLake(settings_for(tmp_path), {0: case})
     lake.arrive()
     lake.decide()

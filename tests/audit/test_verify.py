@@ -17,7 +17,7 @@ from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_partition, check_versions, verify
 from pipelines.audit.verify_evidence import read_evidence, read_partitions
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.errors import KafkaUnreachableError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -61,7 +61,9 @@ class River:
 def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     settings = with_topics(kafka, tmp_path_factory.mktemp("verified"), "verified", PARTITIONS)
     cases = dict.fromkeys(range(PLAIN), plain_case()) | dict(zip(RANDOM, richest_cases(3), strict=True))
-    cases[IDLE] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
+    cases[IDLE] = case_of(
+        [keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400)
+    )
     transactions = [keyed("t", 1), HOLE, HOLE, HOLE, keyed("t", 3), heartbeat(900)]
     cases[TRANSACTIONAL] = case_of(transactions, [keyed("t", 5), heartbeat(1000)])
     for source in SOURCES:

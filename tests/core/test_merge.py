@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
 from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
@@ -180,7 +180,7 @@ def _random_lake(seed: int) -> PureLake:
                     count = len(case.values[source])
                     times = sorted(rng.randrange(3000) for _ in range(rng.randint(1, 3)))
                     after = sorted(rng.randint(-1, count - 1) for _ in times)
-                    case.decisions[source] = [Decision(*each) for each in zip(after, times, strict=True)]
+                    case.decisions[source] = [IdleDecision(*each) for each in zip(after, times, strict=True)]
         if rng.random() < 0.2:
             recovered[p] = {key: [rng.randrange(1500) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5}
     return PureLake(cases, rng, timeout_ms, recovered)

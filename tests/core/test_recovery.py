@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.recovery import (
     ReadBack,
@@ -77,31 +77,31 @@ def test_min_offset_is_the_first_at_a_position_that_reaches_the_event_time() -> 
 
 
 def test_min_offset_is_the_next_offset_where_no_position_reaches_the_event_time() -> None:
-    assert min_offset([(4, 10), (5, 300)], [Decision(5, 350)], 351, 7) == 7
+    assert min_offset([(4, 10), (5, 300)], [IdleDecision(5, 350)], 351, 7) == 7
     assert min_offset([], [], 0, 0) == 0
 
 
 def test_an_idle_decision_gives_its_position_to_the_offset_after_it() -> None:
     records = [(4, 10), (7, 300)]
-    assert min_offset(records, [Decision(4, 200)], 200, 8) == 5
-    assert min_offset(records, [Decision(4, 200)], 201, 8) == 7
-    assert min_offset(records, [Decision(-1, 200)], 200, 8) == 0
-    assert min_offset([], [Decision(-1, 200), Decision(-1, 300)], 250, 0) == 0
+    assert min_offset(records, [IdleDecision(4, 200)], 200, 8) == 5
+    assert min_offset(records, [IdleDecision(4, 200)], 201, 8) == 7
+    assert min_offset(records, [IdleDecision(-1, 200)], 200, 8) == 0
+    assert min_offset([], [IdleDecision(-1, 200), IdleDecision(-1, 300)], 250, 0) == 0
 
 
 # -- idle decisions
 
 
 def test_a_message_tells_the_decisions_from_the_offset_before_its_min_offset_on() -> None:
-    decisions = {"tracking": [Decision(9, 7), Decision(4, 5), Decision(3, 4)], "orders": [Decision(3, 4)]}
+    decisions = {"tracking": [IdleDecision(9, 7), IdleDecision(4, 5), IdleDecision(3, 4)], "orders": [IdleDecision(3, 4)]}
     assert idle_header(decisions, {"tracking": 5, "orders": 5}) == {"tracking": ((4, 5), (9, 7))}
     assert idle_header(decisions, {"tracking": 4}) == {"tracking": ((3, 4), (4, 5), (9, 7))}
-    assert idle_header({"orders": [Decision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {"orders": ((-1, 7),)}
+    assert idle_header({"orders": [IdleDecision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {"orders": ((-1, 7),)}
     assert idle_header({}, {"tracking": 0, "orders": 0}) == {}
 
 
 def test_of_several_decisions_after_one_offset_the_last_is_told() -> None:
-    decisions = {"orders": [Decision(4, 10), Decision(4, 30), Decision(4, 20), Decision(6, 40)]}
+    decisions = {"orders": [IdleDecision(4, 10), IdleDecision(4, 30), IdleDecision(4, 20), IdleDecision(6, 40)]}
     assert idle_header(decisions, {"orders": 5}) == {"orders": ((4, 30), (6, 40))}
 
 
@@ -110,12 +110,12 @@ def test_of_several_decisions_after_one_offset_the_last_is_told() -> None:
 
 def test_headers_are_json_by_source() -> None:
     assert encode_min_offsets({"tracking": 17, "orders": 0}) == b'{"tracking":17,"orders":0}'
-    assert encode_idle({"orders": [Decision(16, 1_700_000_000_000)]}) == b'{"orders":[[16,1700000000000]]}'
+    assert encode_idle({"orders": [IdleDecision(16, 1_700_000_000_000)]}) == b'{"orders":[[16,1700000000000]]}'
 
 
 def test_headers_are_read_as_they_were_written() -> None:
     offsets = {"tracking": 17, "orders": 2**63 - 1}
-    decisions = {"orders": (Decision(-1, 0), Decision(16, 1_700_000_000_000)), "tracking": ()}
+    decisions = {"orders": (IdleDecision(-1, 0), IdleDecision(16, 1_700_000_000_000)), "tracking": ()}
     assert parse_min_offsets(encode_min_offsets(offsets)) == offsets
     assert parse_idle(encode_idle(decisions)) == decisions
 
@@ -159,7 +159,7 @@ def plain(event_time: int, key: str) -> Message:
     return event_time, key, {SEQ: b"0"}
 
 
-def telling(event_time: int, key: str, begin: Mapping[str, int], **idle: list[Decision]) -> Message:
+def telling(event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]) -> Message:
     headers: dict[str, bytes | None] = {MIN_OFFSETS: encode_min_offsets(begin)}
     return event_time, key, {**headers, IDLE: encode_idle(idle)} if idle else headers
 
@@ -174,13 +174,16 @@ def test_an_empty_sink_says_nothing() -> None:
 
 
 def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
-    first, last = telling(300, "a", {"tracking": 1}, tracking=[Decision(0, 9)]), telling(310, "a", BEGIN, orders=[Decision(2, 5)])
+    first, last = (
+        telling(300, "a", {"tracking": 1}, tracking=[IdleDecision(0, 9)]),
+        telling(310, "a", BEGIN, orders=[IdleDecision(2, 5)]),
+    )
     state = sink_state(backwards(first, last), T)
-    assert state == SinkState(BEGIN, {"orders": (Decision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")))
+    assert state == SinkState(BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")))
 
 
 def test_decisions_are_those_of_the_message_that_says_where_to_begin() -> None:
-    state = sink_state(backwards(telling(300, "a", BEGIN, tracking=[Decision(0, 9)]), telling(310, "a", BEGIN)), T)
+    state = sink_state(backwards(telling(300, "a", BEGIN, tracking=[IdleDecision(0, 9)]), telling(310, "a", BEGIN)), T)
     assert state.decisions == {}
 
 

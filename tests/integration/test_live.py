@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
@@ -68,7 +68,7 @@ def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_
     lake = case_lake(spark, settings_for(tmp_path), cases)
     lake.arrive()
     lake.merge()
-    decided = [(TopicPartition("orders", 1), Decision(0, 500))]
+    decided = [(TopicPartition("orders", 1), IdleDecision(0, 500))]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms()))
     waiting = live_rows(spark, lake.settings).where("status = 'waiting'").select("partition", "merge_key", "waits_for")
     assert sorted(map(tuple, waiting.collect())) == [

@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 from pyspark.sql import SparkSession
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows
@@ -67,7 +67,7 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     publish_silver(lake)
     head = cases[0].merged(SOURCES).heads["orders"]
     last_offset = len(cases[0].values["orders"]) - 1
-    decided = [(TopicPartition("orders", 0), Decision(last_offset, head))]  # which moves nothing
+    decided = [(TopicPartition("orders", 0), IdleDecision(last_offset, head))]  # which moves nothing
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms()))
     silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.core.types import columns_ddl
 from pipelines.errors import ConfigurationError
@@ -139,10 +139,10 @@ def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: 
 def test_decisions_come_back_in_their_order(either_store: Store) -> None:
     either_store.create("idle_heartbeats")
     tracking, orders = TopicPartition("tracking", 3), TopicPartition("orders", 0)
-    first, second = (tracking, Decision(-1, 50)), (tracking, Decision(7, 60))
+    first, second = (tracking, IdleDecision(-1, 50)), (tracking, IdleDecision(7, 60))
     either_store.append("idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000))
-    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [(orders, Decision(7, 55))], 2000))
-    assert read_decisions(either_store.questions) == [first, (orders, Decision(7, 55)), second]
+    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000))
+    assert read_decisions(either_store.questions) == [first, (orders, IdleDecision(7, 55)), second]
     assert read_decisions(either_store.questions, before_ms=2000) == [first, second]
     topics = either_store.questions.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")}).sort_by("topic").to_pylist()
     assert topics == [{"topic": "orders", "n": 1}, {"topic": "tracking", "n": 2}]

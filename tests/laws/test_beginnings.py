@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.beginning import EARLIEST, Beginning
 from pipelines.bronze import Bronze
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.gold import Gold
@@ -188,7 +188,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     name, cases = f"lost-{kind}", rich_cases(4, 5200)
     cases[0] = Case({"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100)
     cases[0].arrivals = ["tracking"] * 60 + ["orders"]
-    cases[0].decisions["orders"] = [Decision(0, 2900)]
+    cases[0].decisions["orders"] = [IdleDecision(0, 2900)]
     topics = {f"sources__{source}__topic": f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=4)
     lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **topics)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
@@ -70,7 +70,7 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
     assert plans, "what nobody has written is decided again"
     found = decisions_of(lake.questions)
     assert len(found) > 6
-    assert found["orders", SILENT] == [Decision(0, 500)]
+    assert found["orders", SILENT] == [IdleDecision(0, 500)]
     assert ("tracking", SILENT) not in found, "never the one that is ahead"
     assert not {("orders", BOTH), ("tracking", BOTH)} & found.keys(), "nobody is idle where nobody is waited for"
     lake.take_decisions()

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.audit.compare import verify_against
 from pipelines.audit.rebuild import rebuild, rebuilt_settings
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -58,7 +58,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
     lake.merge()
     jump(lake)
     at = lake.start().planner.cursors[TopicPartition("orders", IDLE)]
-    decided = [(TopicPartition("orders", IDLE), Decision(at.next_offset - 1, time)) for time in (200, 400)]
+    decided = [(TopicPartition("orders", IDLE), IdleDecision(at.next_offset - 1, time)) for time in (200, 400)]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13))
     lake.arrive(0.9)
     lake.merge()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pipelines.core.idle import Decision, decide
+from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.recovery import SinkState, encode_idle, encode_min_offsets, idle_header, min_offset, sink_state
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
@@ -21,7 +21,7 @@ TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
 SEEDS = range(500)
 
-Decisions = dict[str, list[Decision]]
+Decisions = dict[str, list[IdleDecision]]
 Content = tuple[str, int, int, tuple[tuple[tuple[int, int], ...], ...]]
 
 
@@ -94,7 +94,7 @@ class Lake:
         idle = decide(self.heads, silent)
         if idle is None:
             return {}
-        taken = {source: Decision(self.next_offset(source) - 1, idle.event_time) for source in idle.sources}
+        taken = {source: IdleDecision(self.next_offset(source) - 1, idle.event_time) for source in idle.sources}
         for source, decision in taken.items():
             self.decisions[source].append(decision)
             self._come(Record(source, *decision))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from tests.support.topics import Published
 
@@ -25,7 +25,7 @@ class Case:
     timeout_ms: int
     arrivals: list[str] = field(default_factory=list)
     """The sources in the order in which their records arrived; only bronze's cut into batches depends on it."""
-    decisions: dict[str, list[Decision]] = field(default_factory=dict)
+    decisions: dict[str, list[IdleDecision]] = field(default_factory=dict)
     """What the idle policy has decided, by source."""
 
     def records(self) -> Iterator[Record]:

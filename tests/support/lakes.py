@@ -17,7 +17,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipelines.bronze import Bronze
-from pipelines.core.idle import Decision
+from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.engine import Engine
@@ -210,9 +210,9 @@ def quarantined_of(questions: Questions) -> list[tuple[object, ...]]:
     return sorted((tuple(row.values()) for row in found), key=repr)
 
 
-def decisions_of(questions: Questions) -> dict[tuple[str, int], list[Decision]]:
+def decisions_of(questions: Questions) -> dict[tuple[str, int], list[IdleDecision]]:
     """What the idle policy has decided, by source and partition."""
-    found: dict[tuple[str, int], list[Decision]] = {}
+    found: dict[tuple[str, int], list[IdleDecision]] = {}
     for tp, decision in read_decisions(questions):
         found.setdefault((tp.source, tp.partition), []).append(decision)
     return found
