@@ -27,7 +27,7 @@ from pipelines.core.types import ddl
 from pipelines.engine.session import spark_session
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.owner import Owner
 from pipelines.run import create_missing
 from pipelines.settings import Settings, SilverSettings, load_settings

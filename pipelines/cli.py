@@ -110,7 +110,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
     from pipelines.audit.problems import Problem
     from pipelines.audit.validate import check_kafka, check_lake, check_schemas
     from pipelines.engine.choice import open_engine
-    from pipelines.lake.place import Lake
+    from pipelines.lake.location import Lake
 
     try:
         settings = load_settings(config)
@@ -393,7 +393,7 @@ def parse_as_of(text: str) -> int | datetime:
 def _questions(settings: Settings) -> Questions:
     """What may be asked about the lake. Raises ConfigurationError where an earlier version has made it."""
     from pipelines.lake.identity import check_layout
-    from pipelines.lake.place import Lake
+    from pipelines.lake.location import Lake
 
     asked = _unchecked(settings)
     check_layout(asked, Lake(settings))
@@ -402,7 +402,7 @@ def _questions(settings: Settings) -> Questions:
 
 def _unchecked(settings: Settings) -> Questions:
     """What may be asked about whatever there is. Spark is started by the first question, and only for a lake that needs it."""
-    from pipelines.lake.place import Lake
+    from pipelines.lake.location import Lake
     from pipelines.lake.questions import questions
 
     def spark() -> Any:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pipelines.core.types import ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import within
 from pipelines.settings import Settings
 

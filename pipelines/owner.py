@@ -36,7 +36,7 @@ class Owner:
         if number is None:
             found = last_commit(self.engine.questions, table, application)
             if found is not None and found[1].token > self.token:
-                raise LeaseLostError(self.engine.lake.place)
+                raise LeaseLostError(self.engine.lake.location)
             number = found[1].number if found is not None and found[1].token == self.token else 0
         return Commit(application, self.token, number + 1, facts or {})
 
@@ -44,7 +44,7 @@ class Owner:
         """The version of the table that holds a commit of this owner. Raises LeaseLostError where it was skipped."""
         found = last_commit(self.engine.questions, table, commit.application)
         if found is None or found[1].transaction_version != commit.transaction_version:
-            raise LeaseLostError(self.engine.lake.place)
+            raise LeaseLostError(self.engine.lake.location)
         self._last[table, commit.application] = commit.number
         return found[0].number
 
@@ -74,7 +74,7 @@ class Owner:
             with suppress_conflict():
                 nothing = self.engine.lake.layout[table].schema.empty_table()
                 self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
-        raise LeaseLostError(self.engine.lake.place)
+        raise LeaseLostError(self.engine.lake.location)
 
 
 def now_ms() -> int:

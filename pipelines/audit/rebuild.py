@@ -21,7 +21,7 @@ from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions, Where
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
@@ -139,6 +139,6 @@ def _partitions(questions: Questions, settings: Settings) -> int:
     if questions.exists(tables.PROGRESS):
         last = questions.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][0].as_py()
     if last is None:
-        place = Lake(settings).place
+        place = Lake(settings).location
         raise ConfigurationError(f"{place}: silver has merged nothing yet, so there is nothing to derive again; run it first")
     return int(last) + 1

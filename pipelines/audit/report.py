@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pipelines.audit import report_charts as charts
 from pipelines.audit.report_charts import Figure, Numbers, Row, Section, Spec, Steps, colour, drawn, held, in_unit, layer, number
 from pipelines.audit.show import duration, utc
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
 from pipelines.settings import Settings
@@ -64,7 +64,7 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
     batches, committed = found.progress["batch"], found.progress["committed_at"]
     facts = {
         "made at": utc(now_ms),
-        "lake": Lake(settings).place,
+        "lake": Lake(settings).location,
         "sources": ", ".join(settings.sources),
         "timeout": duration(settings.merge.timeout_ms),
         "last batch of silver": f"{batches[-1]:,}, committed at {utc(int(committed[-1]))}" if len(batches) else "none yet",

@@ -17,7 +17,7 @@ from pipelines.kafka.cluster import Cluster, co_partitioned, sink_settings, topi
 from pipelines.kafka.options import check_options
 from pipelines.lake import tables
 from pipelines.lake.identity import check_layout, differences, identity
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.settings import PublishSettings, Settings
 

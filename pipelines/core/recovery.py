@@ -24,7 +24,6 @@ import orjson
 from pipelines.core.idle import IdleDecision
 from pipelines.core.sequence import IDLE, MIN_OFFSETS
 
-
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
 """Those of the idle policy, by source."""
 

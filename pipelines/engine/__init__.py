@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipelines.core.reading import ReadingRules
 from pipelines.lake.commits import Commit
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.tables import Table
 from pipelines.settings import KafkaSettings

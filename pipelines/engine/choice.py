@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelines.engine import Engine
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 
 

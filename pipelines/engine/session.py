@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.lake.place import Lake, local_path, scheme_of
+from pipelines.lake.location import Lake, local_path, scheme_of
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
 """The environment variable with further options for the JVM of a local session."""

@@ -26,13 +26,13 @@ from pipelines.core.types import TIME, columns_ddl
 from pipelines.engine import Function, KafkaInput
 from pipelines.engine.expressions import expression_problem
 from pipelines.kafka.reading import Range
-from pipelines.kafka.source import Reading, kafka_ranges, kafka_source, register
+from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
 from pipelines.lake import tables
 from pipelines.lake.by_spark import as_column, matching, sql_name, summarised, table_rows
 from pipelines.lake.commits import Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Where, answer, questions
 from pipelines.lake.tables import Table
 
@@ -89,10 +89,10 @@ class SparkEngine:
         name = register(self.spark, kafka_ranges(f"watersmeet_{source.source}_ranges", self._reading(source), wanted))
         return self.spark.read.format(name).load()
 
-    def _reading(self, source: KafkaInput) -> Reading:
+    def _reading(self, source: KafkaInput) -> DecodedTopic:
         schema = columns_ddl(self.lake.layout[tables.bronze(source.source)].schema)
         decode = partial(read_records, rules=source.rules)
-        return Reading(source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks)
+        return DecodedTopic(source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks)
 
     def rows(self, found: pa.Table) -> DataFrame:
         """See `Engine.rows`."""

@@ -27,13 +27,13 @@ SMALLEST_SPLIT = 20_000
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a data source reads: committed records of one topic, decoded from the columns of `core.reading.KAFKA` into `schema`
-    (Spark DDL).
+class DecodedTopic:
+    """What a data source reads: the committed records of the topic `name`, decoded from the columns of `core.reading.KAFKA` into
+    `schema` (Spark DDL).
     """
 
     kafka: KafkaSettings
-    topic: str
+    name: str
     partitions: int
     decode: Callable[[pa.RecordBatch], pa.Table]
     schema: str
@@ -43,7 +43,9 @@ class Reading:
     """How long a broker may take to answer."""
 
 
-def kafka_source(name: str, reading: Reading, start_offsets: Mapping[int, int], max_offsets_per_batch: int) -> type[DataSource]:
+def kafka_source(
+    name: str, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int
+) -> type[DataSource]:
     """A data source to be read as a stream, under `name` once it is registered, from `start_offsets` of every partition on.
 
     A batch spans at most `max_offsets_per_batch` offsets, but at least one of every partition that has any. With AvailableNow it
@@ -51,13 +53,13 @@ def kafka_source(name: str, reading: Reading, start_offsets: Mapping[int, int], 
     `errors.is_retriable` and `errors.root_cause` read it.
     """
     start = dict(start_offsets)
-    return _data_source(name, reading.schema, lambda: _StreamReader(reading, start, max_offsets_per_batch))
+    return _data_source(name, topic.schema, lambda: _StreamReader(topic, start, max_offsets_per_batch))
 
 
-def kafka_ranges(name: str, reading: Reading, ranges: Sequence[Range]) -> type[DataSource]:
+def kafka_ranges(name: str, topic: DecodedTopic, ranges: Sequence[Range]) -> type[DataSource]:
     """A data source to be read as a batch, under `name` once it is registered: the records of these ranges."""
-    parts = split_ranges(ranges, reading.parallelism)
-    return _data_source(name, reading.schema, lambda: _RangesReader(reading, parts))
+    parts = split_ranges(ranges, topic.parallelism)
+    return _data_source(name, topic.schema, lambda: _RangesReader(topic, parts))
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> str:
@@ -84,20 +86,20 @@ def _data_source(name_: str, schema_: str, reader_: Callable[[], Any]) -> type[D
     return Kafka
 
 
-def _read(reading: Reading, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    for batch in read_range(reading.kafka, task.value, timeout_s=reading.timeout_s):
-        yield from reading.decode(batch).to_batches()
+def _read(topic: DecodedTopic, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    for batch in read_range(topic.kafka, task.value, timeout_s=topic.timeout_s):
+        yield from topic.decode(batch).to_batches()
 
 
 class _RangesReader(DataSourceReader):
-    def __init__(self, reading: Reading, ranges: Sequence[Range]) -> None:
-        self._reading, self._ranges = reading, ranges
+    def __init__(self, topic: DecodedTopic, ranges: Sequence[Range]) -> None:
+        self._topic, self._ranges = topic, ranges
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(part) for part in self._ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._reading, partition)
+        return _read(self._topic, partition)
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -106,8 +108,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Offsets are JSON objects from the partition's number to the next offset to be read: whole numbers stay exact in JSON.
     """
 
-    def __init__(self, reading: Reading, start_offsets: Mapping[int, int], max_offsets_per_batch: int) -> None:
-        self._reading, self._limit = reading, max_offsets_per_batch
+    def __init__(self, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int) -> None:
+        self._topic, self._limit = topic, max_offsets_per_batch
         self._start = {str(p): offset for p, offset in sorted(start_offsets.items())}
         self._last: dict[str, int] | None = None
         """Where a query that handles what is available now ends."""
@@ -128,19 +130,19 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {p: offset + taken[p] for p, offset in start.items()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        ranges = [Range(self._reading.topic, int(p), since, end[p]) for p, since in start.items()]
-        return [InputPartition(part) for part in split_ranges(ranges, self._reading.parallelism)]
+        ranges = [Range(self._topic.name, int(p), since, end[p]) for p, since in start.items()]
+        return [InputPartition(part) for part in split_ranges(ranges, self._topic.parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._reading, partition)
+        return _read(self._topic, partition)
 
     def _ends(self) -> dict[str, int]:
-        return {str(p): end for p, (_, end) in self._cluster.bounds(self._reading.topic, self._reading.partitions).items()}
+        return {str(p): end for p, (_, end) in self._cluster.bounds(self._topic.name, self._topic.partitions).items()}
 
     @cached_property
     def _cluster(self) -> Cluster:
         """Made by the first question: what the workers get has none."""
-        return Cluster(self._reading.kafka, self._reading.timeout_s)
+        return Cluster(self._topic.kafka, self._topic.timeout_s)
 
 
 def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:

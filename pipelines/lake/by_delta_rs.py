@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pipelines.core.types import TIME
 from pipelines.lake.files import Files
-from pipelines.lake.place import Lake, local_path
+from pipelines.lake.location import Lake, local_path
 from pipelines.lake.questions import (
     Aggregates,
     NoTableError,
@@ -107,7 +107,7 @@ class DeltaRsQuestions(Questions):
         try:
             return DeltaTable(self._path(table), version, self._storage(table))
         except TableNotFoundError:
-            raise NoTableError(table, self._lake.home(table).place) from None
+            raise NoTableError(table, self._lake.home(table).location) from None
 
     def _at(self, table: str, version: int | None) -> DeltaTable:
         if version is None:

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import (
     Aggregates,
     NoTableError,
@@ -120,7 +120,7 @@ class SparkQuestions(Questions):
             if version is not None and error.getCondition() in _GONE:
                 raise VersionGoneError(table, version) from None
             if not self.exists(table):
-                raise NoTableError(table, self._lake.home(table).place) from None
+                raise NoTableError(table, self._lake.home(table).location) from None
             raise
 
     def _answer(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pyarrow import fs
 
 from pipelines.errors import ConfigurationError
-from pipelines.lake.place import local_path, scheme_of
+from pipelines.lake.location import local_path, scheme_of
 
 _S3: Final = {
     "ACCESS_KEY_ID": "access_key",

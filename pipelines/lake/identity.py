@@ -17,7 +17,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
 
@@ -31,7 +31,7 @@ def check_layout(questions: Questions, lake: Lake) -> None:
     is_earlier = questions.exists(silver) and questions.properties(silver).get("delta.enableInCommitTimestamps") == "true"
     if is_earlier or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
         raise ConfigurationError(
-            f"lake: {lake.place} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
+            f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
             "begin a new lake elsewhere; with `kafka.start: sink` it takes up the old sink where it stands"
         )
 

@@ -27,7 +27,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 
 RENEWAL_S: Final = 2.0
@@ -116,7 +116,9 @@ class Lease:
                 self._renewing = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
                 self._renewing.start()
             return
-        raise WatersmeetError(f"the table leases of {self.lake.place} could not be written to: others write to it all the time")
+        raise WatersmeetError(
+            f"the table leases of {self.lake.location} could not be written to: others write to it all the time"
+        )
 
     def release(self) -> None:
         """The next owner need neither wait nor fence; where another writer of `leases` comes in between, it has to find out."""
@@ -131,7 +133,7 @@ class Lease:
     def check(self) -> None:
         """Before a step that would itself shut another owner out. Raises LeaseLostError where another process has taken over."""
         if any(entry.token != self.token for entry in self._last()[0].values()):
-            self.lost = LeaseLostError(self.lake.place)
+            self.lost = LeaseLostError(self.lake.location)
             raise self.lost
 
     def renew(self) -> bool:
@@ -173,7 +175,7 @@ class Lease:
         for _ in range(round(SILENCE_S / _LOOK_S)):
             self.sleep_s(_LOOK_S)
             if self._renewal(owner.token) not in (seen, None):
-                raise LeaseTakenError(owner.layer, self.lake.place, owner.host, owner.pid)
+                raise LeaseTakenError(owner.layer, self.lake.location, owner.host, owner.pid)
         return False
 
     def _keep_renewing(self) -> None:

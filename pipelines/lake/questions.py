@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.types import TIME
 from pipelines.errors import WatersmeetError
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

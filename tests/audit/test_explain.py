@@ -18,7 +18,7 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.support.cases import KEYS, Case, heartbeat, keyed

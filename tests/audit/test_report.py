@@ -15,7 +15,7 @@ from pipelines.audit.report import ALL_SOURCES, STEPS, Report, read_report
 from pipelines.audit.report_charts import Figure, Steps
 from pipelines.audit.report_page import page
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.tables import LATE, PROGRESS, QUARANTINE, SILVER
 from pipelines.settings import Settings
 from tests.support.report_tables import Row, parts, river_of, settings_for, write_tables

@@ -18,7 +18,7 @@ from pipelines.audit.report_charts import COLOURS, WIDTHS, Figure, Section, Step
 from pipelines.audit.report_page import check_writable, page, write_page
 from pipelines.errors import ConfigurationError
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from tests.support.report_tables import river_of, settings_for, write_tables
 
 HOUR, DAY = 3_600_000, 86_400_000

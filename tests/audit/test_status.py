@@ -14,7 +14,7 @@ from pipelines.audit.status import status
 from pipelines.core.idle import IdleDecision
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake

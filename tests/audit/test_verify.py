@@ -21,7 +21,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.errors import KafkaUnreachableError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
 from tests.support.cases import SOURCES, Case, heartbeat, keyed

@@ -18,7 +18,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.engine.session import spark_session
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run

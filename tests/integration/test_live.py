@@ -12,7 +12,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.live import live
 from pipelines.owner import now_ms
 from pipelines.settings import Settings

@@ -15,7 +15,7 @@ from pipelines.core.reading import KAFKA
 from pipelines.core.types import columns_ddl
 from pipelines.errors import is_retriable, root_cause
 from pipelines.kafka.reading import Range
-from pipelines.kafka.source import Reading, kafka_ranges, kafka_source, register, share, split_ranges
+from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register, share, split_ranges
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.topics import create_topics, produce, produce_transaction
@@ -35,8 +35,8 @@ class Stream:
         self.spark, self.folder, self.name = spark, folder, name
         self.batches: list[dict[int, list[int]]] = []
 
-    def run(self, reading: Reading, start: Mapping[int, int], limit: int, checkpoint: str = "0") -> None:
-        stream = self.spark.readStream.format(register(self.spark, kafka_source(self.name, reading, start, limit))).load()
+    def run(self, decoded: DecodedTopic, start: Mapping[int, int], limit: int, checkpoint: str = "0") -> None:
+        stream = self.spark.readStream.format(register(self.spark, kafka_source(self.name, decoded, start, limit))).load()
         query = (
             stream.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", str(self.folder / checkpoint))
@@ -61,30 +61,30 @@ def stream(root_session: SparkSession, tmp_path: Path, topic: str) -> Iterator[S
 
 
 @pytest.fixture
-def reading(kafka: str, topic: str) -> Callable[..., Reading]:
-    def made(partitions: int, options: dict[str, str] | None = None, **other: Any) -> Reading:
+def decoded(kafka: str, topic: str) -> Callable[..., DecodedTopic]:
+    def made(partitions: int, options: dict[str, str] | None = None, **other: Any) -> DecodedTopic:
         settings = KafkaSettings(bootstrap_servers=kafka, options=options or {})
-        return Reading(
-            **{"kafka": settings, "topic": topic, "partitions": partitions, "decode": as_they_are, "schema": SCHEMA, **other}
+        return DecodedTopic(
+            **{"kafka": settings, "name": topic, "partitions": partitions, "decode": as_they_are, "schema": SCHEMA, **other}
         )
 
     return made
 
 
 def test_a_stream_goes_on_at_given_offsets_without_its_checkpoint_in_batches_within_the_limit(
-    kafka: str, stream: Stream, reading: Callable[..., Reading], topic: str
+    kafka: str, stream: Stream, decoded: Callable[..., DecodedTopic], topic: str
 ) -> None:
     create_topics(kafka, topic, partitions=3)
     produce(kafka, topic, [(p, b"x") for p, count in ((0, 37), (1, 6)) for _ in range(count)])
     produce_transaction(kafka, topic, [b"gone"], 1, commit=False)  # offsets 6 and 7 hold no record
     await_end(KafkaSettings(bootstrap_servers=kafka), topic, 8, partition=1)
-    stream.run(reading(3), {0: 7, 1: 0, 2: 0}, 20)
+    stream.run(decoded(3), {0: 7, 1: 0, 2: 0}, 20)
     assert [sum(map(len, batch.values())) <= 20 for batch in stream.batches] == [True] * len(stream.batches)
     assert len(stream.batches) in (2, 3)
     offsets = {p: [o for batch in stream.batches for o in batch.get(p, [])] for p in (0, 1)}
     assert offsets == {0: list(range(7, 37)), 1: list(range(6))}
     produce(kafka, topic, [(1, b"x")])
-    stream.run(reading(3), {0: 37, 1: 8, 2: 0}, 100, checkpoint="1")
+    stream.run(decoded(3), {0: 37, 1: 8, 2: 0}, 100, checkpoint="1")
     assert stream.batches[-1] == {1: [8]}
 
 
@@ -93,36 +93,36 @@ def fail(batch: pa.RecordBatch) -> pa.Table:
 
 
 def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
-    kafka: str, stream: Stream, reading: Callable[..., Reading], topic: str
+    kafka: str, stream: Stream, decoded: Callable[..., DecodedTopic], topic: str
 ) -> None:
     create_topics(kafka, topic, partitions=1)
     produce(kafka, topic, [(0, b"x")])
     with pytest.raises(StreamingQueryException) as missing:
-        stream.run(reading(1, topic="no-such-topic"), {0: 0}, 100)  # beside the driver
+        stream.run(decoded(1, name="no-such-topic"), {0: 0}, 100)  # beside the driver
     assert root_cause(missing.value).startswith("topic no-such-topic does not exist at ")
     assert not is_retriable(missing.value)
 
-    def in_a_worker(reading: Reading, since: int, match: str) -> Exception:
-        ranges = kafka_ranges(f"ranges_{topic}", reading, [Range(topic, 0, since, since + 1)])
+    def in_a_worker(decoded: DecodedTopic, since: int, match: str) -> Exception:
+        ranges = kafka_ranges(f"ranges_{topic}", decoded, [Range(topic, 0, since, since + 1)])
         with pytest.raises(Exception, match=match) as caught:
             stream.spark.read.format(register(stream.spark, ranges)).load().collect()
         return caught.value
 
-    beyond = in_a_worker(reading(1), 5, r"pipelines\.errors")
+    beyond = in_a_worker(decoded(1), 5, r"pipelines\.errors")
     assert root_cause(beyond).startswith(f"{topic}[0] ends at offset 1, and 5 is to be read next")
-    assert not is_retriable(in_a_worker(reading(1, decode=fail), 0, "a defect at 0"))
-    away = in_a_worker(reading(1, kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0), 0, r"pipelines\.errors")
+    assert not is_retriable(in_a_worker(decoded(1, decode=fail), 0, "a defect at 0"))
+    away = in_a_worker(decoded(1, kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0), 0, r"pipelines\.errors")
     assert is_retriable(away)
     assert root_cause(away).startswith("no Kafka broker answers at 127.0.0.1:1 (")
 
 
 def test_ranges_are_read_as_a_batch_by_several_tasks_and_no_secret_shows(
-    kafka: str, root_session: SparkSession, reading: Callable[..., Reading], topic: str, capsys: pytest.CaptureFixture[str]
+    kafka: str, root_session: SparkSession, decoded: Callable[..., DecodedTopic], topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(0, b"%d" % i) for i in range(45_000)] + [(1, b"x")] * 3)
     ranges = [Range(topic, 0, 0, 45_000), Range(topic, 1, 1, 2), Range(topic, 1, 2, 2)]
-    source = kafka_ranges(f"ranges_{topic}", reading(2, {"sasl.password": SECRET}, parallelism=2), ranges)
+    source = kafka_ranges(f"ranges_{topic}", decoded(2, {"sasl.password": SECRET}, parallelism=2), ranges)
     rows = root_session.read.format(register(root_session, source)).load()
     found = rows.selectExpr("spark_partition_id() AS task", "partition", "offset").toArrow()
     assert sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)) == [
@@ -183,10 +183,10 @@ def test_ranges_are_split_so_that_every_task_has_something_to_do(sizes: list[int
         assert all(a.until_offset == b.from_offset for a, b in pairwise(own))
 
 
-def test_offsets_stay_exact_on_their_way_through_spark(reading: Callable[..., Reading]) -> None:
+def test_offsets_stay_exact_on_their_way_through_spark(decoded: Callable[..., DecodedTopic]) -> None:
     far = {0: 2**62 + 1, 1: 2**53 + 1}
-    reader = kafka_source("far", reading(2), far, 10)({}).streamReader(None)  # type: ignore[arg-type]
+    reader = kafka_source("far", decoded(2), far, 10)({}).streamReader(None)  # type: ignore[arg-type]
     begin = json.loads(json.dumps(reader.initialOffset()))
     assert begin == {"0": 2**62 + 1, "1": 2**53 + 1}
     [task] = reader.partitions(begin, begin | {"1": 2**53 + 4})
-    assert task.value == Range(reading(2).topic, 1, 2**53 + 1, 2**53 + 4)
+    assert task.value == Range(decoded(2).name, 1, 2**53 + 1, 2**53 + 4)

@@ -16,7 +16,7 @@ from pipelines.core.types import columns_ddl
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import SparkQuestions
 from pipelines.lake.commits import Commit
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
 

@@ -19,7 +19,7 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import SparkQuestions
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import MAX_TERMS, NoTableError, Questions, VersionGoneError, Where, questions, within
 from tests.lake.conftest import KINDS, Store, settings_for, store_of
 

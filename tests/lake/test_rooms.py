@@ -16,8 +16,8 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.files import Files, s3_arguments
 from pipelines.lake.identity import check_layout, differences, identity, keep_identity
+from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import VACUUM_EVERY_S, Maintenance, maintain
-from pipelines.lake.place import Lake
 from pipelines.lake.questions import Questions
 from tests.lake.conftest import Store, settings_for
 
@@ -59,7 +59,7 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
 def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
     catalog = settings_for(tmp_path, lake={"catalog": "main", "schema": "shop"}, checkpoints="s3://b/c")
     named = Lake(catalog, {"late": Lake(settings_for(tmp_path, lake="s3://b/lake"))})
-    assert (named.address("silver"), named.place, named.is_catalog) == ("`main`.`shop`.`silver`", "main.shop", True)
+    assert (named.address("silver"), named.location, named.is_catalog) == ("`main`.`shop`.`silver`", "main.shop", True)
     assert named.address("late") == "s3://b/lake/late"
     assert not named.home("late").is_catalog
     assert Lake(settings_for(tmp_path)).address("silver") == f"{tmp_path}/lake/silver"

@@ -21,7 +21,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.decisions import decision_rows
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases

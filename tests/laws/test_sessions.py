@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipelines.engine.session import LAYER_SETTINGS, check_folder, spark_session
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for

@@ -25,7 +25,7 @@ from pipelines.engine.spark import SparkEngine
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.owner import Owner
 from pipelines.run import create_missing

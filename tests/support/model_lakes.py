@@ -18,7 +18,7 @@ from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import APPLICATION, Commit
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.settings import Settings
 from tests.support.cases import BAD_VALUES, Case

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from pipelines.core.types import TIME
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
 from pipelines.settings import Settings
 

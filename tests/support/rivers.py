@@ -26,7 +26,7 @@ from pipelines.faults import ARMED_BY
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
-from pipelines.lake.place import Lake
+from pipelines.lake.location import Lake
 from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
     BAD_VALUES,

@@ -47,7 +47,7 @@ class Lake:
         return isinstance(self.settings.lake, CatalogLake)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the lake is, for a sentence: its path, URI, or `catalog.schema`."""
         location = self.settings.lake
         return f"{location.catalog}.{location.schema_name}" if isinstance(location, CatalogLake) else location
