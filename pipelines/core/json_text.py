@@ -46,11 +46,14 @@ def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, 
     """
     if value is None:
         raise UndecodableError("no value (tombstone)")
-    document = _parse(value, any_number=violation is None)
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        document = _with_any_number(value, error, is_wanted=violation is None)
     if not isinstance(document, dict):
         raise UndecodableError(f"not a JSON object but {kind(document)}")
     max_depth = MAX_DEPTH if violation is None else MAX_DEPTH_WITH_SCHEMA
-    if _is_deeper(value, max_depth):
+    if len(value) > 2 * max_depth and _is_deeper(value, max_depth):
         raise UndecodableError(f"nested deeper than {max_depth} levels")
     if violation is not None:
         _refuse_ambiguous(value, document)
@@ -59,20 +62,25 @@ def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, 
     return document
 
 
-def at(document: Any, path: tuple[str, ...]) -> Any:
-    """What stands at a path of field names, from the outermost in; `MISSING` where one of them leads nowhere."""
-    for name in path:
-        if not isinstance(document, dict) or name not in document:
-            return MISSING
-        document = document[name]
-    return document
+def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
+    """The function of an object that finds what stands at a path of field names, from the outermost in; else `MISSING`."""
+    if len(path) == 1:
+        [name] = path
+        return lambda document: document.get(name, MISSING)
+
+    def find(document: Any) -> Any:
+        for name in path:
+            if not isinstance(document, dict) or name not in document:
+                return MISSING
+            document = document[name]
+        return document
+
+    return find
 
 
 def is_same(found: Any, wanted: str | int | float | bool) -> bool:
     """Whether two JSON scalars are equal as JSON has it: `true` is not 1 and `"1"` is not 1, but 1.0 is 1."""
-    if isinstance(found, bool) or isinstance(wanted, bool):
-        return found is wanted
-    return bool(found == wanted)
+    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def kind(found: Any) -> str:
@@ -94,32 +102,29 @@ def number_text(found: float, path: tuple[str, ...], value: bytes | None) -> str
     if isinstance(found, int) and found != 0:  # JSON spells an integer in one way only, except for -0
         return str(found)
     spelled = json.loads(value or b"null", parse_float=_NumberText, parse_int=_NumberText)
-    return str(at(spelled, path))
+    return str(finder(path)(spelled))
 
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
-def _parse(value: bytes, *, any_number: bool) -> Any:
-    """Parses strict JSON. A number beyond a double, which orjson refuses, becomes an infinity."""
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError as error:
-        no_json, at_number = UndecodableError(f"no strict JSON: {error}"), error.pos
-        number = _NUMBER.match(error.doc, at_number)
-        if number is None or isfinite(float(number[0])):
-            raise no_json from None
+def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: bool) -> Any:
+    """Parses strict JSON in which orjson found an `error`: a number beyond a double, which becomes an infinity, or a fault."""
+    fault = UndecodableError(f"no strict JSON: {error}")
+    number = _NUMBER.match(error.doc, error.pos)
+    if number is None or isfinite(float(number[0])):
+        raise fault from None
     try:
         document = json.loads(value.decode(), parse_int=_integer, parse_constant=_no_constant)
         json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair, as orjson does
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, json.JSONDecodeError) and error.pos <= at_number:
-            raise no_json from None  # there must be no number at all
-        no_json = UndecodableError(f"no strict JSON: {error}")
+    except (ValueError, RecursionError) as other:
+        if isinstance(other, json.JSONDecodeError) and other.pos <= error.pos:
+            raise fault from None  # there must be no number at all
+        fault = UndecodableError(f"no strict JSON: {other}")
     else:
-        if any_number:
+        if is_wanted:
             return document
-    raise no_json if any_number else UndecodableError("a number is too large for any column")
+    raise fault if is_wanted else UndecodableError("a number is too large for any column")
 
 
 def _integer(text: str) -> int | float:
@@ -136,7 +141,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 
 def _is_deeper(value: bytes, levels: int) -> bool:
     """Whether a JSON text nests objects and arrays deeper than that, also inside what a repeated name hides."""
-    if len(value) <= 2 * levels or value.count(b"{") + value.count(b"[") <= levels:
+    if value.count(b"{") + value.count(b"[") <= levels:
         return False
     without_escapes = value.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = re.sub(rb'"[^"]*"', b"", without_escapes).translate(None, _NO_BRACKETS)

@@ -11,12 +11,11 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.json_text import MAX_DEPTH, UndecodableError, at, is_same, kind, number_text, parse_object
+from pipelines.core.json_text import MISSING, UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, TIME, schema_of
 
@@ -54,8 +53,6 @@ class ReadingRules:
 
 
 _Read: TypeAlias = "tuple[str | None, int, bool]"  # merge key, event time in ms, and whether the record is a heartbeat
-_Look: TypeAlias = Callable[["bytes | None", "bytes | None", int], _Read]  # of Kafka's key, value, and timestamp in ms
-_Glance: TypeAlias = Callable[["bytes | None", "bytes | None", int], "_Read | None"]  # None: look properly
 
 
 class _RefusedError(Exception):
@@ -70,13 +67,13 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
     heartbeat. Never raises because of a record, whatever its bytes.
     """
-    glance, look = _glance(rules), _look(rules)
+    look = _look(rules)
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    read = [_read_batch(batch, glance, look) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
+    read = [_read_batch(batch, look) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
     return pa.Table.from_batches(read, BRONZE)
 
 
-def _read_batch(kafka: pa.RecordBatch, glance: _Glance | None, look: _Look) -> pa.RecordBatch:
+def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:
     merge_keys: list[str | None] = [None] * kafka.num_rows
     event_times: list[int | None] = [None] * kafka.num_rows
     heartbeats = [False] * kafka.num_rows
@@ -87,7 +84,7 @@ def _read_batch(kafka: pa.RecordBatch, glance: _Glance | None, look: _Look) -> p
     times_ms = pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000).to_numpy().tolist()
     for row, record in enumerate(zip(keys, values, times_ms, strict=True)):
         try:
-            merge_keys[row], event_times[row], heartbeats[row] = (glance and glance(*record)) or look(*record)
+            merge_keys[row], event_times[row], heartbeats[row] = look(*record)
         except _RefusedError as error:
             reasons[row], details[row] = error.reason.value, error.detail
     columns = [
@@ -104,18 +101,22 @@ def _read_batch(kafka: pa.RecordBatch, glance: _Glance | None, look: _Look) -> p
 # -- one record
 
 
-def _look(rules: ReadingRules) -> _Look:
-    """The function that decides about any record. It raises _RefusedError."""
+def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _Read]:
+    """The function of Kafka's key, value and timestamp in ms that decides about a record. It raises _RefusedError."""
     violation = rules.schema.validator() if rules.schema else None
+    time_of, key_of = finder(rules.event_time), finder(rules.key or ())
+    beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
         try:
             document = parse_object(value, violation)
         except UndecodableError as error:
             raise _RefusedError(Reason.UNDECODABLE, str(error)) from None
-        heartbeat = rules.heartbeat is not None and is_same(at(document, rules.heartbeat[0]), rules.heartbeat[1])
-        merge_key = None if heartbeat else _merge_key(rules, key, document, value)
-        event_time = _event_time(at(document, rules.event_time), rules.event_time, value)
+        heartbeat = (found := beat_of(document)) == beat and is_same(found, beat)
+        merge_key = None
+        if not heartbeat:
+            merge_key = _kafka_key(key) if rules.key is None else _merge_key(key_of(document), rules.key, value)
+        event_time = _event_time(time_of(document), rules.event_time, value)
         # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
         if 0 <= kafka_time < event_time - rules.max_future_ms:
             ahead = event_time - kafka_time
@@ -126,73 +127,48 @@ def _look(rules: ReadingRules) -> _Look:
     return look
 
 
-def _glance(rules: ReadingRules) -> _Glance | None:
-    """The quick function that reads plain records just as `_look` does, for rules without a schema, nesting or odd heartbeats."""
-    marker_path, marker = rules.heartbeat or (("",), "")
-    is_flat = all(len(path) == 1 for path in (rules.event_time, rules.key or ("",), marker_path))
-    if rules.schema or not is_flat or type(marker) is not str:
-        return None
-    loads, max_future = orjson.loads, rules.max_future_ms
-    time_name, key_name, marker_name = rules.event_time[0], rules.key and rules.key[0], rules.heartbeat and marker_path[0]
-
-    def glance(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read | None:
-        try:
-            document = loads(value)  # type: ignore[arg-type]
-            event_time = document[time_name]
-            if type(event_time) is not int or not 0 <= event_time <= LAST_EVENT_TIME_MS or len(value) > 2 * MAX_DEPTH:  # type: ignore[arg-type]
-                return None
-            if 0 <= kafka_time < event_time - max_future:
-                return None
-            if marker_name is not None and document.get(marker_name) == marker:
-                return None, event_time, True
-            if key_name is None:
-                return (key.decode(), event_time, False) if key else None
-            found = document[key_name]
-        except (LookupError, TypeError, ValueError):
-            return None
-        if type(found) is int:
-            return (str(found), event_time, False) if found else None
-        return (found, event_time, False) if type(found) is str and found else None
-
-    return glance
+def _kafka_key(key: bytes | None) -> str:
+    if not key:
+        raise _RefusedError(Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty")
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
 
 
-def _merge_key(rules: ReadingRules, key: bytes | None, document: dict[str, Any], value: bytes | None) -> str:
-    if rules.key is None:
-        if not key:
-            raise _RefusedError(Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty")
-        try:
-            return key.decode()
-        except UnicodeDecodeError:
-            raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
-    found, where = at(document, rules.key), ".".join(rules.key)
+def _merge_key(found: Any, path: tuple[str, ...], value: bytes | None) -> str:
     if isinstance(found, str) and found:
         return found
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, (int, float)):
-        return number_text(found, rules.key, value)
-    raise _RefusedError(Reason.NO_KEY, f"{where} is {kind(found)}")
+        return number_text(found, path, value)
+    raise _RefusedError(Reason.NO_KEY, f"{'.'.join(path)} is {kind(found)}")
 
 
 def _event_time(found: Any, path: tuple[str, ...], value: bytes | None) -> int:
     """A number is epoch milliseconds, its fraction cut off; a string is ISO 8601; the year 9999 is the last."""
-    where = ".".join(path)
-    if isinstance(found, str):
-        event_time = parse_iso_8601(found)
-        if event_time is None:
-            raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is not an ISO 8601 time: {found[:100]!r}")
-    elif isinstance(found, float):
-        event_time = _whole(found, number_text(found, path, value))
-    elif isinstance(found, int) and not isinstance(found, bool):
-        event_time = found
+    if type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
+        return found
+    if isinstance(found, bool) or not isinstance(found, (int, float, str)):
+        fault = kind(found)
     else:
-        raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is {kind(found)}")
-    if event_time < 0:
-        raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is before 1970: {str(found)[:100]}")
-    if event_time > LAST_EVENT_TIME_MS:
-        raise _RefusedError(Reason.NO_EVENT_TIME, f"{where} is after the year 9999: {str(found)[:100]}")
-    return event_time
+        event_time = _milliseconds(found, path, value)
+        if event_time is None:
+            fault = f"not an ISO 8601 time: {str(found)[:100]!r}"
+        elif event_time < 0:
+            fault = f"before 1970: {str(found)[:100]}"
+        elif event_time > LAST_EVENT_TIME_MS:
+            fault = f"after the year 9999: {str(found)[:100]}"
+        else:
+            return event_time
+    raise _RefusedError(Reason.NO_EVENT_TIME, f"{'.'.join(path)} is {fault}")
+
+
+def _milliseconds(found: float | str, path: tuple[str, ...], value: bytes | None) -> int | None:
+    if isinstance(found, int):
+        return found
+    return parse_iso_8601(found) if isinstance(found, str) else _whole(found, number_text(found, path, value))
 
 
 def _whole(number: float, text: str) -> int:
