@@ -43,6 +43,11 @@ def one_piece(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
+def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
+    """Items as a list for each of `count` rows; `rows`: by item, in ascending order, the number of its row."""
+    return pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items)
+
+
 def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:
     """For each key its value, or `otherwise`; few keys differ."""
     known, numbers = np.unique(keys, return_inverse=True)

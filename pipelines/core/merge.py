@@ -21,6 +21,7 @@ from pipelines.core.columns import (
     Int64s,
     groups,
     in_groups,
+    in_lists,
     int64s,
     looked_up,
     one_piece,
@@ -292,7 +293,7 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
         [pa.array(offsets[order]), time_column(times[order]), one_piece(values.take(pa.array(order)))],
         ["offset", "event_time", "value"],
     )
-    return pa.ListArray.from_arrays(pa.array(np.searchsorted(labels[order], np.arange(merged.size + 1)), pa.int32()), parts)
+    return in_lists(labels[order], parts, merged.size)
 
 
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:

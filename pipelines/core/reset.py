@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, int64s, looked_up, time_column, times_ms
+from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.core.types import TIME
@@ -37,7 +37,7 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
         times = times_ms(left.field("event_time"))
         np.minimum.at(first, parents, times)
         np.maximum.at(last, parents, times)
-        columns[source] = pa.ListArray.from_arrays(pa.array(np.searchsorted(parents, np.arange(count + 1)), pa.int32()), left)
+        columns[source] = in_lists(parents, left, count)
     columns |= {
         "status": pa.repeat(pa.scalar("timed_out"), count),
         "event_time": time_column(first, missing=NEVER),

@@ -128,9 +128,7 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
     """By list the texts of its items, with commas in between (large_string); `items` belong to `lists.flatten()`."""
-    counts = int64s(pc.fill_null(pc.list_value_length(lists), 0))
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int64())
-    return pc.binary_join(pa.LargeListArray.from_arrays(offsets, items), pa.scalar(",", pa.large_string()))
+    return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(_offsets(lists)), items), pa.scalar(",", pa.large_string()))
 
 
 def concatenated(*pieces: pa.Array | str) -> pa.Array:
@@ -199,7 +197,9 @@ def sizes(texts: pa.Array) -> Int64s:
 
 def sums(lists: pa.Array, of_items: Int64s) -> Int64s:
     """By list the sum of a number for each of its items; `of_items` belong to `lists.flatten()`."""
-    counts = int64s(pc.fill_null(pc.list_value_length(lists), 0))
-    ends = np.concatenate([[0], np.cumsum(of_items)]).astype(np.int64)
-    until = np.cumsum(counts)
-    return np.asarray(ends[until] - ends[until - counts], np.int64)
+    return np.diff(np.concatenate([[0], np.cumsum(of_items)])[_offsets(lists)])
+
+
+def _offsets(lists: pa.Array) -> Int64s:
+    """Where in `lists.flatten()` each list begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(int64s(pc.fill_null(pc.list_value_length(lists), 0)))])
