@@ -62,17 +62,32 @@ class ValueSchema:
         return first_violation
 
 
+class _UnfitError(Exception):
+    """A schema fits no table; the message says why, and what would help."""
+
+
 def load_value_schema(path: Path) -> ValueSchema:
     """Reads a JSON Schema file as the schema of a source's values.
 
     Raises ConfigurationError with one sentence where the file is no valid schema, refers to another document, or does not
     give every field exactly one column type.
     """
-    document = _read(path)
+    try:
+        return _value_schema(orjson.loads(path.read_bytes()))
+    except OSError as error:
+        fault = f"cannot be read ({error.strerror}); name a JSON Schema file"
+    except orjson.JSONDecodeError as error:
+        fault = f"is no JSON document ({error}); write a JSON Schema"
+    except _UnfitError as error:
+        fault = str(error)
+    raise ConfigurationError(f"{path}: {fault}")
+
+
+def _value_schema(document: Any) -> ValueSchema:
     for reference in _references(document):
         if not reference.startswith("#"):
-            raise ConfigurationError(
-                f"{path}: `$ref` to `{reference}` leads out of the file, and nothing is fetched; "
+            raise _UnfitError(
+                f"`$ref` to `{reference}` leads out of the file, and nothing is fetched; "
                 "put that schema under `$defs` and refer to it as `#/$defs/...`"
             )
     try:
@@ -80,21 +95,12 @@ def load_value_schema(path: Path) -> ValueSchema:
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         at = _json_path(getattr(error, "instance_path", []))
         what = getattr(error, "message", "a reference leads nowhere")
-        raise ConfigurationError(f"{path}: is no valid JSON Schema; at {at}: {what}") from None
-    columns = _Columns(path, document)
+        raise _UnfitError(f"is no valid JSON Schema; at {at}: {what}") from None
+    columns = _Columns(document)
     value_type = columns.value_type()
     for schema in columns.integers:
         schema["allOf"] = [*schema.get("allOf", []), INT64_BOUNDS]
     return ValueSchema(text=orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), type=value_type)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); name a JSON Schema file") from None
-    except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"{path}: is no JSON document ({error}); write a JSON Schema") from None
 
 
 def _compiled(document: Any) -> jsonschema_rs.Validator:
@@ -125,16 +131,13 @@ def _json_path(steps: list[str | int]) -> str:
 class _Columns:
     """Reads a valid schema as columns, and collects the parts of it that are integer columns."""
 
-    path: Path
     document: Any
     integers: list[dict[str, Any]] = field(default_factory=list)
 
     def value_type(self) -> pa.DataType:
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
         if not isinstance(top, dict) or not top.get("properties") or _types(top) not in ([], ["object"]):
-            raise ConfigurationError(
-                f"{self.path}: the top level must be an object with `properties`; name its fields there{_OR_KEEP_TEXT}"
-            )
+            raise _UnfitError(f"the top level must be an object with `properties`; name its fields there{_OR_KEEP_TEXT}")
         return pa.struct(self._fields(top, "", followed))
 
     def _fields(self, schema: dict[str, Any], parent: str, followed: tuple[str, ...]) -> list[tuple[str, pa.DataType]]:
@@ -143,17 +146,17 @@ class _Columns:
         for name, child in schema["properties"].items():
             where = f"{parent}.{name}" if parent else name
             if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
-                raise self._refused(where, "has a name that no table column can have; give it another")
+                raise _refused(where, "has a name that no table column can have; give it another")
             other = spellings.setdefault(name.lower(), name)
             if other != name:
-                raise self._refused(where, f"differs from `{other}` only in case, which columns do not; rename one")
+                raise _refused(where, f"differs from `{other}` only in case, which columns do not; rename one")
             fields.append((name, self._column_type(child, where, followed)))
         return fields
 
     def _column_type(self, schema: Any, where: str, followed: tuple[str, ...]) -> pa.DataType:
         schema, followed = self._dereferenced(schema, f"field `{where}`", followed)
         if not isinstance(schema, dict):
-            raise self._refused(where)
+            raise _refused(where)
         types = _types(schema)
         if not types and (choice := _only_choice_but_null(schema)) is not None:
             return self._column_type(choice, where, followed)
@@ -163,7 +166,7 @@ class _Columns:
         if types == ["array"] and isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
             return pa.list_(self._column_type(schema["items"], f"{where}[]", followed))
         if len(types) != 1 or types[0] not in COLUMN_TYPES:
-            raise self._refused(where)
+            raise _refused(where)
         if types == ["integer"] and not any(schema is known for known in self.integers):
             self.integers.append(schema)
         return COLUMN_TYPES[types[0]]
@@ -173,32 +176,25 @@ class _Columns:
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
             if reference in followed:
-                raise ConfigurationError(
-                    f"{self.path}: {where} refers to itself by `{reference}`, and a column has an end; "
-                    f"write its levels out{_OR_KEEP_TEXT}"
+                raise _UnfitError(
+                    f"{where} refers to itself by `{reference}`, and a column has an end; write its levels out{_OR_KEEP_TEXT}"
                 )
-            followed = (*followed, reference)
-            schema = self._part(reference, where)
+            followed, schema = (*followed, reference), self.document
+            try:
+                if not reference.startswith("#/"):
+                    raise LookupError(reference)
+                for step in unquote(reference[2:]).split("/"):
+                    name = step.replace("~1", "/").replace("~0", "~")
+                    schema = schema[int(name) if isinstance(schema, list) else name]
+            except (LookupError, TypeError, ValueError):
+                raise _UnfitError(
+                    f"{where} refers to `{reference}`, which is no place in the file; refer to one as `#/$defs/...`"
+                ) from None
         return schema, followed
 
-    def _part(self, reference: str, where: str) -> Any:
-        part = self.document
-        try:
-            if not reference.startswith("#/"):
-                raise LookupError(reference)
-            for step in unquote(reference[2:]).split("/"):
-                name = step.replace("~1", "/").replace("~0", "~")
-                part = part[int(name)] if isinstance(part, list) else part[name]
-        except (LookupError, TypeError, ValueError):
-            raise ConfigurationError(
-                f"{self.path}: {where} refers to `{reference}`, which is no place in the file; refer to one as `#/$defs/...`"
-            ) from None
-        return part
 
-    def _refused(
-        self, where: str, what: str = "has no single type that a table column can have; give it one"
-    ) -> ConfigurationError:
-        return ConfigurationError(f"{self.path}: field `{where}` {what}{_OR_KEEP_TEXT}")
+def _refused(where: str, what: str = "has no single type that a table column can have; give it one") -> _UnfitError:
+    return _UnfitError(f"field `{where}` {what}{_OR_KEEP_TEXT}")
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
