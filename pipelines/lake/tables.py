@@ -40,7 +40,8 @@ class Table:
     def rows(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
         """Rows of Python values, in the order of the columns, as an Arrow table of the layout; times are epoch ms."""
         columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
-        return pa.table([*map(_column, columns, self.schema.types)], schema=self.schema)
+        kinds = [pa.timestamp("ms", "UTC") if kind == TIME else kind for kind in self.schema.types]
+        return pa.table([*map(pa.array, columns, kinds)], self.schema.names).cast(self.schema)
 
 
 def bronze(source: str) -> str:
@@ -146,9 +147,3 @@ _OTHERS = (
         ),
     ),
 )
-
-
-def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind == TIME:
-        return pa.array([None if ms is None else ms * 1000 for ms in values], pa.int64()).cast(kind)
-    return pa.array(values, kind)
