@@ -17,6 +17,7 @@ from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
+from pipelines.core.types import schema_of
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -132,11 +133,8 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
             [("source", "=", tp.source), ("partition", "=", tp.partition), ("offset", ">=", since)] for tp, since in again.items()
         ]
         engine.delete(tables.LATE, late, commit)
-        schema = pa.schema(
-            [engine.lake.layout[tables.RECOVERED].schema.field(name) for name in ("partition", "merge_key", "event_time")]
-        )
-        columns = ["partition", "merge_key", "event_time", *settings.sources]
-        before = engine.read(tables.SILVER, columns, [[("valid", "=", True)]], version=version - 1)
+        schema = schema_of("partition int, merge_key string, event_time timestamp")
+        before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]], version=version - 1)
         tails = last_published(engine.questions)
         function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
         messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})

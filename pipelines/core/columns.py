@@ -37,12 +37,6 @@ def time_column(times: Int64s, missing: int = NO_TIME) -> pa.Array:
     return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)
 
 
-def one_piece(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one chunk."""
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
-
-
 def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
     """Items as a list for each of `count` rows; `rows`: by item, in ascending order, the number of its row."""
     return pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items)

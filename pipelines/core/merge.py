@@ -24,7 +24,6 @@ from pipelines.core.columns import (
     in_lists,
     int64s,
     looked_up,
-    one_piece,
     time_column,
     times_ms,
 )
@@ -290,7 +289,7 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
     kind = _large(batch.value_types[source])
     values = _both(typed_values(new["value"], batch.value_types[source]), old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
-        [pa.array(offsets[order]), time_column(times[order]), one_piece(values.take(pa.array(order)))],
+        [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],
         ["offset", "event_time", "value"],
     )
     return in_lists(labels[order], parts, merged.size)

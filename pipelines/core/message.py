@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import Booleans, Int64s, one_piece, times_ms
+from pipelines.core.columns import Booleans, Int64s, times_ms
 from pipelines.core.sequence import ID, SEQ, Tail, message_id
 from pipelines.core.types import HEADERS
 from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
@@ -72,7 +72,7 @@ def messages(
     """
     if len(partitions := pc.unique(rows["partition"])) > 1:
         raise ValueError(f"messages are numbered by partition, not for {len(partitions)} at once")
-    keys = one_piece(rows["merge_key"].cast(pa.large_string()).cast(pa.large_binary()))
+    keys = rows["merge_key"].cast(pa.large_binary()).combine_chunks()
     times = times_ms(rows["event_time"])
     _check_order(times, keys)
     if tail is not None:
@@ -84,7 +84,7 @@ def messages(
     columns = [
         rows["partition"].cast(pa.int32()),
         keys.cast(pa.binary()),
-        _binary(values),
+        values.cast(pa.large_binary()),
         pa.array(np.maximum(times, 1)),
         _headers(partitions, times, keys, seqs, extra_headers),
         pa.array(seqs, pa.int64()),
@@ -177,9 +177,3 @@ def _headers(
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()), pa.StructArray.from_arrays(columns, fields=list(HEADERS.value_type))
     )
-
-
-def _binary(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Texts or bytes as large_binary."""
-    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    return (values.cast(pa.large_string()) if is_text else values).cast(pa.large_binary())

@@ -55,16 +55,11 @@ def inputs_of(settings: Settings) -> frozenset[str]:
 
 
 def layout(settings: Settings) -> dict[str, Table]:
-    """Every table of a lake by name, as this configuration needs it."""
-    tables = [*(_bronze(source) for source in settings.sources), _silver(settings), *_OTHERS]
-    retention = retention_properties(settings)
-    return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
-
-
-def retention_properties(settings: Settings) -> dict[str, str]:
-    """How long a table keeps removed files and its log: as far as time travel reaches back."""
+    """Every table of a lake by name, as this configuration needs it; removed files and the log stay as long as `retention`."""
     interval = f"interval {settings.retention_ms} milliseconds"
-    return {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
+    retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
+    tables = [*(_bronze(source) for source in settings.sources), _silver(settings), *_OTHERS]
+    return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
 
 
 def _statistics(*columns: str) -> dict[str, str]:
