@@ -48,9 +48,9 @@ def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s
     return np.array([values.get(key, otherwise) for key in known.tolist()], np.int64)[numbers]
 
 
-def in_groups(by: Int64s, then: Int64s) -> tuple[Int64s, Int64s]:
+def in_groups(by: Int64s, then: Int64s | None = None) -> tuple[Int64s, Int64s]:
     """The numbers of the rows in order of (`by`, `then`), and where each value of `by` (none is below 0) begins in that order."""
-    order = np.lexsort((then, by))
+    order = np.argsort(by, kind="stable") if then is None else np.lexsort((then, by))
     return order, np.flatnonzero(np.diff(by[order], prepend=-1))
 
 

@@ -262,10 +262,10 @@ class _Merged(NamedTuple):
     @classmethod
     def of(cls, labels: Int64s, records: int) -> _Merged:
         """Labels that are equal are the same merge record; the first `records` of them are of records."""
-        known, numbers = np.unique(labels, return_inverse=True)
-        order = np.argsort(numbers, kind="stable")
-        begins = np.searchsorted(numbers[order], np.arange(len(known)))
-        return cls(len(known), numbers[:records], numbers[records:], order, begins)
+        order, begins = in_groups(labels)
+        numbers = np.empty(len(labels), np.int64)
+        numbers[order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(labels)))
+        return cls(len(begins), numbers[:records], numbers[records:], order, begins)
 
     def reduce(self, function: np.ufunc, values: Int64s) -> Int64s:
         """By merge record, the values of all that belongs to it, reduced to one."""
