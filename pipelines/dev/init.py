@@ -17,7 +17,7 @@ def write_example(directory: Path) -> list[Path]:
     existing = [path for path in texts if path.exists() or path.is_symlink()]
     if existing:
         names = ", ".join(str(path) for path in existing)
-        raise ConfigurationError(f"{names}: exists already and is kept; name another folder, or move it away")
+        raise ConfigurationError(f"{names}: already exists; it was kept; name another folder, or move it away")
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -243,7 +243,7 @@ class Publisher:
         if not isinstance(told, KafkaRequestError):
             return told
         is_curable = error.txn_requires_abort() or code in _CURED_BY_A_NEW_PRODUCER
-        return PublishingError(self._topic, None, error.str(), retriable=is_curable and code not in _HOPELESS)
+        return PublishingError(self._topic, error.str(), retriable=is_curable and code not in _HOPELESS)
 
 
 def _reason(error: BaseException) -> KafkaError:
