@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -27,7 +26,7 @@ from pydantic import (
 from pipelines import settings_values as kinds
 from pipelines.errors import ConfigurationError
 from pipelines.settings_file import RefusedError, first_sentence, kind_of, known_instead, read_values, sentence_of
-from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, choice, named_sources, parse_duration
+from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, later, parse_duration
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
@@ -82,7 +81,7 @@ class KafkaSettings(_Part):
     options: kinds.KafkaOptions = {}
     start: kinds.Start = "earliest"
     max_offsets_per_batch: kinds.Count = 500_000
-    on_data_loss: Annotated[Literal["stop", "continue"], choice("stop", "continue")] = "stop"
+    on_data_loss: Literal["stop", "continue"] = "stop"
     quarantine_limit: kinds.Share = 0.5
 
 
@@ -97,7 +96,7 @@ class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
-    format: Annotated[Literal["json"], choice("json", later=("avro",))] = "json"
+    format: Annotated[Literal["json"], later("avro", "json")] = "json"
     schema_path: kinds.SchemaFile | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
     event_time: kinds.DottedPath = Field(examples=["ts"])
@@ -152,9 +151,7 @@ class PublishSettings(_Part):
     valid: kinds.Text = "true"
     value: kinds.Text | None = None
     max_bytes: kinds.Size = 8 * 2**20
-    delivery: Annotated[
-        Literal["exactly_once", "at_least_once", "at_most_once"], choice("exactly_once", "at_least_once", "at_most_once")
-    ] = "exactly_once"
+    delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
 
 
 def _shape_of_lake(value: object) -> str:
@@ -165,7 +162,7 @@ class Settings(_Part):
     """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in their written order."""
 
     name: kinds.Name = Field(examples=["shop"])
-    engine: Annotated[Literal["spark"], choice("spark", later=("embedded",))] = "spark"
+    engine: Annotated[Literal["spark"], later("embedded", "spark")] = "spark"
     lake: Annotated[
         Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")], Discriminator(_shape_of_lake)
     ] = Field(examples=["./lake"])
@@ -173,7 +170,7 @@ class Settings(_Part):
     spark: kinds.Options = {}
     checkpoints: kinds.Location = Field(default=None, validate_default=True)
     kafka: KafkaSettings
-    sources: Annotated[dict[str, SourceSettings], BeforeValidator(named_sources)]
+    sources: dict[kinds.SourceName, SourceSettings] = Field(min_length=2)
     merge: MergeSettings
     silver: SilverSettings = SilverSettings()
     publish: PublishSettings
@@ -225,8 +222,8 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     except ValidationError as error:
         sentence = first_sentence(error)
     except RefusedError as refusal:
-        sentence = sentence_of(refusal.sentence, refusal.at, None)
+        sentence = sentence_of(refusal.sentence, refusal.at)
     except RecursionError:
-        sentence = "is no usable YAML: mappings or lists without an end to their levels; write out what contains itself"
+        sentence = "is not usable YAML: mappings or lists without an end to their levels; write out what contains itself"
     # Raised outside the handlers, so that no cause with the values in it hangs on this error.
     raise ConfigurationError(f"{path}: {sentence}")

@@ -14,14 +14,11 @@ from pydantic import ValidationError
 
 
 class RefusedError(ValueError):
-    """One sentence with {path} and {value} open; `at` leads from the part that refuses to the place that is wrong.
+    """One sentence with {path} and {value} open; `at` leads from the part that refuses to the place that is wrong."""
 
-    The value is the part's, or the one that is `given`.
-    """
-
-    def __init__(self, sentence: str, *at: str, given: tuple[object, ...] = ()) -> None:
+    def __init__(self, sentence: str, *at: str) -> None:
         super().__init__(sentence)
-        self.sentence, self.at, self.given = sentence, at, given
+        self.sentence, self.at = sentence, at
 
 
 class FromEnvironment(str):
@@ -34,11 +31,7 @@ class FromEnvironment(str):
 
 
 def read_values(path: Path, environ: Mapping[str, str]) -> object:
-    """The file's mapping, with every variable filled in."""
-    return _substituted(_read_yaml(path), environ)
-
-
-def _read_yaml(path: Path) -> object:
+    """The file's mapping, with every variable filled in. Raises RefusedError."""
     try:
         loader = yaml.SafeLoader(path.read_bytes())
         document = loader.get_single_node()
@@ -51,12 +44,12 @@ def _read_yaml(path: Path) -> object:
     except RefusedError:
         raise
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise RefusedError("is no valid YAML: a value does not fit its tag or type; put text in quotes") from None
+        raise RefusedError("is not valid YAML: a value does not fit its tag or type; put text in quotes") from None
     if values is None:
         raise RefusedError("is empty; write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
         raise RefusedError(f"must be a mapping of fields, not {kind_of(values)}")
-    return values
+    return _substituted(values, environ)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -64,7 +57,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     # What stands in the file may be a secret: PyYAML quotes an alias or a tag, which is a value without its quotes.
     what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
-    return f"is no valid YAML{where}: {what}"
+    return f"is not valid YAML{where}: {what}"
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
@@ -76,12 +69,12 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
         for item in node.value:
             _refuse_repeated_keys(item, at, seen)
     elif isinstance(node, yaml.MappingNode):
-        keys: set[tuple[str, str]] = set()
+        names: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
-            if (key.tag, name) in keys:
+            if name in names:
                 raise RefusedError(f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name)
-            keys.add((key.tag, name))
+            names.add(name)
             _refuse_repeated_keys(value, (*at, name), seen)
 
 
@@ -112,17 +105,32 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
 # -- sentences
 
 
+_SENTENCES = {
+    "dict_type": "{path} must be a mapping, not {kind}",
+    "literal_error": "{path}: {value} is none of the values it may have; use {expected}",
+    "path_type": "{path} must be text, not {kind}; put text in quotes",
+    "string_type": "{path} must be text, not {kind}; put text in quotes",
+    "too_short": "{path} must have {min_length} or more entries, not {actual_length}",
+}
+"""What pydantic's own checks find, by the type of its error, with the facts that it gives open."""
+
+
 def first_sentence(error: ValidationError) -> str:
     """What is wrong first, with its place."""
     first = error.errors(include_url=False)[0]
-    at = tuple(str(step) for step in first["loc"] if not str(step).startswith("<"))
-    refusal = first.get("ctx", {}).get("error")
-    if not isinstance(refusal, RefusedError):
-        return sentence_of("{path}: " + first["msg"], at, None)
-    return sentence_of(refusal.sentence, at + refusal.at, *(refusal.given or (first["input"],)))
+    # Pydantic names the kinds of a union, and says where a key is wrong.
+    at = tuple(str(step) for step in first["loc"] if not re.fullmatch(r"<.*>|\[key\]", str(step)))
+    facts: dict[str, Any] = first.get("ctx", {})
+    refusal = facts.get("error")
+    if isinstance(refusal, RefusedError):
+        return sentence_of(refusal.sentence, at + refusal.at, first["input"])
+    sentence = _SENTENCES.get(first["type"], first["msg"]).replace("{kind}", kind_of(first["input"]))
+    for name, fact in facts.items():
+        sentence = sentence.replace(f"{{{name}}}", str(fact).replace("'", ""))
+    return sentence_of(sentence, at, first["input"])
 
 
-def sentence_of(sentence: str, at: tuple[str, ...], value: object) -> str:
+def sentence_of(sentence: str, at: tuple[str, ...], value: object = None) -> str:
     """The sentence with its place and its value filled in, on one line."""
     path = " ".join(".".join(at).split())
     # The value last: it may hold braces of its own.
