@@ -38,51 +38,13 @@ _SAME_START_S = 2.0
 # Below the range from which Linux and macOS take the ports of outgoing connections: such a port stays free while
 # the JVM comes up, and between a stop and the next start.
 _FREE_PORTS = range(20_000, 32_768)
-_LARGEST_MESSAGE = 16 * 1024 * 1024
-
-_PROPERTIES = f"""\
-# Written by each start of the broker; changes made here do not last.
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{_HOST}:{{controller_port}}
-listeners=CLIENT://{_HOST}:{{port}},CONTROLLER://{_HOST}:{{controller_port}}
-advertised.listeners=CLIENT://{_HOST}:{{port}}
-listener.security.protocol.map=CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT
-inter.broker.listener.name=CLIENT
-controller.listener.names=CONTROLLER
-# Relative to this directory, in which the broker runs: any name of the directory will do.
-log.dirs=data
-auto.create.topics.enable=false
-message.max.bytes={_LARGEST_MESSAGE}
-replica.fetch.max.bytes={_LARGEST_MESSAGE}
-# A broker that crashed may come back when its old session has ended: 3 s instead of 9 s.
-broker.session.timeout.ms=3000
-broker.heartbeat.interval.ms=500
-group.initial.rebalance.delay.ms=0
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-share.coordinator.state.topic.num.partitions=4
-log.cleaner.dedupe.buffer.size=16777216
-metric.reporters=
-"""
+_TEMPLATES = Path(__file__).parent / "templates" / "kafka"
 
 _JVM_OPTIONS = (
     "-XX:-UsePerfData",
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",
     "-Djava.net.preferIPv4Stack=true",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
-    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.utils.LoggingSignalHandler=info",
-    "-Dorg.slf4j.simpleLogger.log.kafka.network.DataPlaneAcceptor=info",
-    "-Dorg.slf4j.simpleLogger.showDateTime=true",
-    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
-    "-Dorg.slf4j.simpleLogger.showThreadName=false",
 )
 _DEFAULT_HEAP = "-Xms256m -Xmx1g"
 
@@ -185,7 +147,8 @@ def _launch(directory: Path, port: int | None, known: _Record | None, deadline: 
     controller_port = known.controller_port if known is not None else port
     if controller_port == port or _port_problem(controller_port) is not None:
         controller_port = _free_port(port)
-    (directory / "server.properties").write_text(_PROPERTIES.format(port=port, controller_port=controller_port), encoding="ascii")
+    properties = (_TEMPLATES / "server.properties").read_text(encoding="ascii")
+    (directory / "server.properties").write_text(properties.format(port=port, controller_port=controller_port), encoding="ascii")
     if not _cluster_id(directory):
         _format(directory, java, deadline)
 
@@ -251,7 +214,7 @@ def _java() -> list[str]:
         where = f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
         raise BrokerError(f"the broker needs Java 17 or 21, and {where}: install one, then run make install")
     heap = shlex.split(os.environ.get("KAFKA_HEAP_OPTS") or _DEFAULT_HEAP)
-    return [java, *heap, *_JVM_OPTIONS, "-cp", str(jars / "*")]
+    return [java, *heap, *_JVM_OPTIONS, "-cp", f"{_TEMPLATES}{os.pathsep}{jars / '*'}"]
 
 
 def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float, log_start: int) -> None:
