@@ -130,9 +130,7 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def _headers(headers: Sequence[Any]) -> pa.Array:
-    found = pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary()))
-    pairs = pa.StructArray.from_arrays([found.keys, found.items], fields=list(HEADERS.value_type))
-    return pa.ListArray.from_arrays(found.offsets, pairs, type=HEADERS, mask=found.is_null())
+    return pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary())).cast(HEADERS)
 
 
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
