@@ -42,7 +42,7 @@ app = typer.Typer(
 broker_app = typer.Typer(help="The embedded single-node Kafka, for development.", no_args_is_help=True)
 app.add_typer(broker_app, name="broker")
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; may stand before the command too.")]
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
 WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
@@ -88,7 +88,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, preview = _find_problems(config)
     if problems:
-        _answer({"ok": False, "problems": problems}, as_json, _problems_view(f"{len(problems)} to correct"))
+        _answer({"ok": False, "problems": problems}, as_json, _problems_view)
         raise typer.Exit(2)
     if not as_json:
         _print(f"{config}: everything fits; a run would now read")
@@ -154,7 +154,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 def explain(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
     as_of: Annotated[
-        str | None, typer.Option("--as-of", help="As it was known: a version of silver, or a time such as 2026-01-01T00:00:00Z.")
+        str | None, typer.Option("--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z.")
     ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
@@ -185,9 +185,9 @@ def verify(
         found = find_broken(asked, settings, full=full, evaluate=_evaluate(settings) if full else None)
     else:
         found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
-    kept = "every promise is kept" + ("" if full else " (silver: by a sample of its keys; --full: all of them)")
+    kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
     sound = kept if against is None else f"silver and late are the same as in {against}"
-    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else _problems_view("broken"))
+    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else _problems_view)
     if not as_json:
         for note in found.get("notes", ()):
             _print(note)
@@ -198,7 +198,7 @@ def verify(
 @app.command()
 def rebuild(
     into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
-    timeout: Annotated[str | None, typer.Option("--timeout", help="What if merge.timeout were another, such as 60m?")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -234,7 +234,7 @@ def report(
 @app.command()
 def reset(
     to: Annotated[str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only show what would be done.")] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -340,7 +340,7 @@ def _time_ms(option: str, text: str, others: str) -> int:
 
 
 def _questions(settings: Settings) -> Questions:
-    """What may be asked about the lake. Raises ConfigurationError where an earlier version has made it."""
+    """Answers questions about the lake. Raises ConfigurationError where an earlier version made it."""
     from pipelines.lake.identity import check_layout
     from pipelines.lake.place import Lake
 
@@ -350,7 +350,7 @@ def _questions(settings: Settings) -> Questions:
 
 
 def _unchecked(settings: Settings) -> Questions:
-    """What may be asked about whatever there is. Spark is started by the first question, and only for a lake that needs it."""
+    """Answers questions about any lake. Spark is started by the first question, and only for a lake that needs it."""
     from pipelines.lake.place import Lake
     from pipelines.lake.questions import questions
 
@@ -380,14 +380,11 @@ def _answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]
         Console().print(shown)
 
 
-def _problems_view(title: str) -> Callable[[dict[str, Any]], Table]:
-    def view(found: dict[str, Any]) -> Table:
-        table = Table("what", "where", "fix", title=title, title_justify="left")
-        for problem in found["problems"]:
-            table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
-        return table
-
-    return view
+def _problems_view(found: dict[str, Any]) -> Table:
+    table = Table("what", "where", "fix", title="problems", title_justify="left")
+    for problem in found["problems"]:
+        table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
+    return table
 
 
 def _print(text: str) -> None:

@@ -210,7 +210,7 @@ class Settings(_Part):
         for name in named:
             if name not in self.sources:
                 instead = known_instead(name, list(self.sources))
-                raise RefusedError(f"{{path}} names no source; {instead}", "kafka", "start", "offsets", name)
+                raise RefusedError(f"{{path}} is not a source; {instead}", "kafka", "start", "offsets", name)
         return self
 
 
@@ -224,6 +224,6 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     except RefusedError as refusal:
         sentence = sentence_of(refusal.sentence, refusal.at)
     except RecursionError:
-        sentence = "is not usable YAML: mappings or lists without an end to their levels; write out what contains itself"
+        sentence = "is not usable YAML: mappings or lists that contain themselves, or are nested too deeply; write them out"
     # Raised outside the handlers, so that no cause with the values in it hangs on this error.
     raise ConfigurationError(f"{path}: {sentence}")

@@ -73,7 +73,7 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
         for key, value in node.value:
             name = str(key.value)
             if name in names:
-                raise RefusedError(f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name)
+                raise RefusedError(f"field `{{path}}` is repeated in line {key.start_mark.line + 1}; keep one", *at, name)
             names.add(name)
             _refuse_repeated_keys(value, (*at, name), seen)
 
@@ -91,7 +91,7 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
     def lookup(match: re.Match[str]) -> str:
         name = match[1] or ""
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise RefusedError("{path}: after `${` must come the name of an environment variable and `}`", *at)
+            raise RefusedError("{path}: `${` must be followed by the name of an environment variable and `}`", *at)
         if name not in environ:
             raise RefusedError(f"{{path}}: the environment variable {name} is not set; set it", *at)
         names.append(f"${{{name}}}")
@@ -107,7 +107,7 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
 
 _SENTENCES = {
     "dict_type": "{path} must be a mapping, not {kind}",
-    "literal_error": "{path}: {value} is none of the values it may have; use {expected}",
+    "literal_error": "{path}: {value} is not one of the values it may have; use {expected}",
     "path_type": "{path} must be text, not {kind}; put text in quotes",
     "string_type": "{path} must be text, not {kind}; put text in quotes",
     "too_short": "{path} must have {min_length} or more entries, not {actual_length}",

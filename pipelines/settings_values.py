@@ -148,7 +148,7 @@ def _matching(pattern: str, what: str) -> AfterValidator:
 
 def _not_reserved(name: str) -> str:
     if name in RESERVED_NAMES:
-        raise RefusedError("{path}: {value} is a name of the output itself; choose another")
+        raise RefusedError("{path}: {value} is reserved for the output; choose another")
     return name
 
 
@@ -229,7 +229,7 @@ def _options(value: object) -> object:
     options = {}
     for name, given in value.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", str(name)):  # perhaps `name=value`, so it is not shown
-            raise RefusedError("{path} has a name that is not a name of an option; write `name: value`")
+            raise RefusedError("{path} has a name that no option can have; write `name: value`")
         if not isinstance(given, (str, int, float)):
             raise RefusedError(f"{{path}} must be text, a number, true or false, not {kind_of(given)}", str(name))
         options[str(name)] = str(given).lower() if isinstance(given, bool) else str(given)
@@ -299,7 +299,7 @@ Start = Annotated[
     Discriminator(
         _kind_of_start,
         custom_error_type="start",
-        custom_error_message="{path}: {value} is none of the values it may have; "
+        custom_error_message="{path}: {value} is not one of the values it may have; "
         "use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`",
     ),
 ]

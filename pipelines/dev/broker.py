@@ -88,19 +88,17 @@ def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) ->
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
         raise BrokerError(f"{port} is not a port a broker can listen on: name one from 1 to 65535")
-    with _usable(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory, deadline):
-            known = _read(directory)
-            process = _find(known)
-            if known is None or process is None:
-                _launch(directory, port, known, deadline)
-            elif port in (None, known.port):
-                _await_answer(directory, known.port, process, deadline, _log_size(directory))
-            else:
-                raise BrokerError(
-                    f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
-                )
+    with _locked(directory, deadline):
+        known = _read(directory)
+        process = _find(known)
+        if known is None or process is None:
+            _launch(directory, port, known, deadline)
+        elif port in (None, known.port):
+            _await_answer(directory, known.port, process, deadline, _log_size(directory))
+        else:
+            raise BrokerError(
+                f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
+            )
     return status(directory)
 
 
@@ -112,7 +110,7 @@ def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if _read(directory) is None:
         return status(directory)
-    with _usable(directory), _locked(directory, deadline):
+    with _locked(directory, deadline):
         record = _read(directory)
         if record is not None:
             process = _find(record)
@@ -371,26 +369,23 @@ def _write(directory: Path, record: _Record) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, deadline: float) -> Iterator[None]:
-    """One start or stop at a time in a directory; the system frees the lock of a holder that dies."""
-    with (directory / ".lock").open("ab") as file:
+    """One start or stop at a time in a directory; the system frees the lock of a holder that dies.
 
-        def taken() -> bool:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+    Raises BrokerError where the directory cannot be used.
+    """
+
+    def taken() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
+        return False
 
-        if not _until(taken, deadline):
-            raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
-        yield
-
-
-@contextlib.contextmanager
-def _usable(directory: Path) -> Iterator[None]:
-    """A file system that says no is one clear sentence."""
     try:
-        yield
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / ".lock").open("ab") as file:
+            if not _until(taken, deadline):
+                raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
+            yield
     except OSError as error:
         raise BrokerError(
             f"the broker cannot use its directory {directory} ({error.strerror or error}): name one that can be written"
