@@ -12,9 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
@@ -46,15 +45,6 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
 WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
-
-
-class Layers(str, Enum):
-    """What `run` can be told to run."""
-
-    all = "all"
-    bronze = "bronze"
-    silver = "silver"
-    gold = "gold"
 
 
 @app.callback(invoke_without_command=True)
@@ -118,7 +108,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
 
 @app.command()
 def run(
-    layers: Annotated[Layers, typer.Argument(help="Which layers.")] = Layers.all,
+    layers: Annotated[Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")] = "all",
     config: Config = DEFAULT_CONFIG,
     once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
     as_json: Json = False,
@@ -131,7 +121,7 @@ def run(
         signal.signal(number, lambda *_: stopping.set())
     settings = load_settings(config)
     with reporting() as reporter:
-        chosen = LAYERS if layers is Layers.all else (layers.value,)
+        chosen = LAYERS if layers == "all" else (layers,)
         this_run = Run(settings, chosen, reporter, stopping)
         if once:
             this_run.once()
