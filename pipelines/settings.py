@@ -178,7 +178,7 @@ class Settings(_Part):
 
     @property
     def digest(self) -> str:
-        """Of everything but places and how one gets in: the same for two runs that were told to do the same."""
+        """A digest of all settings but locations and credentials: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints"], True)
         places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_path"}}}
         told = self.model_dump_json(exclude=places)
@@ -215,7 +215,7 @@ class Settings(_Part):
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """What is loaded is complete and sound, or else nothing: raises ConfigurationError with one sentence."""
+    """Reads and checks a configuration file. Raises ConfigurationError with one sentence for what is wrong first."""
     try:
         values = read_values(path, os.environ if environ is None else environ)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})

@@ -61,7 +61,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
-    """YAML keeps the last of two equal keys in silence, and with it a mistake."""
+    """Raises RefusedError for a key that is written twice: YAML would silently keep the last one."""
     if node is None or id(node) in seen:
         return
     seen.add(id(node))
@@ -79,7 +79,7 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
 
 
 def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
-    """Every `${NAME}` in a value is replaced once; what a variable holds is not looked into again."""
+    """Replaces every `${NAME}` in a value once; what a variable holds is not searched again."""
     if isinstance(value, dict):
         return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
     if isinstance(value, list):
@@ -149,7 +149,7 @@ def _shown(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What YAML made of it, in words that show nothing of it."""
+    """The kind of a value of YAML, in words that do not show the value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     kinds: dict[Any, str] = {str: "text", (int, float): "a number", Mapping: "a mapping", list: "a list", date: "a date"}
@@ -157,6 +157,6 @@ def kind_of(value: object) -> str:
 
 
 def known_instead(name: str, known: list[str]) -> str:
-    """The known names that an unknown one may have meant, or else all of them."""
+    """The known names that are close to an unknown one, or else all of them."""
     close = [f"`{name}`" for name in difflib.get_close_matches(name, known, n=2)]
     return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(known)}"

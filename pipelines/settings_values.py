@@ -222,18 +222,16 @@ def _scalar(value: object) -> str | int | float | bool:
     return str(value) if isinstance(value, str) else value
 
 
-def _options(value: object) -> object:
-    """Every value as text; a refusal names the option and never shows its value."""
-    if not isinstance(value, Mapping):
-        return value
-    options = {}
-    for name, given in value.items():
+def _named(value: object) -> object:
+    for name in value if isinstance(value, Mapping) else ():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", str(name)):  # perhaps `name=value`, so it is not shown
             raise RefusedError("{path} has a name that no option can have; write `name: value`")
-        if not isinstance(given, (str, int, float)):
-            raise RefusedError(f"{{path}} must be text, a number, true or false, not {kind_of(given)}", str(name))
-        options[str(name)] = str(given).lower() if isinstance(given, bool) else str(given)
-    return options
+    return value
+
+
+def _as_text(value: object) -> str:
+    scalar = _scalar(value)
+    return str(scalar).lower() if isinstance(scalar, bool) else str(scalar)
 
 
 def _not_own(options: dict[str, str]) -> dict[str, str]:
@@ -247,7 +245,7 @@ def _not_own(options: dict[str, str]) -> dict[str, str]:
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
-Options = Annotated[dict[str, str], BeforeValidator(_options)]
+Options = Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_named)]
 KafkaOptions = Annotated[Options, AfterValidator(_not_own)]
 
 

@@ -109,8 +109,8 @@ class Cluster:
         return ListeningAdmin(self.kafka)
 
     def _answer(self, asked: Future[_Answer], permission: str, topic: str) -> _Answer:
-        """The answer; no longer waited for than until Kafka refuses the client itself."""
-        self._admin.poll(0)  # what it heard before is past
+        """The answer to a request; stops waiting as soon as Kafka refuses the client itself."""
+        self._admin.poll(0)  # errors from before this request do not count
         since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
             self._admin.poll(0)

@@ -18,9 +18,9 @@ from pipelines.kafka.failures import Heard
 from pipelines.settings import KafkaSettings
 
 _READER_DEFAULTS = {
-    "queued.min.messages": 200_000,  # so many are fetched ahead
+    "queued.min.messages": 200_000,  # messages that are fetched ahead
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
-    "fetch.wait.max.ms": 20,  # the end of a partition is told by an empty answer, which waits so long
+    "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
 }
 _READER = {
     "group.id": "watersmeet",  # librdkafka asks for one; no group is joined and nothing is committed under it

@@ -41,7 +41,7 @@ PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
 
 _SLICE_S = 0.1
-"""How long a client works before its refusals are heard."""
+"""How long a client works before its errors are looked at."""
 
 _PIECE = 10_000
 
@@ -207,7 +207,7 @@ class Publisher:
     # -- failing
 
     def _listen(self, producer: ListeningProducer, since: float, timeout_s: float) -> None:
-        """Raises where Kafka refuses the client, or has kept it waiting for so long."""
+        """Raises where Kafka refuses the client, or has kept it waiting for longer than the timeout."""
         producer.poll(0)
         producer.heard.check(since, timeout_s, "WRITE", f"topic {self._topic}")
 

@@ -1,7 +1,7 @@
 """Reads ranges of Kafka offsets as Arrow batches, and single messages at the ends of partitions.
 
-Only committed messages are read. Markers of transactions, aborted messages and those that compaction took away occupy offsets
-too, so a range ends where a message beyond it comes, or where Kafka says that the partition ends there.
+Only committed messages are read. Transaction markers, aborted messages and those that compaction removed occupy offsets too, so a
+range ends where a message beyond it comes, or where Kafka says that the partition ends there.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ _idle: dict[tuple[int, str], list[ListeningConsumer]] = {}
 
 @contextlib.contextmanager
 def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
-    """A consumer of this process for these options, that nobody else has; one that failed is not kept."""
+    """A consumer for these options that nobody else in this process uses; one that failed is not kept."""
     kept = _idle.setdefault((os.getpid(), kafka.model_dump_json(include={"bootstrap_servers", "options"})), [])
     try:
         consumer = kept.pop()
     except IndexError:
         consumer = ListeningConsumer(kafka)
-    consumer.consume(1, 0)  # what it heard while nobody used it is past
+    consumer.consume(1, 0)  # errors from before do not count
     try:
         yield consumer
     except GeneratorExit:
