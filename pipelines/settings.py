@@ -26,7 +26,7 @@ from pydantic import (
 from pipelines import settings_values as kinds
 from pipelines.errors import ConfigurationError
 from pipelines.settings_file import RefusedError, first_sentence, kind_of, known_instead, read_values, sentence_of
-from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, later, parse_duration
+from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
@@ -96,7 +96,7 @@ class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
-    format: Annotated[Literal["json"], later("avro", "json")] = "json"
+    format: Literal["json"] = "json"
     schema_path: kinds.SchemaFile | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
     event_time: kinds.DottedPath = Field(examples=["ts"])
@@ -162,7 +162,7 @@ class Settings(_Part):
     """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in their written order."""
 
     name: kinds.Name = Field(examples=["shop"])
-    engine: Annotated[Literal["spark"], later("embedded", "spark")] = "spark"
+    engine: Literal["spark"] = "spark"
     lake: Annotated[
         Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")], Discriminator(_shape_of_lake)
     ] = Field(examples=["./lake"])

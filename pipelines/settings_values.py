@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Strict, Tag, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo
 
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.errors import ConfigurationError
@@ -84,9 +84,16 @@ def _share(value: object, info: ValidationInfo) -> float:
     return share
 
 
-def _number(smallest: int, largest: int, what: str = "a whole number", units: Mapping[str, int] | None = None) -> BeforeValidator:
+def _number(
+    smallest: int,
+    largest: int,
+    what: str = "a whole number",
+    *,
+    units: Mapping[str, int] | None = None,
+    digits: type[str] = FromEnvironment,
+) -> BeforeValidator:
     def number(given: object) -> int:
-        value = _whole(given)
+        value = _whole(given, digits)
         match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", given) if isinstance(given, str) else None
         if match and units and match[2] in units:
             value = int(match[1]) * units[match[2]]
@@ -97,14 +104,9 @@ def _number(smallest: int, largest: int, what: str = "a whole number", units: Ma
     return BeforeValidator(number)
 
 
-def _whole(value: object) -> object:
-    """Digits in quotes are text, but a variable of the environment has no other way to give a number."""
-    return int(value) if isinstance(value, FromEnvironment) and re.fullmatch("[0-9]{1,19}", value) else value
-
-
-def _unquoted(key: object) -> object:
-    """In JSON, which is YAML too, every key is text."""
-    return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,19}", key) else key
+def _whole(value: object, digits: type[str] = FromEnvironment) -> object:
+    """Digits in quotes are text, but a variable of the environment has no other way to give a number, nor has a key of JSON."""
+    return int(value) if isinstance(value, digits) and re.fullmatch("[0-9]{1,19}", value) else value
 
 
 def _timestamp(given: object) -> int:
@@ -119,8 +121,8 @@ def _timestamp(given: object) -> int:
 
 
 Count = Annotated[int, _number(1, LARGEST_COUNT)]
-Size = Annotated[int, _number(1, LARGEST_MESSAGE, "a size in bytes (such as `8MiB`, or a whole number)", SIZE_UNITS)]
-Partition = Annotated[int, _number(0, LARGEST_COUNT), BeforeValidator(_unquoted)]
+Size = Annotated[int, _number(1, LARGEST_MESSAGE, "a size in bytes (such as `8MiB`, or a whole number)", units=SIZE_UNITS)]
+Partition = Annotated[int, _number(0, LARGEST_COUNT, digits=str)]
 Offset = Annotated[int, _number(0, LARGEST_OFFSET)]
 Duration = Annotated[int, _duration()]
 PositiveDuration = Annotated[int, _duration(1, "longer than nothing, such as `30m`")]
@@ -129,12 +131,6 @@ Share = Annotated[float, BeforeValidator(_share)]
 
 
 # -- text
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise RefusedError("{path} must not be empty")
-    return text
 
 
 def _matching(pattern: str, what: str) -> AfterValidator:
@@ -176,7 +172,7 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
         raise RefusedError("{path}: {value} is not a path; name one, absolute or from this file's folder") from None
 
 
-Text = Annotated[str, Strict(), AfterValidator(_not_blank)]
+Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
 SchemaFile = Annotated[Path, AfterValidator(_readable)]
 Name = Annotated[Text, _matching("[A-Za-z0-9._-]+", "a name; use letters, digits, `-`, `_` and `.`")]
@@ -194,18 +190,7 @@ _SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\
 Servers = Annotated[Text, _matching(f"{_SERVER}(,{_SERVER})*", "a list of brokers; write host:port, separated by commas")]
 
 
-# -- choices, scalars and options
-
-
-def later(word: str, instead: str) -> BeforeValidator:
-    """Tells a word that the contract knows but this version lacks from what never was right."""
-
-    def checked(value: object) -> object:
-        if value == word:
-            raise RefusedError(f"{{path}}: {{value}} is not available in this version of Watersmeet; use {instead}")
-        return value
-
-    return BeforeValidator(checked)
+# -- scalars and options
 
 
 def _flag(value: object) -> bool:
