@@ -33,6 +33,8 @@ from pipelines.errors import BrokerError
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
 _KILL_AFTER_S = 5.0
+_LAUNCHED = b"--- launched ---\n"
+"""Divides the log: what follows the last one is about the last launch."""
 # A process's start time is derived from the time of boot, which the system states in whole seconds.
 _SAME_START_S = 2.0
 # Below the range from which Linux and macOS take the ports of outgoing connections: such a port stays free while
@@ -94,7 +96,7 @@ def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) ->
         if known is None or process is None:
             _launch(directory, port, known, deadline)
         elif port in (None, known.port):
-            _await_answer(directory, known.port, process, deadline, _log_size(directory))
+            _await_answer(directory, known.port, process, deadline)
         else:
             raise BrokerError(
                 f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
@@ -150,13 +152,12 @@ def _launch(directory: Path, port: int | None, known: _Record | None, deadline: 
     if not _cluster_id(directory):
         _format(directory, java, deadline)
 
-    log_start = _log_size(directory)
     process = _spawn(directory, *java, "kafka.Kafka", "server.properties")
     try:
         # Before the broker answers: a starter that dies while waiting leaves a broker that can be found and stopped.
         created = process.create_time()
         _write(directory, _Record(port=port, controller_port=controller_port, pid=process.pid, create_time=created))
-        _await_answer(directory, port, process, deadline, log_start)
+        _await_answer(directory, port, process, deadline)
     except BaseException as failure:
         _end(process, time.monotonic() + _KILL_AFTER_S)
         if known is None:
@@ -164,7 +165,7 @@ def _launch(directory: Path, port: int | None, known: _Record | None, deadline: 
         else:
             _write(directory, known.stopped())
         if isinstance(failure, psutil.NoSuchProcess):
-            raise _early_death(directory, log_start) from None
+            raise _early_death(directory) from None
         raise
 
 
@@ -172,7 +173,6 @@ def _format(directory: Path, java: list[str], deadline: float) -> None:
     """Gives an empty directory a cluster id; one that was being formatted when the machine died is formatted again."""
     # As Kafka makes them, but never with a leading dash, which would look like an option.
     cluster_id = base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
-    log_start = _log_size(directory)
     process = _spawn(directory, *java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
     try:
         process.wait(max(deadline - time.monotonic(), 0))
@@ -182,14 +182,15 @@ def _format(directory: Path, java: list[str], deadline: float) -> None:
             f"the storage of the broker in {directory} was not ready in time: see {directory / 'broker.log'}"
         ) from None
     if not _cluster_id(directory):
-        raise _early_death(directory, log_start)
+        raise _early_death(directory)
 
 
 def _spawn(directory: Path, *command: str) -> psutil.Popen:
     """A detached process in the directory that writes to the broker's log."""
     # Under this locale the JVM finds files of any name.
     environment = {**os.environ, "LC_ALL": "C.UTF-8"} if sys.platform == "linux" else None
-    with (directory / "broker.log").open("ab") as log:
+    with (directory / "broker.log").open("ab", buffering=0) as log:
+        log.write(_LAUNCHED)
         return psutil.Popen(
             command,
             cwd=directory,
@@ -215,13 +216,13 @@ def _java() -> list[str]:
     return [java, *heap, *_JVM_OPTIONS, "-cp", f"{_TEMPLATES}{os.pathsep}{jars / '*'}"]
 
 
-def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float, log_start: int) -> None:
+def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float) -> None:
     """Returns when this broker, and no other on its port, has answered a client."""
     cluster_id = _cluster_id(directory)
 
     def ready() -> bool:
         if not _alive(process):
-            raise _early_death(directory, log_start)
+            raise _early_death(directory)
         return _answering_cluster(port) == cluster_id
 
     if not _until(ready, deadline):
@@ -243,10 +244,11 @@ def _answering_cluster(port: int) -> str | None:
     return str(metadata.cluster_id) if metadata.brokers else None
 
 
-def _early_death(directory: Path, log_start: int) -> BrokerError:
-    """One sentence with the root cause that the log gives for the end of what wrote to it since `log_start`."""
+def _early_death(directory: Path) -> BrokerError:
+    """One sentence with the root cause that the log gives for the end of what was launched last."""
     log = directory / "broker.log"
-    lines = [line.strip() for line in log.read_bytes()[log_start:].decode("utf-8", "replace").splitlines() if line.strip()]
+    words = log.read_bytes().rpartition(_LAUNCHED)[2].decode("utf-8", "replace")
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
     thrown = r"(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): "
     binds = [line for line in lines if "failed to bind to" in line]  # names the port, which its cause does not
     causes = [line for line in lines if line.startswith("Caused by: ")] or [line for line in lines if re.match(thrown, line)]
@@ -344,12 +346,6 @@ def _cluster_id(directory: Path) -> str | None:
         return None
     found = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
     return found.group(1) if found else None
-
-
-def _log_size(directory: Path) -> int:
-    """Where the next launch's words begin in the log."""
-    log = directory / "broker.log"
-    return log.stat().st_size if log.exists() else 0
 
 
 def _read(directory: Path) -> _Record | None:
