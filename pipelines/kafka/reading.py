@@ -165,28 +165,27 @@ def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
 # -- single messages
 
 
-def read_backwards(kafka: KafkaSettings, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> Iterator[Message]:
+def read_backwards(kafka: KafkaSettings, topic: str, partition: int) -> Iterator[Message]:
     """The committed messages of a partition from its end backwards, read piece by piece as they are asked for.
 
     Raises as `read_range` does.
     """
-    first, end = Cluster(kafka, timeout_s).bounds_of(topic, [partition])[partition]
-    yield from _backwards(kafka, topic, partition, first, end, timeout_s)
+    yield from _backwards(kafka, topic, partition, *Cluster(kafka).bounds_of(topic, [partition])[partition])
 
 
-def read_tails(kafka: KafkaSettings, topic: str, partitions: int, timeout_s: float = TIMEOUT_S) -> dict[int, Message]:
+def read_tails(kafka: KafkaSettings, topic: str, partitions: int) -> dict[int, Message]:
     """The last committed message of every partition that holds one, several partitions at a time. Raises as `read_range` does."""
-    bounds = Cluster(kafka, timeout_s).bounds(topic, partitions)
+    bounds = Cluster(kafka).bounds(topic, partitions)
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
-        last = pool.map(lambda p: next(_backwards(kafka, topic, p, *bounds[p], timeout_s), None), bounds)
+        last = pool.map(lambda p: next(_backwards(kafka, topic, p, *bounds[p]), None), bounds)
         return {p: message for p, message in zip(bounds, last, strict=True) if message is not None}
 
 
-def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int, timeout_s: float) -> Iterator[Message]:
+def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
     """The committed messages of `[first, end)`, last to first, in pieces that grow: mostly the last one is all that is wanted."""
     span = _FIRST_SPAN
     while first < end:
         start = max(first, end - span)
-        pieces = list(_messages(kafka, Range(topic, partition, start, end), span, timeout_s))
+        pieces = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
         yield from (message for piece in reversed(pieces) for message in reversed(piece))
         end, span = start, min(8 * span, _LARGEST_SPAN)
