@@ -25,7 +25,7 @@ from pydantic import (
 
 from pipelines import settings_values as kinds
 from pipelines.errors import ConfigurationError
-from pipelines.settings_file import RefusedError, first_sentence, kind_of, known_instead, read_values, sentence_of
+from pipelines.settings_file import RefusedError, first_sentence, known_instead, read_values, sentence_of
 from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
@@ -48,10 +48,8 @@ class _Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_own_fields(cls, data: object, info: ValidationInfo) -> object:
-        if info.context is None:  # built in Python, by the names of the attributes
+        if info.context is None or not isinstance(data, Mapping):  # built in Python, by the names of the attributes; or no part
             return data
-        if not isinstance(data, Mapping):
-            raise RefusedError(f"{{path}} must be a mapping, not {kind_of(data)}")
         fields = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
         for name in data:
             if name not in fields:

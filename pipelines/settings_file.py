@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 
 class RefusedError(ValueError):
-    """One sentence with {path} and {value} open; `at` leads from the part that refuses to the place that is wrong."""
+    """One sentence with {path}, {value} and {kind} open; `at` leads from the part that refuses to the place that is wrong."""
 
     def __init__(self, sentence: str, *at: str) -> None:
         super().__init__(sentence)
@@ -48,7 +48,7 @@ def read_values(path: Path, environ: Mapping[str, str]) -> object:
     if values is None:
         raise RefusedError("is empty; write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
-        raise RefusedError(f"must be a mapping of fields, not {kind_of(values)}")
+        raise RefusedError(f"must be a mapping of fields, not {_kind_of(values)}")
     return _substituted(values, environ)
 
 
@@ -108,6 +108,7 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
 _SENTENCES = {
     "dict_type": "{path} must be a mapping, not {kind}",
     "literal_error": "{path}: {value} is not one of the values it may have; use {expected}",
+    "model_type": "{path} must be a mapping, not {kind}",
     "path_type": "{path} must be text, not {kind}; put text in quotes",
     "string_pattern_mismatch": "{path} must not be empty",
     "string_type": "{path} must be text, not {kind}; put text in quotes",
@@ -128,19 +129,17 @@ def first_sentence(error: ValidationError) -> str:
     refusal = facts.get("error")
     if isinstance(refusal, RefusedError):
         return sentence_of(refusal.sentence, at + refusal.at, first["input"])
-    sentence = _SENTENCES.get(first["type"], first["msg"]).replace("{kind}", kind_of(first["input"]))
+    sentence = _SENTENCES.get(first["type"], first["msg"])
     if first["type"] == "literal_error" and (at[-1], first["input"]) in _NOT_YET:
         sentence = "{path}: {value} is not available in this version of Watersmeet; use {expected}"
-    for name, fact in facts.items():
-        sentence = sentence.replace(f"{{{name}}}", str(fact).replace("'", ""))
-    return sentence_of(sentence, at, first["input"])
+    return sentence_of(sentence, at, first["input"], **facts)
 
 
-def sentence_of(sentence: str, at: tuple[str, ...], value: object = None) -> str:
-    """The sentence with its place and its value filled in, on one line."""
-    path = " ".join(".".join(at).split())
-    # The value last: it may hold braces of its own.
-    return sentence.replace("{path}", path).replace("{value}", _shown(value))
+def sentence_of(sentence: str, at: tuple[str, ...], value: object = None, **facts: object) -> str:
+    """The sentence on one line, with its place, its value and further facts filled in."""
+    filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
+    filled |= {"path": " ".join(".".join(at).split()), "value": _shown(value), "kind": _kind_of(value)}
+    return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), sentence)
 
 
 def _shown(value: object) -> str:
@@ -149,12 +148,12 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return f"`{{{', '.join(f'{key}: ...' for key in value)}}}`"
     if value is None or isinstance(value, (bool, list)):
-        return kind_of(value)
+        return _kind_of(value)
     text = " ".join(str(value).split())
     return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """The kind of a value of YAML, in words that do not show the value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

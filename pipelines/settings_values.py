@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.errors import ConfigurationError
-from pipelines.settings_file import FromEnvironment, RefusedError, kind_of
+from pipelines.settings_file import FromEnvironment, RefusedError
 
 DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 SIZE_UNITS: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -203,7 +203,7 @@ def _flag(value: object) -> bool:
 
 def _scalar(value: object) -> str | int | float | bool:
     if not isinstance(value, (str, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
-        raise RefusedError(f"{{path}} must be text, a number, true or false, not {kind_of(value)}")
+        raise RefusedError("{path} must be text, a number, true or false, not {kind}")
     return str(value) if isinstance(value, str) else value
 
 
