@@ -10,23 +10,25 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime, timezone
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 import pipelines
+from pipelines.audit import show
 from pipelines.core.times import parse_iso_8601
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import reporting, set_up_logging
 from pipelines.settings import Settings, load_settings, parse_duration
 
 if TYPE_CHECKING:
+    from pipelines.dev.broker import BrokerStatus
     from pipelines.lake.questions import Questions
 
 app = typer.Typer(
@@ -39,21 +41,10 @@ app = typer.Typer(
 broker_app = typer.Typer(help="The embedded single-node Kafka, for development.", no_args_is_help=True)
 app.add_typer(broker_app, name="broker")
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; may stand before the command too.")]
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
-
-
 WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
-
-
-class Layers(str, Enum):
-    """What `run` can be told to run."""
-
-    all = "all"
-    bronze = "bronze"
-    silver = "silver"
-    gold = "gold"
 
 
 @app.callback(invoke_without_command=True)
@@ -79,30 +70,19 @@ def init(
     from pipelines.dev.init import write_example
 
     written = [str(path) for path in write_example(directory)]
-    if as_json:
-        _print_json({"written": written})
-    else:
-        _print("\n".join(written))
+    _answer({"written": written}, as_json, lambda _: "\n".join(written))
 
 
 @app.command()
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, preview = _find_problems(config)
-    if as_json:
-        _print_json({"ok": not problems, "problems": problems})
-    elif problems:
-        table = Table("what", "where", "fix", title=f"{len(problems)} to correct", title_justify="left")
-        for problem in problems:
-            table.add_row(problem["what"], problem["where"], problem["fix"])
-        Console().print(table)
-    else:
-        from pipelines.audit.show import preview_view
-
-        _print(f"{config}: everything fits; a run would now read")
-        Console().print(preview_view(preview))
     if problems:
+        _answer({"ok": False, "problems": problems}, as_json, _problems_view)
         raise typer.Exit(2)
+    if not as_json:
+        _print(f"{config}: everything fits; a run would now read")
+    _answer({"ok": True, "problems": []}, as_json, lambda _: show.preview_view(preview))
 
 
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
@@ -128,7 +108,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
 
 @app.command()
 def run(
-    layers: Annotated[Layers, typer.Argument(help="Which layers.")] = Layers.all,
+    layers: Annotated[Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")] = "all",
     config: Config = DEFAULT_CONFIG,
     once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
     as_json: Json = False,
@@ -141,7 +121,7 @@ def run(
         signal.signal(number, lambda *_: stopping.set())
     settings = load_settings(config)
     with reporting() as reporter:
-        chosen = LAYERS if layers is Layers.all else (layers.value,)
+        chosen = LAYERS if layers == "all" else (layers,)
         this_run = Run(settings, chosen, reporter, stopping)
         if once:
             this_run.once()
@@ -157,35 +137,24 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.audit.status import status as find_status
 
     settings = load_settings(config)
-    found = find_status(_questions(settings), settings)
-    if as_json:
-        _print_json(found)
-        return
-    from pipelines.audit.show import status_view
-
-    Console().print(status_view(found))
+    _answer(find_status(_questions(settings), settings), as_json, show.status_view)
 
 
 @app.command()
 def explain(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
     as_of: Annotated[
-        str | None, typer.Option("--as-of", help="As it was known: a version of silver, or a time such as 2026-01-01T00:00:00Z.")
+        str | None, typer.Option("--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z.")
     ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Tell the life of a key: its merge records and their parts, how and when each came there, and what became of it."""
+    """Show a key's merge records: their parts, how and when each was merged, and what became of them."""
     from pipelines.audit.explain import explain as tell
 
     settings = load_settings(config)
     found = tell(_questions(settings), settings, key, None if as_of is None else parse_as_of(as_of))
-    if as_json:
-        _print_json(found)
-        return
-    from pipelines.audit.show import explain_view
-
-    Console().print(explain_view(found))
+    _answer(found, as_json, show.explain_view)
 
 
 @app.command()
@@ -206,17 +175,9 @@ def verify(
         found = find_broken(asked, settings, full=full, evaluate=_evaluate(settings) if full else None)
     else:
         found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
-    if as_json:
-        _print_json(found)
-    elif not found["ok"]:
-        table = Table("what", "where", "fix", title="broken", title_justify="left")
-        for problem in found["problems"]:
-            table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
-        Console().print(table)
-    elif against is not None:
-        _print(f"{config}: silver and late are what {against} has")
-    else:
-        _print(f"{config}: every promise is kept" + ("" if full else " (silver: by a sample of its keys; --full: all of them)"))
+    kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
+    sound = kept if against is None else f"silver and late are the same as in {against}"
+    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else _problems_view)
     if not as_json:
         for note in found.get("notes", ()):
             _print(note)
@@ -227,11 +188,11 @@ def verify(
 @app.command()
 def rebuild(
     into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
-    timeout: Annotated[str | None, typer.Option("--timeout", help="What if merge.timeout were another, such as 60m?")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Derive silver again from bronze alone, as far as it is now, and compare the two; changes nothing of the lake."""
+    """Derive silver again from bronze alone, up to its last batch, and compare the two; the lake is not changed."""
     from pipelines.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
@@ -240,12 +201,7 @@ def rebuild(
         found = derive_again(
             _questions(settings), settings, into, timeout_ms, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
         )
-    if as_json:
-        _print_json(found)
-        return
-    from pipelines.audit.show import rebuild_view
-
-    Console().print(rebuild_view(found))
+    _answer(found, as_json, show.rebuild_view)
 
 
 @app.command()
@@ -262,20 +218,17 @@ def report(
     settings = load_settings(config)
     check_writable(out)  # before the lake is read for it
     write_page(out, page(read_report(_questions(settings), settings, now_ms())))
-    if as_json:
-        _print_json({"written": str(out)})
-    else:
-        _print(out)
+    _answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
 @app.command()
 def reset(
     to: Annotated[str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only show what would be done.")] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Jump: reading goes on there with fresh state. Says first what is skipped or read again."""
+    """Continue reading somewhere else, with fresh state; says first what would be skipped or read again."""
     from pipelines.reset import Reset
     from pipelines.run import LAYERS, Run
 
@@ -288,12 +241,7 @@ def reset(
             found = {**jump.preview(), "done": yes}
             if yes:
                 jump.commit()
-    if as_json:
-        _print_json(found)
-        return
-    from pipelines.audit.show import reset_view
-
-    Console().print(reset_view(found))
+    _answer(found, as_json, show.reset_view)
 
 
 @app.command()
@@ -306,13 +254,10 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         names = [name for layer in LAYERS for name in kept_by(layer, settings)]
         done = maintain_tables(owned.owner.engine, names)
-    if as_json:
-        _print_json({"tables": done})
-        return
     table = Table("table", "files before", "files now", "old files removed")
     for row in done:
         table.add_row(*[str(value) for value in row.values()])
-    Console().print(table)
+    _answer({"tables": done}, as_json, lambda _: table)
 
 
 @app.command()
@@ -357,41 +302,35 @@ def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) 
     _show_broker(broker.status(directory), as_json)
 
 
-def _show_broker(found: Any, as_json: bool) -> None:
-    if as_json:
-        _print_json({"running": found.running, "port": found.port, "pid": found.pid, "directory": str(found.directory)})
-    elif found.running:
-        _print(f"running at {found.bootstrap_servers} (process {found.pid}), data in {found.directory}")
-    else:
-        _print(f"not running; data in {found.directory}")
+def _show_broker(found: BrokerStatus, as_json: bool) -> None:
+    facts = {"running": found.running, "port": found.port, "pid": found.pid, "directory": str(found.directory)}
+    state = f"running at {found.bootstrap_servers} (process {found.pid})" if found.running else "not running"
+    _answer(facts, as_json, lambda _: f"{state}; data in {found.directory}")
 
 
 def parse_target(to: str) -> str | int:
     """Where `reset` jumps to: a word, or a time in ms."""
     if to in ("earliest", "latest"):
         return to
-    time_ms = parse_iso_8601(to)
-    if time_ms is None:
-        raise ConfigurationError(
-            f"--to: `{to}` is no place to jump to; use earliest, latest or a time such as 2026-01-01T00:00:00Z"
-        )
-    return time_ms
+    return _time_ms("--to", to, "earliest, latest")
 
 
 def parse_as_of(text: str) -> int | datetime:
     """A version of silver, or a time."""
     if text.isdecimal():
         return int(text)
+    return datetime.fromtimestamp(_time_ms("--as-of", text, "a version of silver") / 1000, timezone.utc)
+
+
+def _time_ms(option: str, text: str, others: str) -> int:
     time_ms = parse_iso_8601(text)
     if time_ms is None:
-        raise ConfigurationError(
-            f"--as-of: `{text}` is neither a version of silver nor a time; use a number, or a time such as 2026-01-01T00:00:00Z"
-        )
-    return datetime.fromtimestamp(time_ms / 1000, timezone.utc)
+        raise ConfigurationError(f"{option}: `{text}` is not a time; use {others} or a time such as 2026-01-01T00:00:00Z")
+    return time_ms
 
 
 def _questions(settings: Settings) -> Questions:
-    """What may be asked about the lake. Raises ConfigurationError where an earlier version has made it."""
+    """Answers questions about the lake. Raises ConfigurationError where an earlier version made it."""
     from pipelines.lake.identity import check_layout
     from pipelines.lake.location import Lake
 
@@ -401,7 +340,7 @@ def _questions(settings: Settings) -> Questions:
 
 
 def _unchecked(settings: Settings) -> Questions:
-    """What may be asked about whatever there is. Spark is started by the first question, and only for a lake that needs it."""
+    """Answers questions about any lake. Spark is started by the first question, and only for a lake that needs it."""
     from pipelines.lake.location import Lake
     from pipelines.lake.questions import questions
 
@@ -421,7 +360,24 @@ def _evaluate(settings: Settings) -> Any:
     return open_engine(settings).evaluate if has_expressions(settings.publish) else None
 
 
-def _print(text: object) -> None:
+def _answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]) -> None:
+    """Prints the answer as one JSON document, or what `view` makes of it for people."""
+    if as_json:
+        _print_json(found)
+    elif isinstance(shown := view(found), str):
+        _print(shown)
+    else:
+        Console().print(shown)
+
+
+def _problems_view(found: dict[str, Any]) -> Table:
+    table = Table("what", "where", "fix", title="problems", title_justify="left")
+    for problem in found["problems"]:
+        table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
+    return table
+
+
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 

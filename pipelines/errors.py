@@ -26,7 +26,9 @@ class KafkaUnreachableError(WatersmeetError):
     retriable = True
 
     def __init__(self, bootstrap_servers: str, detail: str) -> None:
-        super().__init__(f"no Kafka broker answers at {bootstrap_servers} ({detail}); start it, or mend kafka.bootstrap_servers")
+        super().__init__(
+            f"no Kafka broker answers at {bootstrap_servers} ({detail}); start it, or correct kafka.bootstrap_servers"
+        )
         self.bootstrap_servers = bootstrap_servers
 
 
@@ -54,12 +56,12 @@ class LeaseTakenError(WatersmeetError):
 
 
 class LeaseLostError(WatersmeetError):
-    """This process was silent for so long that another one took its layers over; nothing that it did since was kept."""
+    """This process was silent for so long that another one took over its layers; nothing that it did since was kept."""
 
     def __init__(self, place: str) -> None:
         super().__init__(
-            f"another process has taken {place} over while this one was silent: it is fenced and writes nothing more; "
-            "run one of the two"
+            f"{place} has been taken over by another process while this one was silent: this one is fenced and writes nothing "
+            "more; run only one of the two"
         )
 
 
@@ -85,20 +87,19 @@ class QuarantineLimitError(WatersmeetError):
     def __init__(self, source: str, refused: int, records: int, reason: str, example: str) -> None:
         super().__init__(
             f"{source}: {refused} of {records} records would go to quarantine, most of them as {reason} (such as {example}): "
-            "nothing of them was written; mend the configuration, or accept them with a higher kafka.quarantine_limit"
+            "none of them was written; correct the configuration, or accept them with a higher kafka.quarantine_limit"
         )
         self.source, self.refused, self.records, self.reason = source, refused, records, reason
 
 
 class FencedError(WatersmeetError):
-    """Another publisher has taken the sink (or one partition of it) over; this one can write nothing more."""
+    """Another publisher has taken over the sink; this one can write nothing more."""
 
-    def __init__(self, topic: str, partition: int | None = None) -> None:
-        place = topic if partition is None else f"{topic}[{partition}]"
+    def __init__(self, topic: str) -> None:
         super().__init__(
-            f"{place} is published to by another process now: this one is fenced and writes nothing more; run one of the two"
+            f"{topic} has been taken over by another process: this one is fenced and writes nothing more; run only one of the two"
         )
-        self.topic, self.partition = topic, partition
+        self.topic = topic
 
 
 class ForeignMessageError(WatersmeetError):
@@ -115,43 +116,40 @@ class ForeignMessageError(WatersmeetError):
 class PublishingError(WatersmeetError):
     """A publication failed before its commit; nothing of it is seen by readers of committed messages."""
 
-    def __init__(self, topic: str, partition: int | None, reason: str, *, retriable: bool = True) -> None:
-        super().__init__(f"publishing to {topic if partition is None else f'{topic}[{partition}]'} failed: {reason}")
-        self.topic, self.partition, self.reason, self.retriable = topic, partition, reason, retriable
+    def __init__(self, topic: str, reason: str, *, retriable: bool = True) -> None:
+        super().__init__(f"publishing to {topic} failed: {reason}")
+        self.topic, self.reason, self.retriable = topic, reason, retriable
 
 
 def root_cause(error: BaseException) -> str:
     """The sentence at the bottom of an error: of a Python function in a Spark worker, its own last line."""
-    if isinstance(error, WatersmeetError):
-        return str(error)
-    _, sentence = _bottom(error)
-    if sentence is not None:
-        return sentence
+    if own := _own(error):
+        return own[1]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether the same thing may succeed a little later: a broker was away, or slow.
-
-    An error of ours says so itself. One that a Python worker of Spark raised reaches the driver as the text of its traceback;
-    the name of its class, which begins the traceback's last line, says what it was.
-    """
+    """Whether the same thing may succeed a little later: a broker was away, or slow."""
     if isinstance(error, WatersmeetError):
         return error.retriable
-    name, _ = _bottom(error)
-    kind = globals().get(name or "")
-    return isinstance(kind, type) and issubclass(kind, WatersmeetError) and kind.retriable
+    own = _own(error)
+    return own is not None and own[0].retriable
 
 
 def is_known(error: BaseException) -> bool:
     """Whether an error is one of ours, or says that one of ours has caused it."""
-    return isinstance(error, WatersmeetError) or _bottom(error)[0] in globals()
+    return _own(error) is not None
 
 
-def _bottom(error: BaseException) -> tuple[str | None, str | None]:
-    """The class name and sentence of an error of ours that a Python worker has raised: the last line of its traceback that
-    begins with the class's full name, whatever Spark wrote around it.
+def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
+    """The class and the sentence of an error of ours, or of the one that caused an error of Spark.
+
+    What a Python worker has raised reaches the driver as the text of its traceback: the last line that begins with the full
+    name of a class of ours says what it was, whatever Spark wrote around it.
     """
+    if isinstance(error, WatersmeetError):
+        return type(error), str(error)
     found = re.findall(r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
-    return found[-1] if found else (None, None)
+    kinds = {kind.__name__: kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)}
+    return (kinds[found[-1][0]], found[-1][1]) if found and found[-1][0] in kinds else None

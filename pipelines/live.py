@@ -47,36 +47,38 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
 
 def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None) -> str:
     """The view as a query in Spark SQL, with the columns of `live`."""
-    sources, known = list(settings.sources), skipping or {}
-    progress = sql_name(lake, tables.PROGRESS)
-    last = f"(SELECT MAX(batch) FROM {progress})"
-    ctes = [("passed", f"SELECT source, `partition`, until_offset, position FROM {progress} WHERE batch = {last}")]
-    types = {source: kept.value_type for source, kept in settings.sources.items()}
-    ctes += [(f"beyond_{source}", _beyond(source, lake, types[source], known.get(source, {}))) for source in sources]
-    heads = [f"SELECT '{source}' AS source, `partition`, event_time AS head FROM beyond_{source}" for source in sources]
-    idle = (
-        f"SELECT i.source, i.`partition`, i.event_time AS head FROM {sql_name(lake, tables.IDLE_HEARTBEATS)} AS i "
-        "LEFT JOIN passed AS p USING (source, `partition`) WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)"
+    sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
+    columns = ", ".join(f"`{source}`" for source in sources)
+    beyond = ", ".join(f"beyond_{source} AS ({_beyond(source, lake, settings, known.get(source, {}))})" for source in sources)
+    heads = " ".join(
+        f"UNION ALL SELECT '{source}' AS source, `partition`, event_time AS head FROM beyond_{source}" for source in sources
     )
     by_source = ", ".join(f"MAX(CASE WHEN source = '{source}' THEN head END) AS `{source}`" for source in sources)
-    every = " UNION ALL ".join(["SELECT source, `partition`, position AS head FROM passed", *heads, idle])
-    ctes.append(("heads", f"SELECT `partition`, {by_source} FROM ({every}) GROUP BY `partition`"))
-    ctes.append(("stuck", f"SELECT `partition`, {_waits_for(sources)} AS waits_for FROM heads"))
-    ctes.append(("waiting", " UNION ALL ".join(_waiting(source, settings) for source in sources)))
-    arrays = ", ".join(_sorted_parts(source) for source in sources)
-    of_sources = ", ".join(f"`{source}`" for source in sources)
-    common = "`partition`, merge_key, status, event_time, last_event_time"
-    return (
-        f"WITH {', '.join(f'{name} AS ({query})' for name, query in ctes)} "
-        f"SELECT {common}, {of_sources}, valid, invalid_reason, batch, CAST(NULL AS ARRAY<STRING>) AS waits_for "
-        f"FROM {sql_name(lake, tables.SILVER)} UNION ALL "
-        f"SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {arrays}, CAST(NULL AS BOOLEAN), "
-        "CAST(NULL AS STRING), CAST(NULL AS BIGINT), FIRST(waits_for) "
-        "FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"
-    )
+    return f"""
+        WITH passed AS (
+            SELECT source, `partition`, until_offset, position FROM {progress} WHERE batch = (SELECT MAX(batch) FROM {progress})
+        ), {beyond}, heads AS (
+            SELECT `partition`, {by_source} FROM (
+                SELECT source, `partition`, position AS head FROM passed {heads}
+                UNION ALL
+                SELECT i.source, i.`partition`, i.event_time AS head FROM {sql_name(lake, tables.IDLE_HEARTBEATS)} AS i
+                LEFT JOIN passed AS p USING (source, `partition`) WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)
+            ) GROUP BY `partition`
+        ), stuck AS (
+            SELECT `partition`, {_waits_for(sources)} AS waits_for FROM heads
+        ), waiting AS (
+            {" UNION ALL ".join(_waiting(source, settings) for source in sources)}
+        )
+        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch,
+            CAST(NULL AS ARRAY<STRING>) AS waits_for
+        FROM {sql_name(lake, tables.SILVER)}
+        UNION ALL
+        SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {", ".join(map(_sorted_parts, sources))},
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT), FIRST(waits_for)
+        FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"""
 
 
-def _beyond(source: str, lake: Lake, value_type: pa.DataType, passed: Mapping[int, int]) -> str:
+def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int]) -> str:
     """Records of bronze that the merge has not passed."""
     read = sql_name(lake, tables.bronze(source))
     if passed:
@@ -84,11 +86,11 @@ def _beyond(source: str, lake: Lake, value_type: pa.DataType, passed: Mapping[in
         terms = [" AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term) for term in near]
         others = f"`partition` NOT IN ({', '.join(map(str, passed))})"
         read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
-    return (
-        f"SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {_value('b.value', value_type)} AS value "
-        f"FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition` "
-        "WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.reason IS NULL"
-    )
+    value = _value("b.value", settings.sources[source].value_type)
+    return f"""
+        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value} AS value
+        FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`
+        WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.reason IS NULL"""
 
 
 def _value(value: str, value_type: pa.DataType) -> str:
@@ -120,15 +122,13 @@ def _waits_for(sources: Sequence[str]) -> str:
 
 def _waiting(source: str, settings: Settings) -> str:
     """A source's records that wait, each as a part in the column of its source."""
-    parts = [
-        f"{'STRUCT(event_time, `offset`, value)' if other == source else _no_part(kept.value_type)} AS `{other}`"
+    parts = {
+        other: f"CAST(NULL AS STRUCT<event_time: TIMESTAMP, `offset`: BIGINT, value: {ddl(kept.value_type)}>)"
         for other, kept in settings.sources.items()
-    ]
-    return f"SELECT `partition`, merge_key, event_time, {', '.join(parts)} FROM beyond_{source} WHERE NOT heartbeat"
-
-
-def _no_part(value_type: pa.DataType) -> str:
-    return f"CAST(NULL AS STRUCT<event_time: TIMESTAMP, `offset`: BIGINT, value: {ddl(value_type)}>)"
+    }
+    parts[source] = "STRUCT(event_time, `offset`, value)"
+    columns = ", ".join(f"{part} AS `{name}`" for name, part in parts.items())
+    return f"SELECT `partition`, merge_key, event_time, {columns} FROM beyond_{source} WHERE NOT heartbeat"
 
 
 def _sorted_parts(source: str) -> str:

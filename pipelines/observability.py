@@ -1,4 +1,4 @@
-"""What a run says while it works: a progress line for a person who looks on, plain log lines for everybody else."""
+"""The progress of a run: a progress line on a terminal, plain log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def set_up_logging(*, verbose: bool = False) -> None:
 
 
 class Reporter:
-    """Tells how each layer gets on; safe to call from the threads of several streams."""
+    """Reports the progress of each layer; safe to call from the threads of several streams."""
 
     def __init__(self, status: Status | None = None) -> None:
         self._status = status
@@ -29,7 +29,7 @@ class Reporter:
         self._lock = threading.Lock()
 
     def tell(self, layer: str, news: str) -> None:
-        """The latest news of a layer replaces its last on the progress line; in a log it is one more line."""
+        """Replaces the last news of a layer on the progress line; writes one more line to a log."""
         with self._lock:
             self.latest[layer] = news
             if self._status is None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -26,8 +25,8 @@ from pydantic import (
 
 from pipelines import settings_values as kinds
 from pipelines.errors import ConfigurationError
-from pipelines.settings_file import RefusedError, first_sentence, kind_of, known_instead, read_values, sentence_of
-from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, choice, named_sources, parse_duration
+from pipelines.settings_file import RefusedError, first_sentence, known_instead, read_values, sentence_of
+from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
@@ -49,10 +48,8 @@ class _Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_own_fields(cls, data: object, info: ValidationInfo) -> object:
-        if info.context is None:  # built in Python, by the names of the attributes
+        if info.context is None or not isinstance(data, Mapping):  # built in Python, by the names of the attributes; or no part
             return data
-        if not isinstance(data, Mapping):
-            raise RefusedError(f"{{path}} must be a mapping, not {kind_of(data)}")
         fields = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
         for name in data:
             if name not in fields:
@@ -82,7 +79,7 @@ class KafkaSettings(_Part):
     options: kinds.KafkaOptions = {}
     start: kinds.Start = "earliest"
     max_offsets_per_batch: kinds.Count = 500_000
-    on_data_loss: Annotated[Literal["stop", "continue"], choice("stop", "continue")] = "stop"
+    on_data_loss: Literal["stop", "continue"] = "stop"
     quarantine_limit: kinds.Share = 0.5
 
 
@@ -97,7 +94,7 @@ class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
-    format: Annotated[Literal["json"], choice("json", later=("avro",))] = "json"
+    format: Literal["json"] = "json"
     schema_path: kinds.SchemaFile | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
     event_time: kinds.DottedPath = Field(examples=["ts"])
@@ -152,9 +149,7 @@ class PublishSettings(_Part):
     valid: kinds.Text = "true"
     value: kinds.Text | None = None
     max_bytes: kinds.Size = 8 * 2**20
-    delivery: Annotated[
-        Literal["exactly_once", "at_least_once", "at_most_once"], choice("exactly_once", "at_least_once", "at_most_once")
-    ] = "exactly_once"
+    delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
 
 
 def _shape_of_lake(value: object) -> str:
@@ -165,7 +160,7 @@ class Settings(_Part):
     """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in their written order."""
 
     name: kinds.Name = Field(examples=["shop"])
-    engine: Annotated[Literal["spark"], choice("spark", later=("embedded",))] = "spark"
+    engine: Literal["spark"] = "spark"
     lake: Annotated[
         Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")], Discriminator(_shape_of_lake)
     ] = Field(examples=["./lake"])
@@ -173,7 +168,7 @@ class Settings(_Part):
     spark: kinds.Options = {}
     checkpoints: kinds.Location = Field(default=None, validate_default=True)
     kafka: KafkaSettings
-    sources: Annotated[dict[str, SourceSettings], BeforeValidator(named_sources)]
+    sources: dict[kinds.SourceName, SourceSettings] = Field(min_length=2)
     merge: MergeSettings
     silver: SilverSettings = SilverSettings()
     publish: PublishSettings
@@ -181,7 +176,7 @@ class Settings(_Part):
 
     @property
     def digest(self) -> str:
-        """Of everything but places and how one gets in: the same for two runs that were told to do the same."""
+        """A digest of all settings but locations and credentials: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints"], True)
         places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_path"}}}
         told = self.model_dump_json(exclude=places)
@@ -213,20 +208,20 @@ class Settings(_Part):
         for name in named:
             if name not in self.sources:
                 instead = known_instead(name, list(self.sources))
-                raise RefusedError(f"{{path}} names no source; {instead}", "kafka", "start", "offsets", name)
+                raise RefusedError(f"{{path}} is not a source; {instead}", "kafka", "start", "offsets", name)
         return self
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """What is loaded is complete and sound, or else nothing: raises ConfigurationError with one sentence."""
+    """Reads and checks a configuration file. Raises ConfigurationError with one sentence for what is wrong first."""
     try:
         values = read_values(path, os.environ if environ is None else environ)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
     except ValidationError as error:
         sentence = first_sentence(error)
     except RefusedError as refusal:
-        sentence = sentence_of(refusal.sentence, refusal.at, None)
+        sentence = sentence_of(refusal.sentence, refusal.at)
     except RecursionError:
-        sentence = "is no usable YAML: mappings or lists without an end to their levels; write out what contains itself"
+        sentence = "is not usable YAML: mappings or lists that contain themselves, or are nested too deeply; write them out"
     # Raised outside the handlers, so that no cause with the values in it hangs on this error.
     raise ConfigurationError(f"{path}: {sentence}")

@@ -14,14 +14,11 @@ from pydantic import ValidationError
 
 
 class RefusedError(ValueError):
-    """One sentence with {path} and {value} open; `at` leads from the part that refuses to the place that is wrong.
+    """One sentence with {path}, {value} and {kind} open; `at` leads from the part that refuses to the place that is wrong."""
 
-    The value is the part's, or the one that is `given`.
-    """
-
-    def __init__(self, sentence: str, *at: str, given: tuple[object, ...] = ()) -> None:
+    def __init__(self, sentence: str, *at: str) -> None:
         super().__init__(sentence)
-        self.sentence, self.at, self.given = sentence, at, given
+        self.sentence, self.at = sentence, at
 
 
 class FromEnvironment(str):
@@ -34,11 +31,7 @@ class FromEnvironment(str):
 
 
 def read_values(path: Path, environ: Mapping[str, str]) -> object:
-    """The file's mapping, with every variable filled in."""
-    return _substituted(_read_yaml(path), environ)
-
-
-def _read_yaml(path: Path) -> object:
+    """The file's mapping, with every variable filled in. Raises RefusedError."""
     try:
         loader = yaml.SafeLoader(path.read_bytes())
         document = loader.get_single_node()
@@ -51,12 +44,12 @@ def _read_yaml(path: Path) -> object:
     except RefusedError:
         raise
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise RefusedError("is no valid YAML: a value does not fit its tag or type; put text in quotes") from None
+        raise RefusedError("is not valid YAML: a value does not fit its tag or type; put text in quotes") from None
     if values is None:
         raise RefusedError("is empty; write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
-        raise RefusedError(f"must be a mapping of fields, not {kind_of(values)}")
-    return values
+        raise RefusedError(f"must be a mapping of fields, not {_kind_of(values)}")
+    return _substituted(values, environ)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -64,11 +57,11 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     # What stands in the file may be a secret: PyYAML quotes an alias or a tag, which is a value without its quotes.
     what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
-    return f"is no valid YAML{where}: {what}"
+    return f"is not valid YAML{where}: {what}"
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
-    """YAML keeps the last of two equal keys in silence, and with it a mistake."""
+    """Raises RefusedError for a key that is written twice: YAML would silently keep the last one."""
     if node is None or id(node) in seen:
         return
     seen.add(id(node))
@@ -76,17 +69,17 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
         for item in node.value:
             _refuse_repeated_keys(item, at, seen)
     elif isinstance(node, yaml.MappingNode):
-        keys: set[tuple[str, str]] = set()
+        names: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
-            if (key.tag, name) in keys:
-                raise RefusedError(f"field `{{path}}` is written again in line {key.start_mark.line + 1}; keep one", *at, name)
-            keys.add((key.tag, name))
+            if name in names:
+                raise RefusedError(f"field `{{path}}` is repeated in line {key.start_mark.line + 1}; keep one", *at, name)
+            names.add(name)
             _refuse_repeated_keys(value, (*at, name), seen)
 
 
 def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
-    """Every `${NAME}` in a value is replaced once; what a variable holds is not looked into again."""
+    """Replaces every `${NAME}` in a value once; what a variable holds is not searched again."""
     if isinstance(value, dict):
         return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
     if isinstance(value, list):
@@ -98,7 +91,7 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
     def lookup(match: re.Match[str]) -> str:
         name = match[1] or ""
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise RefusedError("{path}: after `${` must come the name of an environment variable and `}`", *at)
+            raise RefusedError("{path}: `${` must be followed by the name of an environment variable and `}`", *at)
         if name not in environ:
             raise RefusedError(f"{{path}}: the environment variable {name} is not set; set it", *at)
         names.append(f"${{{name}}}")
@@ -112,21 +105,41 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
 # -- sentences
 
 
+_SENTENCES = {
+    "dict_type": "{path} must be a mapping, not {kind}",
+    "literal_error": "{path}: {value} is not one of the values it may have; use {expected}",
+    "model_type": "{path} must be a mapping, not {kind}",
+    "path_type": "{path} must be text, not {kind}; put text in quotes",
+    "string_pattern_mismatch": "{path} must not be empty",
+    "string_type": "{path} must be text, not {kind}; put text in quotes",
+    "too_short": "{path} must have {min_length} or more entries, not {actual_length}",
+}
+"""What pydantic's own checks find, by the type of its error, with the facts that it gives open."""
+
+_NOT_YET = [("engine", "embedded"), ("format", "avro")]
+"""What the contract knows and this version lacks, by field."""
+
+
 def first_sentence(error: ValidationError) -> str:
     """What is wrong first, with its place."""
     first = error.errors(include_url=False)[0]
-    at = tuple(str(step) for step in first["loc"] if not str(step).startswith("<"))
-    refusal = first.get("ctx", {}).get("error")
-    if not isinstance(refusal, RefusedError):
-        return sentence_of("{path}: " + first["msg"], at, None)
-    return sentence_of(refusal.sentence, at + refusal.at, *(refusal.given or (first["input"],)))
+    # Pydantic names the kinds of a union, and says where a key is wrong.
+    at = tuple(str(step) for step in first["loc"] if not re.fullmatch(r"<.*>|\[key\]", str(step)))
+    facts: dict[str, Any] = first.get("ctx", {})
+    refusal = facts.get("error")
+    if isinstance(refusal, RefusedError):
+        return sentence_of(refusal.sentence, at + refusal.at, first["input"])
+    sentence = _SENTENCES.get(first["type"], first["msg"])
+    if first["type"] == "literal_error" and (at[-1], first["input"]) in _NOT_YET:
+        sentence = "{path}: {value} is not available in this version of Watersmeet; use {expected}"
+    return sentence_of(sentence, at, first["input"], **facts)
 
 
-def sentence_of(sentence: str, at: tuple[str, ...], value: object) -> str:
-    """The sentence with its place and its value filled in, on one line."""
-    path = " ".join(".".join(at).split())
-    # The value last: it may hold braces of its own.
-    return sentence.replace("{path}", path).replace("{value}", _shown(value))
+def sentence_of(sentence: str, at: tuple[str, ...], value: object = None, **facts: object) -> str:
+    """The sentence on one line, with its place, its value and further facts filled in."""
+    filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
+    filled |= {"path": " ".join(".".join(at).split()), "value": _shown(value), "kind": _kind_of(value)}
+    return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), sentence)
 
 
 def _shown(value: object) -> str:
@@ -135,13 +148,13 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return f"`{{{', '.join(f'{key}: ...' for key in value)}}}`"
     if value is None or isinstance(value, (bool, list)):
-        return kind_of(value)
+        return _kind_of(value)
     text = " ".join(str(value).split())
     return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
 
 
-def kind_of(value: object) -> str:
-    """What YAML made of it, in words that show nothing of it."""
+def _kind_of(value: object) -> str:
+    """The kind of a value of YAML, in words that do not show the value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     kinds: dict[Any, str] = {str: "text", (int, float): "a number", Mapping: "a mapping", list: "a list", date: "a date"}
@@ -149,6 +162,6 @@ def kind_of(value: object) -> str:
 
 
 def known_instead(name: str, known: list[str]) -> str:
-    """The known names that an unknown one may have meant, or else all of them."""
+    """The known names that are close to an unknown one, or else all of them."""
     close = [f"`{name}`" for name in difflib.get_close_matches(name, known, n=2)]
     return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(known)}"

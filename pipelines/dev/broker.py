@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import json
 import os
 import random
 import re
@@ -20,76 +19,36 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from pydantic import BaseModel, ConfigDict
 
 from pipelines.errors import BrokerError
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.05
+_KILL_AFTER_S = 5.0
+_LAUNCHED = b"--- launched ---\n"
+"""Divides the log: what follows the last one is about the last launch."""
 # A process's start time is derived from the time of boot, which the system states in whole seconds.
 _SAME_START_S = 2.0
 # Below the range from which Linux and macOS take the ports of outgoing connections: such a port stays free while
 # the JVM comes up, and between a stop and the next start.
 _FREE_PORTS = range(20_000, 32_768)
-_LARGEST_MESSAGE = 16 * 1024 * 1024
-
-_PROPERTIES = f"""\
-# Written by each start of the broker; changes made here do not last.
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{_HOST}:{{controller_port}}
-listeners=CLIENT://{_HOST}:{{port}},CONTROLLER://{_HOST}:{{controller_port}}
-advertised.listeners=CLIENT://{_HOST}:{{port}}
-listener.security.protocol.map=CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT
-inter.broker.listener.name=CLIENT
-controller.listener.names=CONTROLLER
-# Relative to this directory, in which the broker runs: any name of the directory will do.
-log.dirs=data
-auto.create.topics.enable=false
-message.max.bytes={_LARGEST_MESSAGE}
-replica.fetch.max.bytes={_LARGEST_MESSAGE}
-# A broker that crashed may come back when its old session has ended: 3 s instead of 9 s.
-broker.session.timeout.ms=3000
-broker.heartbeat.interval.ms=500
-group.initial.rebalance.delay.ms=0
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-share.coordinator.state.topic.num.partitions=4
-log.cleaner.dedupe.buffer.size=16777216
-metric.reporters=
-"""
+_TEMPLATES = Path(__file__).parent / "templates" / "kafka"
 
 _JVM_OPTIONS = (
     "-XX:-UsePerfData",
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",
     "-Djava.net.preferIPv4Stack=true",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
-    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.utils.LoggingSignalHandler=info",
-    "-Dorg.slf4j.simpleLogger.log.kafka.network.DataPlaneAcceptor=info",
-    "-Dorg.slf4j.simpleLogger.showDateTime=true",
-    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
-    "-Dorg.slf4j.simpleLogger.showThreadName=false",
 )
-# How lines begin that never say why it ended.
-_NO_REASON = ("at ", "Picked up ", "Formatting ")
 _DEFAULT_HEAP = "-Xms256m -Xmx1g"
-
-# Brokers that this very process launched: their parent has to collect them when they end.
-_children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -104,59 +63,62 @@ class BrokerStatus:
     @property
     def bootstrap_servers(self) -> str | None:
         """Where clients reach the broker; None while it does not run."""
-        return f"{_HOST}:{self.port}" if self.running and self.port is not None else None
+        return f"{_HOST}:{self.port}" if self.running else None
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(BaseModel):
     """The content of `broker.json`: the ports stay when the broker stops, the process goes."""
+
+    model_config = ConfigDict(frozen=True)
 
     port: int
     controller_port: int
     pid: int | None = None
     create_time: float | None = None
 
+    def stopped(self) -> _Record:
+        """The same ports without a process."""
+        return _Record(port=self.port, controller_port=self.controller_port)
+
 
 def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) -> BrokerStatus:
-    """After it the directory's broker answers on `port` and outlives its starter, or nothing new runs and it says why.
+    """Starts the directory's broker, and returns once it answers on `port`; it outlives its starter.
 
-    Without a port the broker comes back on the one it had, or takes a free one the first time. A broker that runs
-    already is left alone. What the directory held is there again.
+    Without a port the broker comes back on the one it had, or takes a free one the first time. A broker that runs already is
+    left alone. What the directory held is there again. Raises BrokerError, and leaves nothing new running.
     """
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
-        raise BrokerError(f"{port} is no port a broker can listen on: name one from 1 to 65535")
-    with _usable(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory, deadline):
-            known = _read(directory)
-            process = _find(known)
-            if known is not None and process is not None:
-                if port not in (None, known.port):
-                    raise BrokerError(
-                        f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
-                    )
-                _await_answer(directory, known.port, process, deadline, _log_size(directory))
-            else:
-                _launch(directory, port, known, deadline, timeout_s)
+        raise BrokerError(f"{port} is not a port a broker can listen on: name one from 1 to 65535")
+    with _locked(directory, deadline):
+        known = _read(directory)
+        process = _find(known)
+        if known is None or process is None:
+            _launch(directory, port, known, deadline)
+        elif port in (None, known.port):
+            _await_answer(directory, known.port, process, deadline)
+        else:
+            raise BrokerError(
+                f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
+            )
     return status(directory)
 
 
 def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
-    """After it the directory's broker does not run, its data are kept, and no other process was ever signalled.
+    """Stops the directory's broker and keeps its data; never signals another process.
 
     The broker is asked to end; one that has not within `timeout_s` is killed.
     """
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if _read(directory) is None:
         return status(directory)
-    with _usable(directory), _locked(directory, deadline):
+    with _locked(directory, deadline):
         record = _read(directory)
-        if record is not None and record.pid is not None:
+        if record is not None:
             process = _find(record)
             if process is not None:
                 _end(process, deadline)
-            _write(directory, replace(record, pid=None, create_time=None))
+            _write(directory, record.stopped())
     return status(directory)
 
 
@@ -165,89 +127,102 @@ def status(directory: Path) -> BrokerStatus:
     directory = directory.expanduser().absolute()
     record = _read(directory)
     process = _find(record)
-    port, pid = record.port if record is not None else None, process.pid if process is not None else None
-    return BrokerStatus(running=process is not None, port=port, pid=pid, directory=directory)
+    port, pid = record.port if record else None, process.pid if process else None
+    return BrokerStatus(running=pid is not None, port=port, pid=pid, directory=directory)
 
 
-def _launch(directory: Path, port: int | None, known: _Record | None, deadline: float, timeout_s: float) -> None:
+# -- starting
+
+
+def _launch(directory: Path, port: int | None, known: _Record | None, deadline: float) -> None:
     """Leaves a broker that answers, or neither a process nor a changed record."""
     java = _java()
-    if port is None:
-        port = known.port if known is not None else _free_port()
+    port = port or (known.port if known is not None else _free_port())
     problem = _port_problem(port)
     if problem is not None:
         raise BrokerError(
             f"the broker in {directory} cannot listen on {_HOST}:{port} ({problem}): "
             "stop what holds that port, or name another one"
         )
-    controller_port = known.controller_port if known is not None else _free_port(port)
+    controller_port = known.controller_port if known is not None else port
     if controller_port == port or _port_problem(controller_port) is not None:
         controller_port = _free_port(port)
-    (directory / "server.properties").write_text(_PROPERTIES.format(port=port, controller_port=controller_port), encoding="ascii")
+    properties = (_TEMPLATES / "server.properties").read_text(encoding="ascii")
+    (directory / "server.properties").write_text(properties.format(port=port, controller_port=controller_port), encoding="ascii")
     if not _cluster_id(directory):
         _format(directory, java, deadline)
 
-    log_start = _log_size(directory)
-    with (directory / "broker.log").open("ab") as log:
-        child = subprocess.Popen(
-            [*java, "kafka.Kafka", "server.properties"],
-            cwd=directory,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    _children[child.pid] = child
-    process = psutil.Process(child.pid)
+    process = _spawn(directory, *java, "kafka.Kafka", "server.properties")
     try:
         # Before the broker answers: a starter that dies while waiting leaves a broker that can be found and stopped.
-        _write(directory, _Record(port, controller_port, child.pid, process.create_time()))
-        _await_answer(directory, port, process, deadline, log_start)
+        created = process.create_time()
+        _write(directory, _Record(port=port, controller_port=controller_port, pid=process.pid, create_time=created))
+        _await_answer(directory, port, process, deadline)
     except BaseException as failure:
-        _end(process, time.monotonic() + min(timeout_s, 5))
+        _end(process, time.monotonic() + _KILL_AFTER_S)
         if known is None:
             (directory / "broker.json").unlink(missing_ok=True)
         else:
-            _write(directory, replace(known, pid=None, create_time=None))
+            _write(directory, known.stopped())
         if isinstance(failure, psutil.NoSuchProcess):
-            raise _early_death(directory, log_start) from None
+            raise _early_death(directory) from None
         raise
 
 
 def _format(directory: Path, java: list[str], deadline: float) -> None:
     """Gives an empty directory a cluster id; one that was being formatted when the machine died is formatted again."""
-    cluster_id = "-"
-    while cluster_id.startswith("-"):  # would look like an option
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-    log_start = _log_size(directory)
-    with (directory / "broker.log").open("ab") as log:
-        try:
-            done = subprocess.run(
-                [*java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"],
-                cwd=directory,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=max(deadline - time.monotonic(), 0),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise BrokerError(
-                f"the storage of the broker in {directory} was not ready in time: see {directory / 'broker.log'}"
-            ) from None
-    if done.returncode != 0 or not _cluster_id(directory):
-        raise _early_death(directory, log_start)
+    # As Kafka makes them, but never with a leading dash, which would look like an option.
+    cluster_id = base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
+    process = _spawn(directory, *java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
+    try:
+        process.wait(max(deadline - time.monotonic(), 0))
+    except psutil.TimeoutExpired:
+        _end(process, time.monotonic())
+        raise BrokerError(
+            f"the storage of the broker in {directory} was not ready in time: see {directory / 'broker.log'}"
+        ) from None
+    if not _cluster_id(directory):
+        raise _early_death(directory)
 
 
-def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float, log_start: int) -> None:
+def _spawn(directory: Path, *command: str) -> psutil.Popen:
+    """A detached process in the directory that writes to the broker's log."""
+    # Under this locale the JVM finds files of any name.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"} if sys.platform == "linux" else None
+    with (directory / "broker.log").open("ab", buffering=0) as log:
+        log.write(_LAUNCHED)
+        return psutil.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _java() -> list[str]:
+    """The command that runs a class of the broker's jars. Raises BrokerError where something is missing."""
+    jars = Path(sys.prefix) / "jars" / "broker"
+    if not any(jars.glob("kafka_*.jar")):
+        raise BrokerError(f"the broker's jars are not in {jars}: run make install")
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    if java is None:
+        where = f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
+        raise BrokerError(f"the broker needs Java 17 or 21, and {where}: install one, then run make install")
+    heap = shlex.split(os.environ.get("KAFKA_HEAP_OPTS") or _DEFAULT_HEAP)
+    return [java, *heap, *_JVM_OPTIONS, "-cp", f"{_TEMPLATES}{os.pathsep}{jars / '*'}"]
+
+
+def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float) -> None:
     """Returns when this broker, and no other on its port, has answered a client."""
     cluster_id = _cluster_id(directory)
 
     def ready() -> bool:
         if not _alive(process):
-            raise _early_death(directory, log_start)
+            raise _early_death(directory)
         return _answering_cluster(port) == cluster_id
 
     if not _until(ready, deadline):
@@ -269,25 +244,21 @@ def _answering_cluster(port: int) -> str | None:
     return str(metadata.cluster_id) if metadata.brokers else None
 
 
-def _end(process: psutil.Process, deadline: float) -> None:
-    """Leaves the process ended and collected, by force once the deadline has passed."""
+def _early_death(directory: Path) -> BrokerError:
+    """One sentence with the root cause that the log gives for the end of what was launched last."""
+    log = directory / "broker.log"
+    words = log.read_bytes().rpartition(_LAUNCHED)[2].decode("utf-8", "replace")
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    thrown = r"(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): "
+    binds = [line for line in lines if "failed to bind to" in line]  # names the port, which its cause does not
+    causes = [line for line in lines if line.startswith("Caused by: ")] or [line for line in lines if re.match(thrown, line)]
+    said = [line for line in lines if not re.match(r"at |Picked up |Formatting |\d{4}-", line)]
+    reason = (binds[-1:] or causes[-1:] or said[:1] or lines[-1:] or ["it said nothing"])[0]
+    reason = re.sub(rf"^(Caused by: )?{thrown}", "", reason).rstrip(".")
+    return BrokerError(f"the broker in {directory} ended while it was starting ({reason}): see {log}")
 
-    def gone() -> bool:
-        return not _alive(process)
 
-    try:
-        if gone():
-            return
-        process.terminate()
-        if _until(gone, deadline):
-            return
-        process.kill()
-    except psutil.NoSuchProcess:
-        return
-    except psutil.AccessDenied:
-        raise BrokerError(f"the broker with process id {process.pid} belongs to another user: have that user stop it") from None
-    if not _until(gone, time.monotonic() + 10):
-        raise BrokerError(f"the broker with process id {process.pid} does not end even when killed: see what holds it")
+# -- processes
 
 
 def _find(record: _Record | None) -> psutil.Process | None:
@@ -303,19 +274,32 @@ def _find(record: _Record | None) -> psutil.Process | None:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Whether the process still does anything: one that only waits to be collected does not, and is collected."""
-    child = _children.get(process.pid)
-    if child is not None:
-        if child.poll() is None:
-            return True
-        del _children[process.pid]
+    """Whether the process still does anything: one that only waits to be collected does not."""
+    try:
+        process.wait(0)  # collects a child of this process that has ended
+    except psutil.TimeoutExpired:
+        pass
+    else:
         return False
     try:
         # Where nobody collects it, an ended process stays a zombie; but a first thread is one too while others end.
-        ended = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
-        return bool(process.is_running() and not ended)
+        return process.is_running() and not (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return False
+
+
+def _end(process: psutil.Process, deadline: float) -> None:
+    """Leaves the process ended and collected, by force once the deadline has passed."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        try:
+            process.terminate()
+            if _until(lambda: not _alive(process), deadline):
+                return
+            process.kill()
+        except psutil.AccessDenied:
+            raise BrokerError(f"the broker (process {process.pid}) belongs to another user: have that user stop it") from None
+        if not _until(lambda: not _alive(process), time.monotonic() + _KILL_AFTER_S):
+            raise BrokerError(f"the broker (process {process.pid}) does not end even when killed: see what holds it")
 
 
 def _until(condition: Callable[[], bool], deadline: float) -> bool:
@@ -325,6 +309,9 @@ def _until(condition: Callable[[], bool], deadline: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+# -- ports
 
 
 def _port_problem(port: int) -> str | None:
@@ -348,23 +335,7 @@ def _free_port(other_than: int | None = None) -> int:
     raise BrokerError(f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}: name one")
 
 
-def _java() -> list[str]:
-    """The command that runs a class of the broker's jars; it says in one sentence what is missing."""
-    jars = Path(sys.prefix) / "jars" / "broker"
-    if not any(jars.glob("kafka_*.jar")):
-        raise BrokerError(f"the broker's jars are not in {jars}: run make install")
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
-    if java is None:
-        where = f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
-        raise BrokerError(f"the broker needs Java 17 or 21, and {where}: install one, then run make install")
-    heap = shlex.split(os.environ.get("KAFKA_HEAP_OPTS") or _DEFAULT_HEAP)
-    return [java, *heap, *_JVM_OPTIONS, "-cp", str(jars / "*")]
-
-
-def _environment() -> dict[str, str]:
-    """The starter's environment, under a locale in which the JVM finds files of any name."""
-    return {**os.environ, "LC_ALL": "C.UTF-8"} if sys.platform == "linux" else dict(os.environ)
+# -- the directory
 
 
 def _cluster_id(directory: Path) -> str | None:
@@ -377,71 +348,40 @@ def _cluster_id(directory: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def _log_size(directory: Path) -> int:
-    """Where the next launch's words begin in the log."""
-    log = directory / "broker.log"
-    return log.stat().st_size if log.exists() else 0
-
-
-def _early_death(directory: Path, log_start: int) -> BrokerError:
-    """One sentence with the root cause that the log gives for the end of what wrote to it since `log_start`."""
-    log = directory / "broker.log"
-    with log.open("rb") as file:
-        file.seek(log_start)
-        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    binds = [line for line in lines if "failed to bind to" in line]  # names the port, which its cause does not
-    causes = [line for line in lines if line.startswith("Caused by: ")]
-    thrown = [line for line in lines if re.match(r"(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): ", line)]
-    said = [line for line in lines if not line.startswith(_NO_REASON) and not re.match(r"\d{4}-", line)]
-    reason = (binds[-1:] or causes[-1:] or thrown[-1:] or said[:1] or lines[-1:] or ["it said nothing"])[0]
-    reason = re.sub(r"^(Caused by: )?(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): ", "", reason).rstrip(".")
-    return BrokerError(f"the broker in {directory} ended while it was starting ({reason}): see {log}")
-
-
 def _read(directory: Path) -> _Record | None:
     """What `broker.json` says; a file that is missing or was tampered with says nothing."""
     try:
-        data = json.loads((directory / "broker.json").read_text(encoding="utf-8"))
-        pid, created = data.get("pid"), data.get("create_time")
-        return _Record(
-            port=int(data["port"]),
-            controller_port=int(data["controller_port"]),
-            pid=None if pid is None else int(pid),
-            create_time=None if created is None else float(created),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Record.model_validate_json((directory / "broker.json").read_bytes())
+    except (OSError, ValueError):
         return None
 
 
 def _write(directory: Path, record: _Record) -> None:
     """Replaces `broker.json` as a whole: no reader sees half of it."""
     draft = directory / "broker.json.new"
-    draft.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+    draft.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
     draft.replace(directory / "broker.json")
 
 
 @contextlib.contextmanager
 def _locked(directory: Path, deadline: float) -> Iterator[None]:
-    """One start or stop at a time in a directory; the system frees the lock of a holder that dies."""
-    with (directory / ".lock").open("ab") as file:
+    """One start or stop at a time in a directory; the system frees the lock of a holder that dies.
 
-        def taken() -> bool:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+    Raises BrokerError where the directory cannot be used.
+    """
+
+    def taken() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
+        return False
 
-        if not _until(taken, deadline):
-            raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
-        yield
-
-
-@contextlib.contextmanager
-def _usable(directory: Path) -> Iterator[None]:
-    """A file system that says no is one clear sentence."""
     try:
-        yield
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / ".lock").open("ab") as file:
+            if not _until(taken, deadline):
+                raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
+            yield
     except OSError as error:
         raise BrokerError(
             f"the broker cannot use its directory {directory} ({error.strerror or error}): name one that can be written"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,51 +17,43 @@ PARTITIONS = 2
 HEARTBEAT_EVERY_MS = 3_600_000
 """Each topic says hourly how late it is: orders are rare, and without a word of theirs the clock would stand still."""
 
+TOPICS = ("tracking", "orders")
 _TYPES = {"clicks": ("tracking", "click"), "carts": ("tracking", "cart"), "orders": ("orders", "order")}
 
 
 class Event(NamedTuple):
-    """A record to produce; a heartbeat goes to every partition and has no session."""
+    """A record to produce, with its event time."""
 
     time: int
     topic: str
+    partition: int
     value: dict[str, int | str]
-    session: int | None = None
 
 
 def events() -> list[Event]:
     """Everything in order of event time; the last heartbeats carry the time of the newest event, so that it stays open."""
-    found = [
-        Event(
-            event["ts"], topic, {"type": kind, "ssid": line["session"], "aid": event["aid"], "ts": event["ts"]}, line["session"]
-        )
-        for line in map(json.loads, SESSIONS.read_text().splitlines())
-        for event in line["events"]
-        for topic, kind in [_TYPES[event["type"]]]
-    ]
-    times = [event.time for event in found]
-    return sorted([*found, *_heartbeats(min(times), max(times))], key=lambda event: (event.time, event.session is None))
+    found = []
+    for line in map(json.loads, SESSIONS.read_text().splitlines()):
+        for event in line["events"]:
+            topic, kind = _TYPES[event["type"]]
+            value = {"type": kind, "ssid": line["session"], "aid": event["aid"], "ts": event["ts"]}
+            found.append(Event(event["ts"], topic, line["session"] % PARTITIONS, value))
+    first, last = min(event.time for event in found), max(event.time for event in found)
+    for time, topic, partition in product([*range(first, last, HEARTBEAT_EVERY_MS), last], TOPICS, range(PARTITIONS)):
+        found.append(Event(time, topic, partition, {"type": "heartbeat", "ts": time}))
+    return sorted(found, key=lambda event: event.time)
 
 
-def _heartbeats(first: int, last: int) -> Iterator[Event]:
-    for time in [*range(first, last, HEARTBEAT_EVERY_MS), last]:
-        for topic in ("tracking", "orders"):
-            yield Event(time, topic, {"type": "heartbeat", "ts": time})
-
-
-def produce(kafka: KafkaSettings) -> dict[str, int]:
+def produce(kafka: KafkaSettings) -> Counter[str]:
     """Creates both topics and fills them; returns how many records each got."""
     cluster = Cluster(kafka)
-    for topic in ("tracking", "orders"):
+    for topic in TOPICS:
         # The data are years old and carry their own time: retention by age would delete them.
         cluster.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
-    producer = ListeningProducer(kafka)
-    counts = {"tracking": 0, "orders": 0}
+    producer, counts = ListeningProducer(kafka), Counter[str]()
     for event in events():
-        partitions = range(PARTITIONS) if event.session is None else [event.session % PARTITIONS]
-        for partition in partitions:
-            producer.produce(event.topic, json.dumps(event.value), partition=partition, timestamp=event.time)
-            counts[event.topic] += 1
+        producer.produce(event.topic, json.dumps(event.value), partition=event.partition, timestamp=event.time)
         producer.poll(0)
+        counts[event.topic] += 1
     producer.flush()
     return counts

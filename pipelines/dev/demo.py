@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from datetime import datetime
@@ -12,12 +11,13 @@ from typing import Any
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipelines.audit.show import status_view, utc
 from pipelines.audit.status import status
 from pipelines.core.sequence import SEQ
 from pipelines.dev import broker, clickstream
-from pipelines.dev.init import schemas_directory
+from pipelines.dev.init import write_example
 from pipelines.engine import Engine
 from pipelines.errors import BrokerError, ConfigurationError
 from pipelines.kafka.cluster import Cluster
@@ -29,31 +29,9 @@ from pipelines.quality import check_silver
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings, load_settings
 
-_CONFIGURATION = """\
-# The demo's configuration; `watersmeet init` writes one with every field explained.
-name: demo
-lake: ./lake
-kafka:
-  bootstrap_servers: {bootstrap_servers}
-sources:
-  tracking:
-    topic: tracking
-    schema: schemas/tracking.json
-    key: ssid
-    event_time: ts
-    heartbeat: {{field: type, equals: heartbeat}}
-  orders:
-    topic: orders
-    schema: schemas/orders.json
-    key: ssid
-    event_time: ts
-    heartbeat: {{field: type, equals: heartbeat}}
-merge:
-  timeout: 30m
-publish:
-  topic: merged
-  valid: "size(orders) > 0 OR size(tracking) > 1"   # a single click is no visit
-"""
+_MARK = "# The demo's configuration"
+_VALID = 'valid: "size(orders) > 0 OR size(tracking) > 1"'
+"""A single click is no visit."""
 
 
 def run_demo(directory: Path) -> None:
@@ -81,7 +59,7 @@ def run_demo(directory: Path) -> None:
 
 def _make_room(directory: Path) -> None:
     configuration = directory / "watersmeet.yml"
-    if configuration.is_file() and configuration.read_text().startswith("# The demo's configuration"):
+    if configuration.is_file() and configuration.read_text().startswith(_MARK):
         broker.stop(directory / "broker")
         shutil.rmtree(directory)
     elif directory.exists() and any(directory.iterdir()):
@@ -89,11 +67,9 @@ def _make_room(directory: Path) -> None:
 
 
 def _write_configuration(directory: Path, bootstrap_servers: str) -> Path:
-    (directory / "schemas").mkdir(parents=True)
-    for name in ("tracking.json", "orders.json"):
-        shutil.copy(schemas_directory() / name, directory / "schemas" / name)
-    configuration = directory / "watersmeet.yml"
-    configuration.write_text(_CONFIGURATION.format(bootstrap_servers=bootstrap_servers))
+    configuration = write_example(directory)[0]
+    example = configuration.read_text().replace("127.0.0.1:9092", bootstrap_servers).replace('valid: "true"', _VALID)
+    configuration.write_text(f"{_MARK}: the example that `watersmeet init` writes, with another predicate.\n{example}")
     return configuration
 
 
@@ -179,25 +155,14 @@ def _ms(time: datetime) -> int:
 
 
 def _sequence(messages: list[dict[str, Any]]) -> Table:
-    table = Table("partition", "seq", "event time", "key", "tracking", "orders", box=None, header_style="dim")
+    """The first messages of each partition, and its last one."""
+    table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
     for partition in range(clickstream.PARTITIONS):
         mine = [message for message in messages if message["partition"] == partition]
         for message in [*mine[:4], *mine[-1:]]:
-            value = json.loads(message["value"])
-            table.add_row(
-                str(partition),
-                message["headers"][SEQ].decode(),
-                utc(_ms(message["kafka_timestamp"])),
-                message["key"].decode(),
-                _summary(value["tracking"]),
-                _summary(value["orders"]),
-            )
+            seq, time = message["headers"][SEQ].decode(), utc(_ms(message["kafka_timestamp"]))
+            table.add_row(str(partition), seq, time, message["key"].decode(), Text(message["value"].decode()[:60] + "..."))
     return table
-
-
-def _summary(values: list[dict[str, Any]]) -> str:
-    kinds = [value["type"] for value in values]
-    return ", ".join(f"{kinds.count(kind)} {kind}{'s' if kinds.count(kind) > 1 else ''}" for kind in dict.fromkeys(kinds)) or "-"
 
 
 def _expectations(engine: Engine, settings: Settings) -> Table:

@@ -9,15 +9,15 @@ PACKAGE = Path(pipelines.__file__).parent
 
 
 def write_example(directory: Path) -> list[Path]:
-    """Nothing that exists is overwritten: all files of the example are written to `directory`, or none.
+    """Writes all files of the example to `directory`, the configuration first, or none: nothing that exists is overwritten.
 
-    Returns their paths. Raises ConfigurationError where one exists already or the folder cannot be written to.
+    Returns their paths. Raises ConfigurationError where one already exists or the folder cannot be written to.
     """
     texts = {directory / name: source.read_text(encoding="utf-8") for name, source in _example_files().items()}
     existing = [path for path in texts if path.exists() or path.is_symlink()]
     if existing:
         names = ", ".join(str(path) for path in existing)
-        raise ConfigurationError(f"{names}: exists already and is kept; name another folder, or move it away")
+        raise ConfigurationError(f"{names}: already exists; it was kept; name another folder, or move it away")
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -92,30 +92,25 @@ class Cluster:
 
     def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
         """A partition that was just made has no leader yet: the question is asked again until the timeout."""
-        deadline, wanted = time.monotonic() + self.timeout_s, list(partitions)
+        deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
         while True:
+            asked = self._admin.list_offsets(
+                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
+            )
             try:
-                return self._asked_offsets(topic, wanted, spec)
+                return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
             except KafkaUnreachableError:
                 if time.monotonic() > deadline - _LOOK_S:  # a broker that is away took the whole timeout: no second one
                     raise
             time.sleep(_LOOK_S)
-
-    def _asked_offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
-        asked = self._admin.list_offsets(
-            {TopicPartition(topic, p): spec for p in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=self.timeout_s,
-        )
-        return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
 
     @cached_property
     def _admin(self) -> ListeningAdmin:
         return ListeningAdmin(self.kafka)
 
     def _answer(self, asked: Future[_Answer], permission: str, topic: str) -> _Answer:
-        """The answer; no longer waited for than until Kafka refuses the client itself."""
-        self._admin.poll(0)  # what it heard before is past
+        """The answer to a request; stops waiting as soon as Kafka refuses the client itself."""
+        self._admin.poll(0)  # errors from before this request do not count
         since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
             self._admin.poll(0)

@@ -1,4 +1,4 @@
-"""What Kafka's errors mean: a refused login, certificate or permission is said at once; only what may pass is waited for."""
+"""What Kafka's errors mean: a refused login, certificate or permission fails at once; only transient errors are waited for."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Heard:
         self._errors.append((time.monotonic(), error))
 
     def last(self, since: float) -> KafkaError | None:
-        """The error since then that says most: the last refusal, else the last of all; that all brokers are down says least."""
+        """The most telling error since then: the last refusal, else the last one; that all brokers are down tells least."""
         errors = [error for at, error in list(self._errors) if at >= since]
         return max(
             reversed(errors),
@@ -76,7 +76,7 @@ class Heard:
         )
 
     def check(self, since: float, timeout_s: float, permission: str, resource: str) -> None:
-        """Raises, as `failure` says it, where Kafka has refused the client since then, or that is longer ago than `timeout_s`."""
+        """Raises a `failure` where Kafka has refused the client since then, or where `timeout_s` have passed."""
         error = self.last(since)
         if (error is not None and error.code() in _ACCESS) or time.monotonic() - since > timeout_s:
             silence = KafkaError(KafkaError._TIMED_OUT, f"{resource} does not answer")

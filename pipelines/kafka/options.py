@@ -18,9 +18,9 @@ from pipelines.kafka.failures import Heard
 from pipelines.settings import KafkaSettings
 
 _READER_DEFAULTS = {
-    "queued.min.messages": 200_000,  # so many are fetched ahead
+    "queued.min.messages": 200_000,  # messages that are fetched ahead
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
-    "fetch.wait.max.ms": 20,  # the end of a partition is told by an empty answer, which waits so long
+    "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
 }
 _READER = {
     "group.id": "watersmeet",  # librdkafka asks for one; no group is joined and nothing is committed under it
@@ -64,12 +64,14 @@ def _own(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 class _Listening:
-    """A client that keeps what it hears about its connections."""
+    """A client that keeps what it hears about its connections. Raises ConfigurationError for options that it does not take."""
 
-    def __init__(self, kafka: KafkaSettings, options: Mapping[str, Any]) -> None:
-        self.kafka, self.heard = kafka, Heard(kafka)
+    _options: Callable[..., dict[str, Any]]
+
+    def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
+        self.heard = Heard(kafka)
         try:
-            super().__init__({**options, "error_cb": self.heard})  # type: ignore[call-arg]
+            super().__init__({**self._options(kafka, **own), "error_cb": self.heard})  # type: ignore[call-arg]
         except KafkaException as error:
             why = _without_values(error, kafka.options)
             raise ConfigurationError(f"kafka.options: librdkafka does not take them ({why}); correct them") from None
@@ -78,22 +80,19 @@ class _Listening:
 class ListeningConsumer(_Listening, Consumer):
     """A consumer with `consumer_options`."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
-        super().__init__(kafka, consumer_options(kafka))
+    _options = staticmethod(consumer_options)
 
 
 class ListeningProducer(_Listening, Producer):
     """A producer with `producer_options`."""
 
-    def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
-        super().__init__(kafka, producer_options(kafka, **own))
+    _options = staticmethod(producer_options)
 
 
 class ListeningAdmin(_Listening, AdminClient):
     """An admin client with `admin_options`."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
-        super().__init__(kafka, admin_options(kafka))
+    _options = staticmethod(admin_options)
 
 
 def check_options(kafka: KafkaSettings) -> list[str]:

@@ -41,7 +41,7 @@ PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
 
 _SLICE_S = 0.1
-"""How long a client works before its refusals are heard."""
+"""How long a client works before its errors are looked at."""
 
 _PIECE = 10_000
 
@@ -161,7 +161,7 @@ class Publisher:
             else:
                 failed.append(error)
 
-        last: dict[int, tuple[int, int, bytes]] = {}
+        last: dict[int, Tail] = {}
         pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=_PIECE))
         for piece in filter(len, pieces):
             if not last and self._is_transactional:
@@ -177,12 +177,10 @@ class Publisher:
         if self._is_transactional:
             producer.commit_transaction(PRODUCE_TIMEOUT_S)  # fails where a message did, and says why
         reach("publisher.committed")
-        return {p: Tail(seq, time_ms, key.decode(), offsets.get(p)) for p, (seq, time_ms, key) in last.items()}
+        return {p: tail._replace(offset=offsets.get(p)) for p, tail in last.items()}
 
-    def _produce(
-        self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]
-    ) -> dict[int, tuple[int, int, bytes]]:
-        """Produces a piece, and answers number, event time and key of each partition's last message in it."""
+    def _produce(self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]) -> dict[int, Tail]:
+        """Produces a piece, and answers each partition's last message in it, whose offset is not known yet."""
         names = ("partition", "key", "value", "timestamp", "seq", "event_time")
         partitions, keys, values, timestamps, seqs, times = (piece.column(name).to_pylist() for name in names)
         last_rows = dict(zip(partitions, range(len(partitions)), strict=True))
@@ -198,7 +196,7 @@ class Publisher:
                 self._flush(producer, len(producer) // 2)
                 producer.produce(self._topic, value, key, partition, **more)
         producer.poll(0)
-        return {p: (seqs[i], times[i], keys[i]) for p, i in last_rows.items()}
+        return {p: Tail(seqs[i], times[i], keys[i].decode(), None) for p, i in last_rows.items()}
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
         """Returns once no more messages than that wait for the broker."""
@@ -209,7 +207,7 @@ class Publisher:
     # -- failing
 
     def _listen(self, producer: ListeningProducer, since: float, timeout_s: float) -> None:
-        """Raises where Kafka refuses the client, or has kept it waiting for so long."""
+        """Raises where Kafka refuses the client, or has kept it waiting for longer than the timeout."""
         producer.poll(0)
         producer.heard.check(since, timeout_s, "WRITE", f"topic {self._topic}")
 
@@ -243,7 +241,7 @@ class Publisher:
         if not isinstance(told, KafkaRequestError):
             return told
         is_curable = error.txn_requires_abort() or code in _CURED_BY_A_NEW_PRODUCER
-        return PublishingError(self._topic, None, error.str(), retriable=is_curable and code not in _HOPELESS)
+        return PublishingError(self._topic, error.str(), retriable=is_curable and code not in _HOPELESS)
 
 
 def _reason(error: BaseException) -> KafkaError:

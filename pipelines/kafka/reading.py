@@ -1,7 +1,7 @@
 """Reads ranges of Kafka offsets as Arrow batches, and single messages at the ends of partitions.
 
-Only committed messages are read. Markers of transactions, aborted messages and those that compaction took away occupy offsets
-too, so a range ends where a message beyond it comes, or where Kafka says that the partition ends there.
+Only committed messages are read. Transaction markers, aborted messages and those that compaction removed occupy offsets too, so a
+range ends where a message beyond it comes, or where Kafka says that the partition ends there.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def _headers(headers: Sequence[Any]) -> pa.Array:
-    found = pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary()))
-    pairs = pa.StructArray.from_arrays([found.keys, found.items], fields=list(HEADERS.value_type))
-    return pa.ListArray.from_arrays(found.offsets, pairs, type=HEADERS, mask=found.is_null())
+    return pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary())).cast(HEADERS)
 
 
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
@@ -143,13 +141,13 @@ _idle: dict[tuple[int, str], list[ListeningConsumer]] = {}
 
 @contextlib.contextmanager
 def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
-    """A consumer of this process for these options, that nobody else has; one that failed is not kept."""
+    """A consumer for these options that nobody else in this process uses; one that failed is not kept."""
     kept = _idle.setdefault((os.getpid(), kafka.model_dump_json(include={"bootstrap_servers", "options"})), [])
     try:
         consumer = kept.pop()
     except IndexError:
         consumer = ListeningConsumer(kafka)
-    consumer.consume(1, 0)  # what it heard while nobody used it is past
+    consumer.consume(1, 0)  # errors from before do not count
     try:
         yield consumer
     except GeneratorExit:
@@ -167,28 +165,27 @@ def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
 # -- single messages
 
 
-def read_backwards(kafka: KafkaSettings, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> Iterator[Message]:
+def read_backwards(kafka: KafkaSettings, topic: str, partition: int) -> Iterator[Message]:
     """The committed messages of a partition from its end backwards, read piece by piece as they are asked for.
 
     Raises as `read_range` does.
     """
-    first, end = Cluster(kafka, timeout_s).bounds_of(topic, [partition])[partition]
-    yield from _backwards(kafka, topic, partition, first, end, timeout_s)
+    yield from _backwards(kafka, topic, partition, *Cluster(kafka).bounds_of(topic, [partition])[partition])
 
 
-def read_tails(kafka: KafkaSettings, topic: str, partitions: int, timeout_s: float = TIMEOUT_S) -> dict[int, Message]:
+def read_tails(kafka: KafkaSettings, topic: str, partitions: int) -> dict[int, Message]:
     """The last committed message of every partition that holds one, several partitions at a time. Raises as `read_range` does."""
-    bounds = Cluster(kafka, timeout_s).bounds(topic, partitions)
+    bounds = Cluster(kafka).bounds(topic, partitions)
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
-        last = pool.map(lambda p: next(_backwards(kafka, topic, p, *bounds[p], timeout_s), None), bounds)
+        last = pool.map(lambda p: next(_backwards(kafka, topic, p, *bounds[p]), None), bounds)
         return {p: message for p, message in zip(bounds, last, strict=True) if message is not None}
 
 
-def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int, timeout_s: float) -> Iterator[Message]:
+def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
     """The committed messages of `[first, end)`, last to first, in pieces that grow: mostly the last one is all that is wanted."""
     span = _FIRST_SPAN
     while first < end:
         start = max(first, end - span)
-        pieces = list(_messages(kafka, Range(topic, partition, start, end), span, timeout_s))
+        pieces = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
         yield from (message for piece in reversed(pieces) for message in reversed(piece))
         end, span = start, min(8 * span, _LARGEST_SPAN)

@@ -156,15 +156,15 @@ def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
     return {p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()}
 
 
-def split_ranges(ranges: Sequence[Range], parallelism: int, smallest: int = SMALLEST_SPLIT) -> list[Range]:
+def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
     """Ranges that are not empty, the large ones cut so that `parallelism` tasks have something to do.
 
-    No part of a cut range has fewer than `smallest` offsets.
+    No part of a cut range has fewer than `SMALLEST_SPLIT` offsets.
     """
     share_of_task = max(sum(wanted.size for wanted in ranges) / max(parallelism, 1), 1)
     parts = []
     for wanted in filter(lambda wanted: wanted.size, ranges):
-        count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // smallest), 1)
+        count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // SMALLEST_SPLIT), 1)
         cuts = [wanted.from_offset + wanted.size * i // count for i in range(count + 1)]
         parts += [Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)]
     return parts

@@ -45,6 +45,6 @@ class Watch:
                 raise TopicChangedError(f"{topic} was deleted{again} while it was being read")
             if counts[topic] != self._partitions:
                 raise TopicChangedError(
-                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: keys move to other partitions "
-                    "with such a change, so that nothing would meet; begin a new lake once all sources have the same number"
+                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: its keys are in other "
+                    "partitions than those of the other sources; begin a new lake once all sources have the same number"
                 )

@@ -84,7 +84,7 @@ def test_what_the_merge_makes_meets_every_expectation(
         *[str(expectation.description) for expectation in silver_suite([]).expectations],
         *[sentence for source in SOURCES for sentence in (f"the column {source} exists", f"{source} is never null")],
     ]
-    assert {(result.unexpected, result.observed) for result in results} == {(0, "")}
+    assert {result.unexpected for result in results} == {0}
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.name.startswith("great_expectations")] == []
     assert silver.table.storageLevel == StorageLevel.NONE  # nothing of the table is kept in memory
@@ -158,29 +158,16 @@ def test_every_expectation_on_values_can_be_broken(broken: list[CheckResult]) ->
     }
 
 
-def test_what_was_found_instead_is_shown(silver: Silver, broken: list[CheckResult]) -> None:
-    observed = {result.expectation: result.observed for result in broken}
-    total = len(silver.rows) + sum(len(breaking(silver.rows[kind])) for _, kind, breaking in BROKEN)
-    assert observed["partition is never null"] == f"1 of {total} rows"
-    assert observed["invalid_reason is predicate, too_large or reset"].endswith(" rows, such as `because`")
-    assert observed["partition, merge_key and event_time together are unique"] == (
-        f"2 of {total} rows, such as partition `0`, merge_key `key11`, event_time 1970-01-01T00:00:01.000Z"
-    )
-
-
 def test_a_missing_column_fails_what_is_said_of_it_and_no_more(silver: Silver) -> None:
     rows = [tuple(v for k, v in row.items() if k not in ("batch", "orders")) for row in silver.rows]
     schema = silver.table.drop("batch", "orders").schema
     results = check_silver(silver.table.sparkSession.createDataFrame(rows, schema), silver.settings)
-    found = {result.expectation: result.observed for result in results if not result.ok}
-    assert list(found) == [
-        "the column batch exists",
-        "batch is never null",
-        "the column orders exists",
-        "orders is never null",
-    ]
-    assert found["the column orders exists"] == "it is not there"
-    assert found["orders is never null"].startswith("could not be checked: ")
+    assert failed(results) == {
+        "the column batch exists": 0,
+        "batch is never null": 0,
+        "the column orders exists": 0,
+        "orders is never null": 0,
+    }
 
 
 def test_the_suites_file_is_as_great_expectations_writes_it() -> None:

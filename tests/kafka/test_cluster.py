@@ -39,7 +39,7 @@ def test_offsets_at_a_time_are_the_next_to_come_where_every_record_is_older(
     kafka: str, settings: KafkaSettings, topic: str
 ) -> None:
     create_topics(kafka, topic, partitions=2)
-    began = round(time.time() * 1000)
+    began = int(time.time() * 1000)
     produce(kafka, topic, [(0, b"x")] * 3)
     cluster = Cluster(settings)
     assert cluster.offsets_at(topic, 2, began) == {0: 0, 1: 0}

@@ -154,8 +154,8 @@ def test_each_error_is_one_sentence_and_only_what_may_pass_is_waited_for(code: i
     ("error", "retriable"),
     [
         (KafkaUnreachableError("h:1", "gone"), True),
-        (PublishingError("t", None, "slow"), True),
-        (PublishingError("t", None, "too large", retriable=False), False),
+        (PublishingError("t", "slow"), True),
+        (PublishingError("t", "too large", retriable=False), False),
         (KafkaAccessError("no"), False),
         (DataLossError("s", "t", {0: (1, 2)}), False),
         (ValueError("pipelines"), False),

@@ -59,7 +59,7 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
     later.fence(tables.SILVER)
     later.fence(tables.IDLE_HEARTBEATS)
     before = [lake.questions.version(name) for name in WRITTEN]
-    with pytest.raises(LeaseLostError, match="another process has taken"):
+    with pytest.raises(LeaseLostError, match="has been taken over by another process"):
         paused.commit(plan)
     with pytest.raises(LeaseLostError):
         paused.owner.append(tables.IDLE_HEARTBEATS, lake.engine.lake.layout[tables.IDLE_HEARTBEATS].schema.empty_table())

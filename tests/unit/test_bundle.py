@@ -150,7 +150,7 @@ def _parsed(parameters: list[str]) -> Document | str:
         return f"watersmeet {' '.join(parameters)}: {error}"
     if name != "run":
         return f"watersmeet {' '.join(parameters)} runs no stream"
-    return {"layers": told["layers"].value, "config": str(told["config"]), "once": told["once"]}
+    return {"layers": told["layers"], "config": str(told["config"]), "once": told["once"]}
 
 
 @pytest.fixture

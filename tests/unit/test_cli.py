@@ -129,7 +129,7 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
     (tmp_path / "new" / "watersmeet.yml").write_text("mine")
     again = watersmeet("init", "new", cwd=tmp_path)
-    assert_one_sentence(again, "watersmeet.yml", "exists already", exit_code=2)
+    assert_one_sentence(again, "watersmeet.yml", "already exists", exit_code=2)
     assert (tmp_path / "new" / "watersmeet.yml").read_text() == "mine"
 
 

@@ -83,7 +83,7 @@ def test_example_schemas_take_the_demos_records_and_no_others(
 def test_nothing_is_written_where_one_file_exists(tmp_path: Path, existing: str) -> None:
     (tmp_path / existing).parent.mkdir(exist_ok=True)
     (tmp_path / existing).write_text("mine")
-    with pytest.raises(ConfigurationError, match="exists already and is kept; name another folder") as caught:
+    with pytest.raises(ConfigurationError, match="already exists; it was kept; name another folder") as caught:
         write_example(tmp_path)
     assert str(tmp_path / existing) in str(caught.value)
     assert contents(tmp_path) == {existing: "mine"}
