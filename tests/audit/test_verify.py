@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
 from tests.support.cases import SOURCES, Case, heartbeat, keyed
 from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite, settings_for
-from tests.support.topics import consume, create_topics, produce, produce_transaction
+from tests.support.topics import Published, consume, create_topics, produce, produce_transaction
 
-PLAIN = 9
+PLAIN = 18
 """So many partitions have the same known records; what is broken in one of them does not disturb the others."""
 RANDOM, IDLE, TRANSACTIONAL = range(PLAIN, PLAIN + 3), PLAIN + 3, PLAIN + 4
 PARTITIONS = PLAIN + 5
@@ -40,7 +40,8 @@ def plain_case() -> Case:
         *[keyed("a", 0), keyed("e", 20), keyed("f", 30), keyed("b", 60), heartbeat(55), b"{"],
         *[keyed("c", 300), keyed("d", 310), keyed("d", 150), keyed("c", 320), heartbeat(320)],
     ]
-    return case_of(tracking, [keyed("a", 10), keyed("d", 305), keyed("d", 315), heartbeat(320)])
+    case = case_of(tracking, [keyed("a", 10), keyed("d", 305), keyed("d", 315), heartbeat(320)])
+    return replace(case, arrivals=[*SOURCES * 4, *["tracking"] * 7])
 
 
 @dataclass
@@ -226,8 +227,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 6, "source": "orders", "clock": 320},
         altered(clock=321, head=321),
         [
-            ("progress: verified_orders[6]", "the head is 321, and bronze gets to 320"),
-            ("progress: partition 6", "the clock is 321, and the smallest head 320"),
+            ("progress: batch 2, verified_orders[6]", "the head is 321, and bronze has 320 at offset 4"),
+            ("progress: batch 2, partition 6", "the clock is 321, and the smallest head 320"),
         ],
     ),
     (
@@ -236,6 +237,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         altered(
             until_offset=lambda found: 3 if found["source"] == "orders" else found["until_offset"],
             head=lambda found: 315 if found["source"] == "orders" else found["head"],
+            position=lambda found: 315 if found["source"] == "orders" else found["position"],
             clock=315,
         ),
         [
@@ -248,6 +250,59 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 8, "batch": 0},
         altered(silver_version=2),
         [("progress: batch 0", "version 2 of silver is not the commit of this batch")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 9, "source": "tracking", "clock": 320},
+        altered(clock=321),
+        [("progress: batch 2, partition 9", "the clock is 321, and the smallest head 320")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 10, "clock": 320},
+        altered(clock=321),
+        [
+            ("progress: batch 2, partition 10", "the clock is 321, and the smallest head 320"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 11, "source": "orders", "clock": 320},
+        altered(head=321),
+        [("progress: batch 2, verified_orders[11]", "the head is 321, and bronze has 320 at offset 4")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 12, "batch": 0},
+        altered(clock=lambda found: found["clock"] + 1, head=lambda found: found["head"] + 1),
+        [
+            ("progress: batch 0, verified_orders[12]", "the head is 306, and bronze has 10 at offset 1"),
+            ("progress: batch 0, verified_tracking[12]", "the head is 21, and bronze has 20 at offset 2"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 13, "source": "orders", "batch": 1},
+        altered(position=lambda found: found["position"] - 1),
+        [("progress: batch 1, verified_orders[13]", "the position is 9, and bronze gives 10")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 14, "source": "tracking", "batch": 1},
+        altered(from_offset=lambda found: found["from_offset"] + 1),
+        [("progress: batch 1, verified_tracking[14]", "where the batch before it did not end")],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 15, "merge_key": "b"},
+        altered(batch=0),
+        [(row(15, "b", 60), "the row is timed out although the clock is")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 16, "source": "orders", "batch": 1},
+        gone,
+        [("progress: batch 1, partition 16", "there are 1 rows for 2 sources")],
     ),
 ]
 
@@ -264,7 +319,8 @@ def break_all(settings: Settings) -> None:
         rewrite(settings, table, broken)
 
 
-def test_every_promise_that_is_broken_in_the_lake_is_found(river: River, tmp_path: Path) -> None:
+def test_every_promise_that_is_broken_in_the_lake_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "SHOWN", 50)
     settings = river.copy(tmp_path)
     break_all(settings)
     the_same(problems_of(settings), [problem for _, _, _, told in BREAKS for problem in told])
@@ -278,10 +334,47 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(river:
     assert problems_of(settings) == []
 
 
-def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path) -> None:
+def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long history only where all is wanted."""
     settings = river.copy(tmp_path)
     rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 77} if found["batch"] == 1 else found)
-    assert problems_of(settings) == [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
+    wrong = [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
+    assert problems_of(settings) == wrong
+    rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found)
+    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
+    monkeypatch.setattr("pipelines.audit.verify.KNOWN_BATCHES", 1)
+    assert problems_of(settings, full=False) == []
+    assert problems_of(settings) == [("progress: batch 1", "version 0 of silver is not the commit of this batch")]
+
+
+def test_of_batches_before_the_last_ones_the_clock_is_looked_at_where_all_is_wanted(
+    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = river.copy(tmp_path)
+    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
+
+    def later(found: Row) -> Row:
+        return {**found, "clock": 1000} if (found["partition"], found["batch"]) == (0, 0) else found
+
+    rewrite(settings, tables.PROGRESS, later)
+    assert problems_of(settings, full=False) == []
+    assert ("progress: batch 0, partition 0", "the clock is 1000, and the smallest head 20") in problems_of(settings)
+
+
+def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: Path) -> None:
+    """A partition, a topic or a source that is not there, in any table."""
+    settings = river.copy(tmp_path)
+
+    def stray(table: str, **columns: Any) -> str:
+        rewrite(settings, table, lambda found: [found, {**found, **columns}] if found["partition"] == 0 else found)
+        return f"{table}: "
+
+    beyond = [tables.bronze("tracking"), tables.SILVER, tables.LATE, tables.QUARANTINE, tables.PUBLISHED, tables.PROGRESS]
+    places = [stray(table, partition=PARTITIONS) for table in beyond]
+    places += [stray(tables.bronze("orders"), topic="elsewhere", offset=77), stray(tables.QUARANTINE, source="nobody")]
+    found = [where for where, what in problems_of(settings) if "rows of a place that the topics do not have" in what]
+    assert {place[: place.index(": ") + 2] for place in found} == set(places)
+    assert f"bronze_tracking: topic verified_tracking, partition {PARTITIONS}" in found
 
 
 # -- the sink
@@ -388,6 +481,80 @@ def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int
     assert problems_in(lake) == []
 
 
+@pytest.mark.parametrize("sources", [(), ("tracking",), ("orders",)], ids=["all", "tracking", "orders"])
+@pytest.mark.parametrize("is_recovered", [False, True], ids=["a later start", "a recovery"])
+def test_a_jump_back_before_a_lakes_beginning_breaks_no_promise(
+    tmp_path: Path, is_recovered: bool, sources: tuple[str, ...]
+) -> None:
+    """What it reads for the first time was not there for what was merged before it."""
+    lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(16))))
+    if is_recovered:
+        out = [(p, r.key, r.event_time) for p, case in lake.cases.items() for r in case.merged().published_order()[:4]]
+        lake.recover(out, dict.fromkeys(lake.tps, 7))
+    else:
+        lake.start(7)
+    lake.arrive(0.7)
+    lake.merge()
+    assert any(row["status"] == "timed_out" for row in lake.rows)
+    lake.jump(-1000, *sources)
+    lake.arrive(0.8)
+    lake.merge()
+    assert problems_in(lake) == []
+    lake.jump(2)
+    lake.arrive()
+    lake.merge()
+    assert problems_in(lake) == []
+    lake.jump(-5)
+    lake.merge()
+    assert problems_in(lake) == []
+
+
+def test_after_a_reset_an_open_row_may_have_the_place_of_a_finished_one(tmp_path: Path) -> None:
+    case = case_of([keyed("a", 10), heartbeat(500), keyed("a", 10)], [heartbeat(500), heartbeat(20)])
+    case = replace(case, arrivals=["tracking", "tracking", "orders", "tracking", "orders"])
+    lake = ModelLake(settings_for(tmp_path), {0: case})
+    lake.arrive(0.6)
+    lake.merge()
+    lake.jump(0)
+    lake.arrive()
+    lake.merge()
+    assert sorted(row["status"] for row in lake.rows) == ["open", "timed_out"]
+    assert problems_in(lake) == []
+
+
+def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) -> None:
+    """In bronze, although the start passed it over, and in an outcome."""
+    settings = with_topics(kafka, tmp_path, "again")
+    case = case_of([keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)], [heartbeat(1000)])
+    for source in SOURCES:
+        produce(kafka, f"again_{source}", [(0, value) for value in case.values[source]])
+    lake = ModelLake(settings, {0: case})
+    lake.start(1)
+    lake.arrive()
+    lake.merge()
+    lake.jump(-1000)
+    lake.merge()
+    assert problems_of(settings) == []
+    rewrite(settings, tables.bronze("tracking"), lambda found: None if found["offset"] == 0 else found)
+    rewrite(settings, tables.SILVER, lambda found: None if found["merge_key"] == "b" else found)
+    assert [where for where, _ in problems_of(settings)] == [
+        "bronze_tracking: again_tracking[0]@0",
+        "bronze_tracking: again_tracking[0]@0",
+        "bronze_tracking: again_tracking[0]@1",
+        row(0, "a", 0),
+        row(0, "b", 100),
+    ]
+
+
+def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
+    """What is found in the sink alone."""
+    evidence, sink = read_evidence(lake.questions, lake.settings, 1), read_sink(lake.questions, lake.settings, 1)
+    findings, judge = Findings("sink"), Judge(lake.settings, evaluate=None)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
+    return [(problem.where, problem.what) for problem in findings.problems]
+
+
 def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_path: Path) -> None:
     """What was published before the jump is neither missing nor unknown; what comes after it is compared again."""
     settings = with_topics(kafka, tmp_path, "jumped")
@@ -395,15 +562,47 @@ def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_pa
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
     lake.arrive()
     lake.merge()
-    name = read_sink(lake.questions, settings, 1).name
-    lake.publish(name)
-    out = [(m.partition, m.key.decode(), m.timestamp) for m in lake.messages()]
-    lake.jump(-3, out[3:])
+    lake.publish(read_sink(lake.questions, settings, 1).name)
+    lake.jump(-3)
     lake.merge()
     assert problems_in(lake) == []
-    evidence = read_evidence(lake.questions, settings, 1)
-    sink = read_sink(lake.questions, settings, 1)
-    findings, judge = Findings("sink"), Judge(settings, evaluate=None)
-    for partition in read_partitions(evidence, judge.evaluated):
-        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
-    assert findings.problems == []
+    assert sink_problems(lake) == []
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["a recovery", "a jump back"])
+def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
+    kafka: str, tmp_path: Path, is_reset: bool
+) -> None:
+    """Also where it has the same event time, and a larger key."""
+    name = f"order_{is_reset}".lower()
+    settings = with_topics(kafka, tmp_path, name)
+    values = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 150), ("d", 150), ("e", 600), ("f", 1000))]
+    lake = ModelLake(settings, {0: case_of(values, [heartbeat(1000)])})
+    sink = read_sink(lake.questions, settings, 1).name
+    if is_reset:
+        lake.arrive()
+        lake.merge()
+        lake.publish(sink, most=2)
+        lake.jump(-4)
+    else:
+        out = enumerate([("a", 1), ("b", 150)])
+        lake.send([Published(0, key.encode(), time, b"lost", seq, f"0/{time}/{key}") for seq, (key, time) in out])
+        lake.recover([(0, "b", 150)], dict.fromkeys(lake.tps, 0))
+    lake.arrive()
+    lake.merge()
+    lake.publish(sink)
+    assert [(m.seq, m.key) for m in lake.out[0]] == list(enumerate([b"a", b"b", b"c", b"d", b"e"]))
+    assert problems_in(lake) == []
+    assert sink_problems(lake) == []
+
+    def renamed(found: Row) -> Row:
+        return {**found, "merge_key": "cc"} if found["merge_key"] == "c" else found
+
+    rewrite(settings, tables.SILVER, renamed)
+    (unknown, _), (missing, _) = found = sink_problems(lake)
+    assert [what for _, what in found] == [
+        "silver has no such finished and valid record",
+        "silver's record is missing in the sink, which has later ones",
+    ]
+    assert unknown.endswith("seq 2, key 'c', event_time 150")
+    assert missing == f"{name}[0]: key 'cc', event_time 150"

@@ -81,6 +81,10 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     published(lake)
     assert [len(row["tracking"]) for row in lake.rows] == [2, 0]
     assert problems_of(lake.settings) == []
+    size, publish = len(lake.messages()[0].value or b""), lake.settings.publish
+    for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
+        smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
+        assert [what for _, what in problems_of(smaller)] == expected
 
     def changed(row: Row) -> Row:
         parts = [{**part, "value": {**part["value"], "n": 9007199254740992}} for part in row["tracking"]]
