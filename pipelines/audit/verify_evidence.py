@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.plan import BatchPlan, TopicPartition
+from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
@@ -41,6 +41,8 @@ NONE = -1
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 NEVER = int(np.iinfo(np.int64).max)
+_NOT_YET = 2**53
+"""When something will have been noted (epoch ms)."""
 
 
 class Reset(NamedTuple):
@@ -78,7 +80,7 @@ class Evidence:
 
     `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
     of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
-    over. `last_progress`: the rows of `progress` of the last batch, which may not be noted yet.
+    over. `progress`: its rows of the last batch, which may not be noted yet, and of the ends of the eras.
     """
 
     questions: Questions
@@ -86,7 +88,7 @@ class Evidence:
     partitions: int
     version: int | None
     last_batch: int
-    last_progress: pa.Table
+    progress: pa.Table
     resets: Sequence[Reset]
     eras: Sequence[Era]
     skips: Mapping[TopicPartition, Sequence[Skip]]
@@ -127,13 +129,10 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 
 def read_evidence(questions: Questions, settings: Settings, partitions: int, *, full: bool = True) -> Evidence:
     """Silver as it is now, with all that leads to it; not `full`: of keys and batches, a sample is looked at."""
-    version, last = _silver_now(questions)
-    batch, last_progress = -1, in_milliseconds(tables.layout(settings)[tables.PROGRESS].schema.empty_table())
-    noted: dict[int, list[dict[str, Any]]] = {}
-    if version is not None and last is not None:
-        plan, made = last
-        batch, last_progress = plan.batch, _last_progress(questions, settings, plan, made, version)
-        noted = _noted(questions, batch) | {batch: last_progress.to_pylist()}
+    version, batch, progress = _silver_now(questions, settings)
+    noted = defaultdict(list)
+    for row in progress.to_pylist():
+        noted[row["batch"]].append(row)
     jumps = [(b, rows, rows[0]) for b, rows in sorted(noted.items()) if rows[0]["reason"] is not None]
     resets = [Reset(b, _by_topic_partition(rows, "until_offset"), row["committed_at"], row["reason"]) for b, rows, row in jumps]
     every = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
@@ -146,7 +145,9 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
         until = begin | _by_topic_partition(rows, "until_offset")
         eras.append(Era(begin, until, clocks, heads, None if ended is None else ended.committed_at))
         begin = begin if ended is None else dict.fromkeys(every, 0) | dict(ended.begin)
-    one_in = 1 if full else max(1, _count(questions, settings) // SAMPLED_RECORDS)
+    bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
+    counts = [questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in bronze]
+    one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
     known = read_table(questions, settings, tables.RECOVERED)
     # Messages are noted before the lake's first batch, or with a reset, whose progress is noted after them.
     messages = known.filter(pc.is_valid(known["merge_key"]))
@@ -154,74 +155,53 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
     era[at <= (noted[0][0]["committed_at"] if 0 in noted else NEVER)] = 0
     recovered = messages.select(["partition", "merge_key", "event_time"]).append_column("era", pa.array(era, pa.int64()))
-    skips = _skips(known, read_table(questions, settings, tables.RESETS))
-    return Evidence(questions, settings, partitions, version, batch, last_progress, resets, eras, skips, recovered, full, one_in)
+    skips = defaultdict(list)
+    for row in known.filter(pc.is_valid(known["source"])).to_pylist():
+        skips[TopicPartition(row["source"], row["partition"])].append(Skip(0, row["offset"], 0))
+    for row in read_table(questions, settings, tables.RESETS).to_pylist():
+        skip = Skip(row["from_offset"], row["to_offset"], row["decided_at"])
+        skips[TopicPartition(row["source"], row["partition"])].append(skip)
+    return Evidence(questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in)
 
 
 def read_table(
     questions: Questions,
     settings: Settings,
     table: str,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
     where: Where = (),
     version: int | None = None,
 ) -> pa.Table:
     """`Questions.select`, by default of all columns of the layout; without rows where the table does not exist."""
     schema = tables.layout(settings)[table].schema
-    wanted = schema.names if columns is None else columns
     if questions.exists(table):
-        return questions.select(table, wanted, where, version=version)
-    return in_milliseconds(schema.empty_table().select(wanted))
+        return questions.select(table, columns or schema.names, where, version=version)
+    return in_milliseconds(schema.empty_table().select(columns or schema.names))
 
 
-def _count(questions: Questions, settings: Settings) -> int:
-    """How many records bronze has."""
-    names = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
-    return sum(questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in names)
-
-
-def _silver_now(questions: Questions) -> tuple[int | None, tuple[BatchPlan, int] | None]:
-    """A version of silver, its last batch, and the version that this batch made."""
+def _silver_now(questions: Questions, settings: Settings) -> tuple[int | None, int, pa.Table]:
+    """A version of silver, its last batch, and the rows of `progress` of the first batch, of every reset, of the batch before it,
+    and of the last, which may not be noted yet.
+    """
+    version, last = None, None
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
         version, last = questions.version(tables.SILVER), last_batch(questions)
         if questions.version(tables.SILVER) == version:  # else another batch came between the questions
-            return version, None if last is None else last[:2]
-    return None, None
-
-
-def _last_progress(questions: Questions, settings: Settings, plan: BatchPlan, made: int, version: int) -> pa.Table:
-    """The rows of `progress` of silver's last batch, which made a version: as they are noted, or will be."""
-    found = read_table(questions, settings, tables.PROGRESS, where=[[("batch", "=", plan.batch)]])
-    if found.num_rows:
-        return found
-    [at] = [v.committed_at_ms for v in questions.history(tables.SILVER, version - made + 1) if v.number == made]
-    return in_milliseconds(progress_rows(plan, settings, made, at))
-
-
-def _noted(questions: Questions, last: int) -> dict[int, list[dict[str, Any]]]:
-    """By batch the rows of `progress`: of the first batch, of every reset and the batch before it."""
-    is_reset: Where = [[("reason", "is not null", None), ("batch", "<=", last)]]
+            break
+    if last is None:
+        return version, -1, read_table(questions, settings, tables.PROGRESS, where=[[("batch", "in", [])]])
+    plan, made, _ = last
+    is_reset: Where = [[("reason", "is not null", None), ("batch", "<=", plan.batch)]]
     resets = questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}, is_reset)["batch"].to_pylist()
-    wanted = {0, last - 1, *resets, *(batch - 1 for batch in resets)}
-    columns = ["batch", "source", "partition", "until_offset", "head", "clock", "committed_at", "reason"]
-    noted = defaultdict(list)
-    for row in questions.select(tables.PROGRESS, columns, [[("batch", "in", sorted(wanted))]]).to_pylist():
-        noted[row["batch"]].append(row)
-    return noted
+    wanted = {0, plan.batch, *resets, *(batch - 1 for batch in [*resets, plan.batch])}
+    noted = read_table(questions, settings, tables.PROGRESS, where=[[("batch", "in", sorted(wanted))]])
+    if not pc.any(pc.equal(noted["batch"], plan.batch)).as_py():
+        noted = pa.concat_tables([noted, in_milliseconds(progress_rows(plan, settings, made, _NOT_YET))])
+    return version, plan.batch, noted
 
 
 def _by_topic_partition(rows: Sequence[Mapping[str, Any]], column: str) -> dict[TopicPartition, int]:
     return {TopicPartition(row["source"], row["partition"]): row[column] for row in rows}
-
-
-def _skips(recovered: pa.Table, resets: pa.Table) -> dict[TopicPartition, list[Skip]]:
-    found = defaultdict(list)
-    for row in recovered.filter(pc.is_valid(recovered["source"])).to_pylist():
-        found[TopicPartition(row["source"], row["partition"])].append(Skip(0, row["offset"], 0))
-    for row in resets.to_pylist():
-        skip = Skip(row["from_offset"], row["to_offset"], row["decided_at"])
-        found[TopicPartition(row["source"], row["partition"])].append(skip)
-    return found
 
 
 # -- the rows of each partition
@@ -322,7 +302,8 @@ _COLUMNS = {
     tables.RECOVERED: ["era", "merge_key", "event_time"],
 }
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value"]
-_OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", "head", "clock", "position"]
+_TIMES = ["head", "clock", "position"]
+_OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", *_TIMES]
 
 
 def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]) -> Iterator[Partition]:
@@ -362,17 +343,13 @@ def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]
 
 def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
     """Rows of `progress` for batches that are no reset: all, or the last ones and the last of every era."""
-    last = evidence.last_batch
-    wanted: list[tuple[str, str, Any]] = [*here, ("reason", "is null", None), ("batch", "<", last)]
-    where: Where = [wanted]
-    if not evidence.is_full:
-        ends = [reset.batch - 1 for reset in evidence.resets]
-        where = [[*wanted, ("batch", ">", last - KNOWN_BATCHES)], [*wanted, ("batch", "in", ends)]]
-    found = read_table(evidence.questions, evidence.settings, tables.PROGRESS, _OF_PROGRESS, where)
-    newest = evidence.last_progress.filter(pc.is_null(evidence.last_progress["reason"])).select(_OF_PROGRESS)
-    found = pa.concat_tables([found, newest]).sort_by("batch")
-    times = {name: found[name].fill_null(NONE) for name in ("head", "clock", "position")}
-    return pa.table({name: times.get(name, found[name]) for name in _OF_PROGRESS})
+    last, ends = evidence.last_batch, evidence.progress.filter(pc.is_null(evidence.progress["reason"])).select(_OF_PROGRESS)
+    since = -1 if evidence.is_full else last - KNOWN_BATCHES
+    others = [*here, ("reason", "is null", None), ("batch", "<", last), ("batch", ">", since)]
+    found = read_table(evidence.questions, evidence.settings, tables.PROGRESS, _OF_PROGRESS, [others])
+    is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(found["batch"])))
+    found = pa.concat_tables([found, ends.filter(is_new)]).sort_by("batch")
+    return pa.table([found[n].fill_null(NONE) if n in _TIMES else found[n] for n in _OF_PROGRESS], _OF_PROGRESS)
 
 
 def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit.compare import OF_BATCH, OF_TIMEOUT, verify_against
+from pipelines.audit.rebuild import OF_BATCH, OF_TIMEOUT, verify_against
 from pipelines.audit.verify import verify
 from pipelines.audit.verify_evidence import as_kept
 from pipelines.audit.verify_sink import read_sink

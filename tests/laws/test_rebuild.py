@@ -13,8 +13,7 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.audit.compare import verify_against
-from pipelines.audit.rebuild import rebuild, rebuilt_settings
+from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.core.idle import Decision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.errors import ConfigurationError
