@@ -40,7 +40,7 @@ OWN_OPTIONS: Final = re.compile(
     r"|log_level|log\.queue|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
 )
 
-_NO_DURATION = "is no duration; write a whole number and ms, s, m, h or d, such as `30m`"
+_NO_DURATION = "is not a duration; write a whole number and ms, s, m, h or d, such as `30m`"
 
 
 @dataclass(frozen=True)

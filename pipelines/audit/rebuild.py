@@ -201,4 +201,4 @@ def _told(here: list[Row], there: list[Row], names: list[str]) -> str:
     if not here or not there:
         return "the rebuild does not have it" if here else "only the rebuild has it"
     differing = [name for i, name in enumerate(names) if [row[i] for row in here] != [row[i] for row in there]]
-    return f"the rebuild has another {', '.join(differing)}"
+    return f"the rebuild has a different {', '.join(differing)}"

@@ -191,7 +191,7 @@ class _Reading:
         spans = layer(charts.SPAN, y=number("least", unit), y2={"field": "most"}, **both)
         caption = (
             "Silver: from a source's head, the latest event time that a batch knew of it, until the batch's commit. Gold: from "
-            "when a transaction's last message timed out until its publication was noted. Of old data it is the age. "
+            "when a transaction's last message timed out until its publication was noted. For old data, that is its age. "
             f"A dot is the mean in a step of {duration(steps.width)}, its bar goes from the shortest to the longest."
         )
         return drawn("Delay behind event time", caption, rows, spans, layer(charts.DOT, y=number("mean", unit), **both))
@@ -258,7 +258,7 @@ class _Reading:
         caption = f"The share of merge records with parts of each source, and of all sources. {about}"
         yield drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
 
-        caption = f"How many merge records have so many parts, of all sources together. {about}"
+        caption = f"How many merge records have this many parts, all sources together. {about}"
         yield _histogram(
             "Size of merge records", caption, {size: str(size) for size in _SIZES}, np.asarray(sum(lengths.values()))
         )

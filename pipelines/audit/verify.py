@@ -124,7 +124,7 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
             if partition not in range(evidence.partitions) or not (tuple(of) in known or is_message):
                 where = ", ".join(f"{column} {row[column]}" for column in by)
                 fix = "delete them, if this is the lake of these topics"
-                findings.add(f"{rows:,} rows of a place that the topics do not have", f"{name}: {where}", fix)
+                findings.add(f"{rows:,} rows that belong to no partition of the topics", f"{name}: {where}", fix)
 
 
 def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[int, int]]], findings: Findings) -> None:
@@ -137,7 +137,7 @@ def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[
     for tp, log in partition.logs.items():
         where, (first, end) = f"{tables.bronze(tp.source)}: ", bounds[tp.source].get(tp.partition, (0, 0))
         for offset, rows in log.repeated.items():
-            fix = "delete all rows of this offset but one"
+            fix = "delete all but one of the rows with this offset"
             findings.add(f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix)
         last = max([evidence.eras[-1].until.get(tp, 0), *(log.offset[-1:] + 1).tolist()])
         skipped = [(0, first), *evidence.skipped(tp, len(evidence.eras) - 1)]
@@ -146,7 +146,7 @@ def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
                     if not any(since <= offset < until for since, until in skipped):
-                        fix = "begin a new lake while Kafka has it"
+                        fix = "start a new lake while Kafka still has it"
                         findings.add("bronze lacks a record that Kafka has", where + evidence.at(tp, offset), fix)
 
 
@@ -183,8 +183,8 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
         }
         for name, (here, required, allowed) in wanted.items():
             offsets, counts = np.unique(here, return_counts=True)
-            wrong = [(o, f"is there {n} times") for o, n in zip(offsets[counts > 1], counts[counts > 1], strict=True)]
-            wrong += [(offset, "is not there") for offset in np.setdiff1d(required, offsets)]
+            wrong = [(o, f"appears {n} times") for o, n in zip(offsets[counts > 1], counts[counts > 1], strict=True)]
+            wrong += [(offset, "is missing") for offset in np.setdiff1d(required, offsets)]
             wrong += [(offset, "must not be there") for offset in np.setdiff1d(offsets, allowed)]
             fix = "let quarantine hold bronze's refused rows, each once" if name == "quarantine" else REBUILD
             for offset, what in wrong:

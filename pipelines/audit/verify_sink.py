@@ -165,7 +165,7 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
     for message in _messages(settings, p, first, end):
         offset, number, place, id, *_ = message
         if place is None:
-            findings.add(f"no {SEQ} and {ID}: not ours", f"{topic}@{offset}", REFILL)
+            findings.add(f"not a message of Watersmeet: {SEQ} or {ID} is missing", f"{topic}@{offset}", REFILL)
             continue
         if delivery == "at_least_once":
             if hash(message[1:]) in said:
@@ -212,12 +212,12 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
 def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> str | None:
     """What of a message is not as its row of silver has it."""
     if row is None:
-        return "silver has no such finished and valid record"
+        return "silver has no finished, valid record for it"
     (_, _, _, id, key, timestamp, value), (name, _, time, *_) = message, row.outcome
     is_same = {"key": key == name.encode(), "value": judge.is_same(value, row), "timestamp": timestamp == max(1, time)}
     is_same["id"] = id == message_id(partition, time, name)
     differing = [part for part, same in is_same.items() if not same]
-    return f"{' and '.join(differing)} not as silver's record has it" if differing else None
+    return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record" if differing else None
 
 
 def _record(place: Place) -> str:

@@ -151,7 +151,7 @@ MERGED = "merge records, late and recovered: the record"
 
 BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
     ("bronze_tracking", {"partition": 0, "offset": 4}, twice, [(record("tracking", 0, 4), "in bronze 2 times")]),
-    (tables.QUARANTINE, {"partition": 0}, twice, [(record("tracking", 0, 5), "quarantine: the record is there 2 times")]),
+    (tables.QUARANTINE, {"partition": 0}, twice, [(record("tracking", 0, 5), "quarantine: the record appears 2 times")]),
     ("bronze_tracking", {"partition": 1, "offset": 4}, gone, [(record("tracking", 1, 4), "lacks a record that Kafka has")]),
     (
         tables.SILVER,
@@ -164,7 +164,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 2},
         gone,
         [
-            (record("tracking", 2, 8), f"{MERGED} is not there"),
+            (record("tracking", 2, 8), f"{MERGED} is missing"),
             (row(2, "d", 150), "the tables have nothing, and the merge model late from 150 to 310 of tracking@8"),
         ],
     ),
@@ -182,16 +182,16 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         tables.SILVER,
         {"partition": 3, "merge_key": "d"},
         altered(orders=lambda found: found["orders"][:1]),
-        [(record("orders", 3, 2), f"{MERGED} is not there"), (row(3, "d", 305), "and the merge model open from 305 to 315")],
+        [(record("orders", 3, 2), f"{MERGED} is missing"), (row(3, "d", 305), "and the merge model open from 305 to 315")],
     ),
     (
         tables.SILVER,
         {"partition": 3, "merge_key": "e"},
         gone,
         [
-            (record("tracking", 3, 1), f"{MERGED} is not there"),
+            (record("tracking", 3, 1), f"{MERGED} is missing"),
             (row(3, "e", 20), "the tables have nothing, and the merge model timed_out from 20 to 20 of tracking@1"),
-            ("verified[3]@1: seq 1, key 'e', event_time 20", "silver has no such finished and valid record"),
+            ("verified[3]@1: seq 1, key 'e', event_time 20", "silver has no finished, valid record for it"),
         ],
     ),
     (
@@ -199,8 +199,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 4, "merge_key": "c"},
         twice,
         [
-            (record("tracking", 4, 6), f"{MERGED} is there 2 times"),
-            (record("tracking", 4, 9), f"{MERGED} is there 2 times"),
+            (record("tracking", 4, 6), f"{MERGED} appears 2 times"),
+            (record("tracking", 4, 9), f"{MERGED} appears 2 times"),
             ("silver: partition 4, key 'c'", "2 open rows for one key"),
             (row(4, "c", 300), "2 rows with the same partition, key and event time"),
             (row(4, "c", 300), "and the merge model nothing"),
@@ -219,7 +219,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         [
             (row(5, "f", 30), "the row is open although the clock is 320 and the timeout 100 ms"),
             (row(5, "f", 30), "the tables have open from 30 to 30"),
-            ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no such finished and valid record"),
+            ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no finished, valid record for it"),
         ],
     ),
     (
@@ -347,20 +347,6 @@ def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path, 
     assert problems_of(settings) == [("progress: batch 1", "version 0 of silver is not the commit of this batch")]
 
 
-def test_of_batches_before_the_last_ones_the_clock_is_looked_at_where_all_is_wanted(
-    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = river.copy(tmp_path)
-    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
-
-    def later(found: Row) -> Row:
-        return {**found, "clock": 1000} if (found["partition"], found["batch"]) == (0, 0) else found
-
-    rewrite(settings, tables.PROGRESS, later)
-    assert problems_of(settings, full=False) == []
-    assert ("progress: batch 0, partition 0", "the clock is 1000, and the smallest head 20") in problems_of(settings)
-
-
 def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: Path) -> None:
     """A partition, a topic or a source that is not there, in any table."""
     settings = river.copy(tmp_path)
@@ -372,7 +358,7 @@ def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: P
     beyond = [tables.bronze("tracking"), tables.SILVER, tables.LATE, tables.QUARANTINE, tables.PUBLISHED, tables.PROGRESS]
     places = [stray(table, partition=PARTITIONS) for table in beyond]
     places += [stray(tables.bronze("orders"), topic="elsewhere", offset=77), stray(tables.QUARANTINE, source="nobody")]
-    found = [where for where, what in problems_of(settings) if "rows of a place that the topics do not have" in what]
+    found = [where for where, what in problems_of(settings) if "rows that belong to no partition of the topics" in what]
     assert {place[: place.index(": ") + 2] for place in found} == set(places)
     assert f"bronze_tracking: topic verified_tracking, partition {PARTITIONS}" in found
 
@@ -410,12 +396,12 @@ IN_BROKEN_SINKS = [
     ("broken[0]: key 'e', event_time 20", "missing in the sink"),
     ("broken[1]@2: seq 1, key 'e', event_time 20", "seq 1 after 1: a repeat"),
     ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in order"),
-    ("broken[3]@1: seq 1, key 'e', event_time 20", "value not as silver's record has it"),
-    ("broken[4]@4", "not ours"),
+    ("broken[3]@1: seq 1, key 'e', event_time 20", "value differs from silver's record"),
+    ("broken[4]@4", "not a message of Watersmeet"),
     ("broken[5]@2: seq 2, key 'f', event_time 30", "the last message has seq 2, and 3 was published"),
-    ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp not as silver's record has it"),
+    ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp differs from silver's record"),
     ("broken[7]: key 'e', event_time 20", "missing in the sink"),
-    ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no such"),
+    ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no finished"),
     ("broken[8]: key 'e', event_time 20", "missing in the sink"),
     ("broken[8]@2: seq 2, key 'b', event_time 60", "the last message has seq 2, and 3 was published"),
 ]
@@ -456,14 +442,26 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: Rive
 # -- resets and recoveries
 
 
-def problems_in(lake: ModelLake) -> list[str]:
+def problems_in(lake: ModelLake, *, full: bool = True) -> list[str]:
     """What is found without Kafka."""
-    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1)
+    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
     findings, judge = Findings("all"), Judge(lake.settings, evaluate=None)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))
     check_versions(evidence, findings)
     return [f"{problem.where}: {problem.what}" for problem in findings.told()]
+
+
+def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
+    lake = ModelLake(settings_for(tmp_path), {0: plain_case()})
+    for share in (0.2, 0.4, 0.6, 0.8, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    assert problems_in(lake) == []
+    rewrite(lake.settings, tables.PROGRESS, lambda found: {**found, "clock": 1} if found["batch"] == 2 else found)
+    assert problems_in(lake, full=False) == []
+    assert problems_in(lake)[0] == "progress: batch 2, partition 0: the clock is 1, and the smallest head 60"
 
 
 @pytest.mark.parametrize("first", [0, 4, 8])
@@ -601,7 +599,7 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
     rewrite(settings, tables.SILVER, renamed)
     (unknown, _), (missing, _) = found = sink_problems(lake)
     assert [what for _, what in found] == [
-        "silver has no such finished and valid record",
+        "silver has no finished, valid record for it",
         "silver's record is missing in the sink, which has later ones",
     ]
     assert unknown.endswith("seq 2, key 'c', event_time 150")

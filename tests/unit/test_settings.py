@@ -177,7 +177,7 @@ def test_durations_are_in_ms(text: str, expected_ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "30", "m", "1.5h", "-1s", "30 m", "30M", "1w", "٣s", "30m ", "999999999d", "9" * 30])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no duration; write a whole number and ms, s, m, h or d"):
+    with pytest.raises(ConfigurationError, match="is not a duration; write a whole number and ms, s, m, h or d"):
         parse_duration(text)
 
 
@@ -471,8 +471,8 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/key", 5), "sources.orders.key must be text, not a number"),
         (("sources/orders/heartbeat", "type"), "sources.orders.heartbeat must be a mapping, not text"),
         (("merge", []), "merge must be a mapping, not a list"),
-        (("merge/timeout", 30), "merge.timeout: `30` is no duration"),
-        (("merge/max_future", None), "merge.max_future: null is no duration"),
+        (("merge/timeout", 30), "merge.timeout: `30` is not a duration"),
+        (("merge/max_future", None), "merge.max_future: null is not a duration"),
         (("publish/valid", True), "publish.valid must be text, not true; put it in quotes"),
         (("publish/value", ["a"]), "publish.value must be text, not a list"),
         (("kafka/max_offsets_per_batch", "many"), "kafka.max_offsets_per_batch: `many` is not a whole number from 1"),
@@ -492,8 +492,8 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("merge/max_records_per_batch", 2**31), "merge.max_records_per_batch: `2147483648` is not a whole number"),
         (("merge/max_records_per_batch", -1), "merge.max_records_per_batch: `-1` is not a whole number"),
         (("merge/timeout", "0s"), "merge.timeout: `0s` is too short; it must be longer than nothing"),
-        (("merge/timeout", "half an hour"), "merge.timeout: `half an hour` is no duration; write a whole number and"),
-        (("merge/max_future", "-1s"), "merge.max_future: `-1s` is no duration"),
+        (("merge/timeout", "half an hour"), "merge.timeout: `half an hour` is not a duration; write a whole number and"),
+        (("merge/max_future", "-1s"), "merge.max_future: `-1s` is not a duration"),
         (("publish/max_bytes", 0), "publish.max_bytes: `0` is not a size in bytes"),
         (("publish/max_bytes", "8Mib"), "publish.max_bytes: `8Mib` is not a size in bytes"),
         (("publish/max_bytes", "2GiB"), "publish.max_bytes: `2GiB` is not a size"),
@@ -560,18 +560,18 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("kafka/quarantine_limit", 50), "kafka.quarantine_limit: `50` is no percentage"),
         (("kafka/quarantine_limit", True), "kafka.quarantine_limit: true is no percentage"),
         (("kafka/quarantine_limit", None), "kafka.quarantine_limit: null is no percentage"),
-        (("merge/idle_after", "soon"), "merge.idle_after: `soon` is no duration"),
-        (("merge/idle_after", 600_000), "merge.idle_after: `600000` is no duration"),
-        (("merge/idle_after", False), "merge.idle_after: false is no duration"),
+        (("merge/idle_after", "soon"), "merge.idle_after: `soon` is not a duration"),
+        (("merge/idle_after", 600_000), "merge.idle_after: `600000` is not a duration"),
+        (("merge/idle_after", False), "merge.idle_after: false is not a duration"),
         (("merge/idle_after", "0s"), "merge.idle_after: `0s` is too short; it must be longer than nothing"),
         (("merge/idle_after_ms", 5), "unknown field `merge.idle_after_ms`; did you mean `idle_after`"),
         (("publish/delivery", "twice"), "publish.delivery: `twice` is none of the values it may have; use exactly_once, at_least_once or at_most_once"),
         (("publish/delivery", None), "publish.delivery: null is none of the values it may have"),
         (("retention", "59m"), "retention: `59m` is too short; it must be `1h` or longer, such as `7d`"),
         (("retention", "0s"), "retention: `0s` is too short"),
-        (("retention", "week"), "retention: `week` is no duration"),
-        (("retention", 7), "retention: `7` is no duration"),
-        (("retention", None), "retention: null is no duration"),
+        (("retention", "week"), "retention: `week` is not a duration"),
+        (("retention", 7), "retention: `7` is not a duration"),
+        (("retention", None), "retention: null is not a duration"),
         (("retention_ms", 7), "unknown field `retention_ms`; did you mean `retention`?"),
         # sources and topics
         (("sources/orders", ABSENT), "sources must name two or more sources, not 1"),
