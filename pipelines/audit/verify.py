@@ -287,18 +287,14 @@ def check_versions(evidence: Evidence, findings: Findings) -> None:
     if evidence.version is None:
         return
     history = evidence.questions.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
-    batches = {version.number: _batch_of(version.metadata) for version in history}
+    commits = ((version.number, Commit.parse(version.metadata)) for version in history)
+    batches = {number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits}
     known: Where = [[("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]]
     noted = evidence.questions.summary(tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known)
     for batch, version in sorted(zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)):
         if batches.get(version) != batch:
             fix = "let progress.silver_version name the version that silver's history has for the batch"
             findings.add(f"version {version} of silver is not the commit of this batch", f"progress: batch {batch}", fix)
-
-
-def _batch_of(metadata: str | None) -> int | None:
-    commit = Commit.parse(metadata)
-    return None if commit is None or commit.is_fence else commit.facts.get("batch")
 
 
 # -- check 5

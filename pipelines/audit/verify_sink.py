@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,14 +55,13 @@ class Judge:
         stored = rows
         for name in ("event_time", "last_event_time"):
             stored = stored.set_column(stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME))
-        found = self.evaluate(stored, self.expressions) if self.evaluate and self.expressions else pa.table({})
-        told = dict(zip(found.column_names, found.columns, strict=True))
-        holds = told["valid"].fill_null(False) if "valid" in told else pa.nulls(rows.num_rows, pa.bool_())
-        if "valid" not in self.expressions:
-            holds = pa.repeat(True, rows.num_rows)
-        value = told["value"].cast(pa.large_binary()) if "value" in told else pa.nulls(rows.num_rows, pa.large_binary())
-        if "value" not in self.expressions:
-            value = _values(stored, list(self.settings.sources))
+        holds: Any = pa.repeat(True, rows.num_rows)
+        value: Any = _values(stored, list(self.settings.sources)) if "value" not in self.expressions else None
+        found = self.evaluate(stored, self.expressions) if self.evaluate and self.expressions else None
+        if "valid" in self.expressions:
+            holds = pa.nulls(rows.num_rows, pa.bool_()) if found is None else found["valid"].fill_null(False)
+        if "value" in self.expressions:
+            value = pa.nulls(rows.num_rows) if found is None else found["value"].cast(pa.large_binary())
         return rows.append_column("holds", holds).append_column("told", value)
 
     def is_same(self, message: bytes | None, row: Row) -> bool:
@@ -70,9 +69,10 @@ class Judge:
         if message == row.value or not self._knows_messages:
             return True
         try:
-            return self._has_schema and bool(json.loads(message or b"") == json.loads(row.value or b""))
+            one, other = (json.loads(text or b"", parse_int=str) for text in (message, row.value))
         except ValueError:
             return False
+        return self._has_schema and bool(one == other)
 
     def right(self, row: Row) -> list[tuple[bool | None, str | None]]:
         """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated."""
@@ -110,11 +110,11 @@ class Sink(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """By partition, the last message that a lost lake left, or that stood before a jump back: its number (NEVER: not known) and
-    place, up to which messages are not compared with silver; and the place up to which none needs to be there.
+    """By partition, the last message that a lost lake left, or that stood before a jump back: its place and number (NEVER: not
+    known), up to which messages are not compared with silver; and the place up to which none needs to be there.
     """
 
-    compared: Mapping[int, tuple[int, Place]]
+    compared: Mapping[int, tuple[Place, int]]
     due: Mapping[int, Place]
 
 
@@ -128,20 +128,17 @@ def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink
 
 def read_limits(evidence: Evidence, sink: Sink) -> Limits:
     """What of the sink is not compared: after a recovery, and after a jump back; and after any reset time began again."""
-    compared: dict[int, tuple[int, Place]] = {}
-    due: dict[int, Place] = {}
-    read_back = evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0))
-    for p, key, time in zip(*(read_back[name].to_pylist() for name in ("partition", "merge_key", "event_time")), strict=True):
-        compared[p] = max(compared.get(p, (NEVER, _NOWHERE)), (NEVER, (time, key.encode())))
+    compared: dict[int, list[tuple[Place, int]]] = defaultdict(list)
+    for row in evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0)).to_pylist():
+        compared[row["partition"]].append(((row["event_time"], row["merge_key"].encode()), NEVER))
+    due = {p: [place for place, _ in messages] for p, messages in compared.items()}
     for before, reset in zip(evidence.eras, evidence.resets, strict=False):
         back = {tp.partition for tp, offset in reset.begin.items() if offset < before.until.get(tp, 0)}
         for p, tail in _tails(evidence.questions, sink.name, reset.committed_at).items():
-            due[p] = max(due.get(p, _NOWHERE), tail.place)
+            due.setdefault(p, []).append(tail.place)
             if p in back:
-                compared[p] = max((tail.seq, tail.place), compared.get(p, (-1, _NOWHERE)), key=itemgetter(1))
-    return Limits(
-        compared, {p: max(due.get(p, _NOWHERE), compared.get(p, (0, _NOWHERE))[1]) for p in due.keys() | compared.keys()}
-    )
+                compared[p].append((tail.place, tail.seq))
+    return Limits({p: max(messages) for p, messages in compared.items()}, {p: max(places) for p, places in due.items()})
 
 
 def _tails(questions: Questions, sink: str, until_ms: int | None = None) -> dict[int, Tail]:
@@ -155,7 +152,7 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
     """
     p, settings = partition.number, judge.settings
     (first, end), delivery, topic = sink.bounds.get(p, (0, 0)), settings.publish.delivery, f"{settings.publish.topic}[{p}]"
-    compared_seq, compared_place = limits.compared.get(p, (-1, _NOWHERE))
+    compared_place, compared_seq = limits.compared.get(p, (_NOWHERE, -1))
     due = {
         (r.outcome.event_time, r.outcome.key.encode()): r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
     }

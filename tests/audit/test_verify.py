@@ -11,20 +11,25 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from deltalake import write_deltalake
 
 from pipelines.audit import problems, verify_evidence
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify import check_partition, check_versions, verify
+from pipelines.audit.verify import check_clock, check_partition, check_versions, verify
 from pipelines.audit.verify_evidence import read_evidence, read_partitions
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
 from pipelines.core.idle import Decision
+from pipelines.core.plan import BatchPlan, Cursor, OffsetRange
 from pipelines.errors import KafkaUnreachableError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.decisions import read_decisions
 from pipelines.lake.place import Lake
+from pipelines.lake.progress import progress_rows
+from pipelines.planning import Planner
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
-from tests.support.cases import SOURCES, Case, heartbeat, keyed
+from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite, settings_for
 from tests.support.topics import Published, consume, create_topics, produce, produce_transaction
 
@@ -462,6 +467,40 @@ def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path,
     rewrite(lake.settings, tables.PROGRESS, lambda found: {**found, "clock": 1} if found["batch"] == 2 else found)
     assert problems_in(lake, full=False) == []
     assert problems_in(lake)[0] == "progress: batch 2, partition 0: the clock is 1, and the smallest head 60"
+
+
+@pytest.mark.parametrize("records", [2, 7, 1000])
+def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, records: int) -> None:
+    """However batches are cut, with decisions of the idle policy and a reset."""
+    cases = dict(enumerate([*richest_cases(6), *(random_case(seed) for seed in range(6))]))
+    cases[12] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], Decision(0, 200), Decision(0, 400))
+    lake = ModelLake(settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases)
+    planner = Planner(lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {})
+    plans: list[BatchPlan] = []
+
+    def drain() -> None:
+        while (plan := planner.next()) is not None:
+            planner.done(plan)
+            plans.append(plan)
+
+    for share in (0.2, 0.5, 1.0):
+        lake.arrive(share)
+        drain()
+    lake.decide()
+    planner.decided(read_decisions(lake.questions))
+    drain()
+    at = {tp: cursor.next_offset for tp, cursor in planner.cursors.items()}
+    jump = {tp: OffsetRange(offset, max(0, offset - 3), None, None, None) for tp, offset in at.items()}
+    plans.append(BatchPlan(planner.next_batch, jump, {}, has_late=False, reset="a jump"))
+    planner.done(plans[-1])
+    drain()
+    for plan in plans:
+        write_deltalake(lake.lake.address(tables.PROGRESS), progress_rows(plan, lake.settings, 0, 1 + plan.batch), mode="append")
+    evidence, findings, judge = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock"), Judge(lake.settings)
+    assert (evidence.last_batch, len(evidence.eras)) == (len(plans) - 1, 2)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_clock(partition, findings)
+    assert list(findings.told()) == []
 
 
 @pytest.mark.parametrize("first", [0, 4, 8])
