@@ -66,21 +66,14 @@ class Era(NamedTuple):
     ended_at: int | None
 
 
-class Skip(NamedTuple):
-    """Offsets `[since, until)` that were passed over on purpose, and when that was decided (epoch ms)."""
-
-    since: int
-    until: int
-    decided_at: int
-
-
 @dataclass(frozen=True)
 class Evidence:
     """One version of a lake's silver (None: there is none), its last batch (-1: none) and eras, and how many keys are sampled.
 
     `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
     of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
-    over. `progress`: its rows of the last batch, which may not be noted yet, and of the ends of the eras.
+    over, `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
+    yet, and of the ends of the eras.
     """
 
     questions: Questions
@@ -91,7 +84,7 @@ class Evidence:
     progress: pa.Table
     resets: Sequence[Reset]
     eras: Sequence[Era]
-    skips: Mapping[TopicPartition, Sequence[Skip]]
+    skips: Mapping[TopicPartition, Sequence[tuple[int, int, int]]]
     recovered: pa.Table
     is_full: bool
     one_in: int
@@ -111,10 +104,10 @@ class Evidence:
     def skipped(self, tp: TopicPartition, era: int) -> list[tuple[int, int]]:
         """What had been passed over of a topic-partition up to an era; where a jump goes back, nothing is from there on."""
         found, ended_at = [], self.eras[era].ended_at
-        for skip in self.skips.get(tp, ()):
-            begins = [reset.begin.get(tp, NEVER) for reset in self.resets[:era] if skip.decided_at <= reset.committed_at]
-            if ended_at is None or skip.decided_at <= ended_at:
-                found.append((skip.since, min([skip.until, *begins])))
+        for since, until, decided_at in self.skips.get(tp, ()):
+            begins = [reset.begin.get(tp, NEVER) for reset in self.resets[:era] if decided_at <= reset.committed_at]
+            if ended_at is None or decided_at <= ended_at:
+                found.append((since, min([until, *begins])))
         return [(since, until) for since, until in found if since < until]
 
 
@@ -155,12 +148,11 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
     era[at <= (noted[0][0]["committed_at"] if 0 in noted else NEVER)] = 0
     recovered = messages.select(["partition", "merge_key", "event_time"]).append_column("era", pa.array(era, pa.int64()))
+    begun = [(row, 0, row["offset"], 0) for row in known.filter(pc.is_valid(known["source"])).to_pylist()]
+    jumped = read_table(questions, settings, tables.RESETS).to_pylist()
     skips = defaultdict(list)
-    for row in known.filter(pc.is_valid(known["source"])).to_pylist():
-        skips[TopicPartition(row["source"], row["partition"])].append(Skip(0, row["offset"], 0))
-    for row in read_table(questions, settings, tables.RESETS).to_pylist():
-        skip = Skip(row["from_offset"], row["to_offset"], row["decided_at"])
-        skips[TopicPartition(row["source"], row["partition"])].append(skip)
+    for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
+        skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
     return Evidence(questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in)
 
 
@@ -323,17 +315,16 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
         found[tables.PROGRESS] = _read_progress(evidence, here)
         bronze = {source: _read_bronze(evidence, source, here) for source in sources}
         for p in range(first, until):
-            mine = {table: _of(rows, partition=p) for table, rows in found.items()}
+            mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
             tps = [TopicPartition(source, p) for source in sources]
-            logs = {tp: _log(evidence, tp, _of(bronze[tp.source], partition=p), mine) for tp in tps}
+            logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
             late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
             rows = list(_rows(mine[tables.SILVER], sources))
             yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS])
 
 
-def _of(rows: pa.Table, **values: Any) -> pa.Table:
-    [(column, value)] = values.items()
+def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
     return rows.filter(pc.equal(rows[column], value))
 
 
@@ -367,7 +358,7 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
-    told = _of(found[tables.IDLE_HEARTBEATS], source=tp.source)
+    told = _of(found[tables.IDLE_HEARTBEATS], "source", tp.source)
     after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
     reads, passed, taken_back = [], [], NEVER
     for i, era in reversed(list(enumerate(evidence.eras))):
@@ -387,7 +378,7 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
     sampled = {o: (key, t, value, as_kept(value, kept)) for o, key, t, value in zip(*columns, strict=True)}
-    quarantined = numbers(_of(found[tables.QUARANTINE], source=tp.source)["offset"])
+    quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(offset, repeated, offset[is_refused], quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
 
 
