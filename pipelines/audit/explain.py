@@ -272,10 +272,10 @@ class _Sink:
         last = min(rows, key=lambda row: int(row["last_seq"]))
         until_last = self._finished(partition, event_time, last["last_event_time"], last["last_key"])
         behind = until_last - self._finished(partition, event_time, event_time, key)
-        offset = None if last["sink_offset"] is None else last["sink_offset"] - behind
+        offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
-            offset = self._looked_up(partition, message_id(partition, event_time, key).encode(), offset)
-        return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind}
+            offset, is_out = self._looked_up(partition, message_id(partition, event_time, key).encode(), offset)
+        return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 
     def _finished(self, partition: int, since: int, event_time: int, key: str) -> int:
         """How many finished, valid records there are from an event time on, up to this one in the order of publication."""
@@ -285,8 +285,10 @@ class _Sink:
         found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
         return int(found["rows"][0].as_py())
 
-    def _looked_up(self, partition: int, record_id: bytes, guess: int) -> int | None:
-        """The offset by the sink's own word, None where retention has removed it; where Kafka does not answer, the guess.
+    def _looked_up(self, partition: int, record_id: bytes, guess: int) -> tuple[int | None, bool]:
+        """The offset by the sink's own word, None where it has none; where Kafka does not answer, the guess. And whether the
+        message was sent: one that is missing may have been removed by retention, else it sorts before what a lost lake or a jump
+        had left, and never came out.
 
         The guess is never too small: between a message and the last of its transaction there may be markers of others.
         """
@@ -297,11 +299,11 @@ class _Sink:
                 for batch in read_range(kafka, Range(topic, partition, start, min(guess + 1, end)), timeout_s=PATIENCE_S):
                     for offset, headers in zip(batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True):
                         if {"key": ID, "value": record_id} in (headers or []):
-                            return int(offset)
+                            return int(offset), True
         except WatersmeetError:
             self._is_away = True
-            return guess
-        return None
+            return guess, True
+        return None, first > 0
 
 
 def _near(questions: Questions, key: str) -> list[str]:
