@@ -165,8 +165,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where one is broken."""
-    from pipelines.audit.compare import verify_against
-    from pipelines.audit.rebuild import rebuilt_settings
+    from pipelines.audit.rebuild import rebuilt_settings, verify_against
     from pipelines.audit.verify import verify as find_broken
 
     settings = load_settings(config)

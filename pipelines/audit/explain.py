@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
@@ -76,18 +77,23 @@ def explain(questions: Questions, settings: Settings, key: str, as_of: int | dat
 def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Moment:
     if as_of is None:
         return Moment(last, None, None)
-    newest, values = questions.version(tables.SILVER), {"batch": ("max", "batch"), "version": ("max", "silver_version")}
-    if isinstance(as_of, datetime):
-        at = (as_of - _EPOCH) // _MILLISECOND
-        [row] = questions.summary(tables.PROGRESS, [], values, [[("committed_at", "<=", at)]]).to_pylist()
-        return Moment(-1, 0, at) if row["batch"] is None else Moment(row["batch"], row["version"], at)
-    if as_of > newest:
+    newest = questions.version(tables.SILVER)
+    if isinstance(as_of, int) and as_of > newest:
         raise ConfigurationError(f"--as-of: silver has no version {as_of} yet; the newest is {newest}")
-    values["at"] = ("max", "committed_at")
-    [row] = questions.summary(tables.PROGRESS, [], values, [[("silver_version", "<=", as_of)]]).to_pylist()
-    if row["batch"] is None:  # it stands before the first batch
+    known = ("committed_at", "<=", _ms(as_of)) if isinstance(as_of, datetime) else ("silver_version", "<=", as_of)
+    columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
+    values = {name: ("max", column) for name, column in columns.items()}
+    [row] = questions.summary(tables.PROGRESS, [], values, [[known]]).to_pylist()
+    is_before_all = row["batch"] is None
+    if isinstance(as_of, datetime):
+        return Moment(-1, 0, _ms(as_of)) if is_before_all else Moment(row["batch"], row["version"], _ms(as_of))
+    if is_before_all:
         return Moment(-1, as_of, questions.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms)
     return Moment(row["batch"], as_of, row["at"])
+
+
+def _ms(time: datetime) -> int:
+    return (time - _EPOCH) // _MILLISECOND
 
 
 @dataclass(frozen=True)
@@ -114,28 +120,26 @@ class _Life:
         try:
             found = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]], version=self.moment.version)
         except VersionGoneError as error:
-            hours = self.settings.retention_ms // 3_600_000
-            told = (
-                f"version {self.moment.version} of silver cannot be read any more: versions are kept for `retention` ({hours} h)"
-            )
-            raise WatersmeetError(told) from error
+            kept = f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
+            raise WatersmeetError(f"version {self.moment.version} of silver cannot be read any more: {kept}") from error
         return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"]))
 
     def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
         is_open, p = row["status"] == "open", row["partition"]
         parts = [known[TopicPartition(s, p), part["offset"]] for s in self.settings.sources for part in row[s]]
         first = min(parts, key=lambda part: int(part["position"]), default=None)
-        parts = [{**part, "rule": "opened" if part is first else "joined"} for part in parts]
         batch = self.moment.batch if is_open else row["batch"]
-        heads = {r["source"]: r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)}
-        clock = next((r["clock"] for r in heads.values()), None)
-        closed = {"batch": batch, "version": self._versions.get(batch), "clock": clock}
-        closed["heads"] = {source: heads[source]["head"] for source in sorted(heads)}
+        then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
+        clock, heads = (then[0]["clock"] if then else None), {r["source"]: r["head"] for r in then}
+        closed = {"batch": batch, "version": self._versions.get(batch), "clock": clock, "heads": dict(sorted(heads.items()))}
         is_published = row["status"] == "timed_out" and row["valid"]
-        published = sink.place_of(p, row["event_time"], self.key) if is_published else None
-        told = {name: row[name] for name in ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")}
-        more = {"parts": parts, "closed": None if is_open else closed, "published": published}
-        return {**told, "reason": self._reason(row, clock), **more}
+        return {
+            **{name: row[name] for name in ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")},
+            "reason": self._reason(row, clock),
+            "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
+            "closed": None if is_open else closed,
+            "published": sink.place_of(p, row["event_time"], self.key) if is_published else None,
+        }
 
     def _reason(self, row: Found, clock: int | None) -> str:
         """Which rule has decided, in a sentence."""
@@ -150,15 +154,12 @@ class _Life:
 
     def _parts(self) -> dict[tuple[TopicPartition, int], Found]:
         """All parts of the key's merge records, each with the last batch that merged it, and its position there."""
-        parts: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
+        times: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
         for row in self._rows:
             for source in self.settings.sources:
-                for part in row[source]:
-                    parts[TopicPartition(source, row["partition"])][part["offset"]] = (
-                        part["event_time"] - _EPOCH
-                    ) // _MILLISECOND
+                times[TopicPartition(source, row["partition"])] |= {p["offset"]: _ms(p["event_time"]) for p in row[source]}
         found = {}
-        for tp, mine in parts.items():
+        for tp, mine in times.items():
             place = {"source": tp.source, "topic": self.settings.sources[tp.source].topic, "partition": tp.partition}
             for offset, (batch, position) in self._merged(tp, sorted(mine)).items():
                 came = {"position": position, "batch": batch, "version": self._versions.get(batch)}
@@ -190,8 +191,7 @@ class _Life:
 
     def late(self) -> list[Found]:
         """Records that came after their time, by position."""
-        rows = sorted(self._late, key=lambda row: int(row["position"]))
-        return [{**row, "version": self._versions.get(row["batch"])} for row in rows]
+        return [{**row, "version": self._versions.get(row["batch"])} for row in sorted(self._late, key=itemgetter("position"))]
 
     @cached_property
     def _late(self) -> list[Found]:
@@ -205,14 +205,12 @@ class _Life:
 
     def waiting(self) -> list[Found]:
         """Records in bronze that the clock has not reached."""
-        now = [row for row in self._progress if row["batch"] == self.moment.batch]
         found: list[Found] = []
         for source in self.settings.sources:
-            passed = {row["partition"]: row["until_offset"] for row in now if row["source"] == source}
-            since = ("offset", ">=", min(passed.values(), default=0))
-            rows = self._then(
-                tables.bronze(source), ("topic", "partition", "offset", "event_time"), ("merge_key", "=", self.key), since
-            )
+            now = [row for row in self._progress if (row["batch"], row["source"]) == (self.moment.batch, source)]
+            passed = {row["partition"]: row["until_offset"] for row in now}
+            wanted = ("merge_key", "=", self.key), ("offset", ">=", min(passed.values(), default=0))
+            rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time"), *wanted)
             found += [{"source": source, **row} for row in rows if row["offset"] >= passed.get(row["partition"], 0)]
         return found
 
@@ -275,10 +273,10 @@ class _Sink:
         last = min(rows, key=lambda row: int(row["last_seq"]))
         until_last = self._finished(partition, event_time, last["last_event_time"], last["last_key"])
         behind = until_last - self._finished(partition, event_time, event_time, key)
-        offset = None if last["sink_offset"] is None else last["sink_offset"] - behind
+        offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
-            offset = self._looked_up(partition, message_id(partition, event_time, key).encode(), offset)
-        return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind}
+            offset, is_out = self._looked_up(partition, message_id(partition, event_time, key).encode(), offset)
+        return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 
     def _finished(self, partition: int, since: int, event_time: int, key: str) -> int:
         """How many finished, valid records there are from an event time on, up to this one in the order of publication."""
@@ -288,8 +286,10 @@ class _Sink:
         found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
         return int(found["rows"][0].as_py())
 
-    def _looked_up(self, partition: int, record_id: bytes, guess: int) -> int | None:
-        """The offset by the sink's own word, None where retention has removed it; where Kafka does not answer, the guess.
+    def _looked_up(self, partition: int, record_id: bytes, guess: int) -> tuple[int | None, bool]:
+        """The offset by the sink's own word, None where it has none; where Kafka does not answer, the guess. And whether the
+        message was sent: one that is missing may have been removed by retention, else it sorts before what a lost lake or a jump
+        had left, and never came out.
 
         The guess is never too small: between a message and the last of its transaction there may be markers of others.
         """
@@ -300,11 +300,11 @@ class _Sink:
                 for batch in read_range(kafka, Range(topic, partition, start, min(guess + 1, end)), timeout_s=PATIENCE_S):
                     for offset, headers in zip(batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True):
                         if {"key": ID, "value": record_id} in (headers or []):
-                            return int(offset)
+                            return int(offset), True
         except WatersmeetError:
             self._is_away = True
-            return guess
-        return None
+            return guess, True
+        return None, first > 0
 
 
 def _near(questions: Questions, key: str) -> list[str]:

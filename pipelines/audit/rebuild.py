@@ -1,4 +1,4 @@
-"""Silver again, from bronze alone, in a folder of its own; also as it would be under another timeout.
+"""Silver again, from bronze alone, in a folder of its own, also as it would be under another timeout; and the comparison.
 
 A rebuild goes exactly as far as silver was: up to the offsets and the clocks of its last batch, and through every deliberate
 reset at the place where it was made. So it can be compared row by row (`verify --against`), while the lake itself goes on.
@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.compare import OF_BATCH, OF_TIMEOUT
-from pipelines.audit.verify_evidence import Evidence, read_evidence
+from pipelines.audit.problems import Findings, answer, different
+from pipelines.audit.verify_evidence import Evidence, groups, place, read_evidence
 from pipelines.core.plan import BatchPlan, End, OffsetRange
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
+from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, Where
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
+
+OF_BATCH: Final = "rebuild.batch"
+OF_TIMEOUT: Final = "merge.timeout"
+"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, and its timeout."""
 
 _COUNTS = ("records", "open", "timed_out", "valid", "complete")
 
@@ -95,22 +101,13 @@ def content_of(engine: Engine, settings: Settings, version: int | None = None, l
 
 def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema) -> pa.Table:
     """The counts of some rows, as one row of no particular partition."""
-    sizes = {source: pc.list_value_length(rows[source]) for source in sources}
-    is_complete = pa.chunked_array([pa.array([True] * rows.num_rows, pa.bool_())])
-    for size in sizes.values():
-        is_complete = pc.and_(is_complete, pc.greater(size, 0))
-    counts = {
-        "partition": 0,
-        "records": rows.num_rows,
-        "open": pc.sum(pc.equal(rows["status"], "open")),
-        "timed_out": pc.sum(pc.equal(rows["status"], "timed_out")),
-        "valid": pc.sum(rows["valid"]),
-        "complete": pc.sum(is_complete),
-    }
-    for source, size in sizes.items():
-        counts[f"merged_{source}"], counts[f"matched_{source}"] = pc.sum(size), pc.sum(size.filter(is_complete))
-    plain = {name: value.as_py() if isinstance(value, pa.Scalar) else value for name, value in counts.items()}
-    return pa.Table.from_pylist([plain], schema)
+    sizes = [pc.list_value_length(rows[source]) for source in sources]
+    is_complete = pc.greater(pc.min_element_wise(*sizes), 0)
+    sums = [pc.sum(pc.equal(rows["status"], status)) for status in ("open", "timed_out")]
+    sums += [pc.sum(column) for column in (rows["valid"], is_complete)]
+    sums += [pc.sum(each) for size in sizes for each in (size, size.filter(is_complete))]
+    counts = [0, rows.num_rows, *(each.as_py() for each in sums)]
+    return pa.Table.from_pylist([dict(zip(schema.names, counts, strict=True))], schema)
 
 
 def _batches(into: Engine, settings: Settings, evidence: Evidence) -> Iterator[BatchPlan]:
@@ -142,3 +139,66 @@ def _partitions(questions: Questions, settings: Settings) -> int:
         place = Lake(settings).location
         raise ConfigurationError(f"{place}: silver has merged nothing yet, so there is nothing to derive again; run it first")
     return int(last) + 1
+
+
+# -- verify --against
+
+Row = tuple[Any, ...]
+
+
+def verify_against(here: Questions, there: Questions, settings: Settings, directory: Path) -> dict[str, Any]:
+    """The answer of `verify --against --json`: silver and late, as they were when the rebuild `there` was made, against it in all
+    columns but `batch`, a group of partitions at a time. Raises ConfigurationError where there is no rebuild, or one under
+    another timeout.
+    """
+    facts: dict[str, str] = {}
+    if there.exists(tables.CONFIGURATION):
+        found = there.select(tables.CONFIGURATION, ["field", "value"])
+        facts = dict(zip(found["field"].to_pylist(), found["value"].to_pylist(), strict=True))
+    if OF_BATCH not in facts:
+        raise ConfigurationError(f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` makes one")
+    if facts[OF_TIMEOUT] != f"{settings.merge.timeout_ms} ms":
+        raise ConfigurationError(
+            f"--against: {directory} was derived with a timeout of {facts[OF_TIMEOUT]}, which makes other merge records; "
+            "rebuild without --timeout"
+        )
+    batch = int(facts[OF_BATCH])
+    silver = ["partition", "merge_key", "event_time", "last_event_time", "status", *settings.sources, "valid", "invalid_reason"]
+    late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
+    version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
+    for first, until in groups(_partitions(here, settings)):
+        mine = [("partition", ">=", first), ("partition", "<", until)]
+        rows = _rows(here, tables.SILVER, silver, [mine], version), _rows(there, tables.SILVER, silver, [mine])
+        for key, one, other in different(*rows, itemgetter(slice(3))):
+            in_silver.add(_told(one, other, silver), place(*key))
+        rows = _rows(here, tables.LATE, late, [[*mine, ("batch", "<=", batch)]]), _rows(there, tables.LATE, late, [mine])
+        for (partition, source, offset), one, other in different(*rows, itemgetter(slice(3))):
+            in_late.add(_told(one, other, late), f"late: {settings.sources[source].topic}[{partition}]@{offset}")
+    return answer([in_silver, in_late])
+
+
+def _version_after(questions: Questions, batch: int) -> int:
+    """The version of silver right after a batch."""
+    last = last_batch(questions)
+    if last is not None and last[0].batch == batch:
+        return last[1]
+    of_batch: Where = [[("batch", "=", batch)]]
+    [version] = questions.summary(tables.PROGRESS, [], {"version": ("max", "silver_version")}, of_batch)["version"].to_pylist()
+    if version is None:
+        raise WatersmeetError(f"it is not known which version of silver batch {batch} made; rebuild again")
+    return int(version)
+
+
+def _rows(questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None) -> Iterator[Row]:
+    """Rows whose first three columns say which they are, nested values as their text."""
+    if not questions.exists(table):
+        return iter(())
+    found = questions.select(table, columns, where, version=version)
+    return zip(*(map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist() for c in found.columns), strict=True)
+
+
+def _told(here: list[Row], there: list[Row], names: list[str]) -> str:
+    if not here or not there:
+        return "the rebuild does not have it" if here else "only the rebuild has it"
+    differing = [name for i, name in enumerate(names) if [row[i] for row in here] != [row[i] for row in there]]
+    return f"the rebuild has a different {', '.join(differing)}"

@@ -94,23 +94,21 @@ class _Reading:
     def partitions(self) -> Figure:
         """Each partition's clock and what became of its records."""
         counts: dict[int, Counter[str]] = defaultdict(Counter, {p: Counter() for p in set(self.progress["partition"].tolist())})
-        for source in self.sources:
-            for p, count in self.summary(bronze(source), ["partition"], "count *"):
-                counts[p]["in bronze"] += count
+        in_bronze = [("in bronze", bronze(source)) for source in self.sources]
+        for name, table in (*in_bronze, ("late", LATE), ("quarantined", QUARANTINE)):
+            for p, count in self.summary(table, ["partition"], "count *"):
+                counts[p][name] += count
         for p, status, valid, count in self.summary(SILVER, ["partition", "status", "valid"], "count *"):
             counts[p][status.replace("_", " ")] += count
             counts[p]["not valid"] += count * (valid is False)
-        for name, table in (("late", LATE), ("quarantined", QUARANTINE)):
-            for p, count in self.summary(table, ["partition"], "count *"):
-                counts[p][name] += count
         for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq"):
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
-        rows = [
-            {"partition": str(p), "clock (UTC)": utc(self.clocks.get(p)), **{name: counts[p][name] for name in COUNTS}}
-            for p in sorted(counts)
+        places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
+        places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
+        rows: list[Row] = [
+            {"partition": title, "clock (UTC)": utc(clock), **{name: sum(counts[p][name] for p in mine) for name in COUNTS}}
+            for title, mine, clock in places
         ]
-        sums = {name: sum(counts[p][name] for p in counts) for name in COUNTS}
-        rows = [{"partition": "all", "clock (UTC)": utc(min(self.clocks.values(), default=None)), **sums}, *rows] if rows else []
         caption = "The smallest clock of all, and sums. Merge records that timed out and are not valid are not published."
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
 
@@ -191,7 +189,7 @@ class _Reading:
         spans = layer(charts.SPAN, y=number("least", unit), y2={"field": "most"}, **both)
         caption = (
             "Silver: from a source's head, the latest event time that a batch knew of it, until the batch's commit. Gold: from "
-            "when a transaction's last message timed out until its publication was noted. Of old data it is the age. "
+            "when a transaction's last message timed out until its publication was noted. For old data, that is its age. "
             f"A dot is the mean in a step of {duration(steps.width)}, its bar goes from the shortest to the longest."
         )
         return drawn("Delay behind event time", caption, rows, spans, layer(charts.DOT, y=number("mean", unit), **both))
@@ -258,7 +256,7 @@ class _Reading:
         caption = f"The share of merge records with parts of each source, and of all sources. {about}"
         yield drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
 
-        caption = f"How many merge records have so many parts, of all sources together. {about}"
+        caption = f"How many merge records have this many parts, all sources together. {about}"
         yield _histogram(
             "Size of merge records", caption, {size: str(size) for size in _SIZES}, np.asarray(sum(lengths.values()))
         )

@@ -70,7 +70,7 @@ def check_writable(out: Path) -> None:
     """Raises ConfigurationError where no page can be written there; to be asked before the lake is read."""
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
-        raise ConfigurationError(f"--out: {out} cannot be written; name a file in a folder that is there and is yours")
+        raise ConfigurationError(f"--out: {out} cannot be written; name a file in an existing folder that you may write to")
 
 
 def write_page(out: Path, text: str) -> None:

@@ -97,7 +97,7 @@ def explain_view(found: dict[str, Any]) -> Group:
             told += [f"[bold]{title}[/]", _records(found[name], *columns)]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
-        return Group(f"nothing is known of the key {key}{when}" + (f"; near ones: {near}" if near else ""))
+        return Group(f"nothing is known of the key {key}{when}" + (f"; similar keys: {near}" if near else ""))
     count = len(found["records"])
     return Group(f"[bold]{key}[/]: {count} merge record{'s' * (count != 1)}{when}", "", *told)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Any
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import Cursor, TopicPartition
+from pipelines.core.sequence import Tail
 from pipelines.errors import KafkaUnreachableError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
+from pipelines.lake.decisions import read_decisions
+from pipelines.lake.progress import last_batch
+from pipelines.lake.published import last_published
 from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
 from pipelines.settings import Settings
 
@@ -38,20 +43,17 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka = pool.submit(_bounds, settings, patience_s)
-        passed, decisions, begun = pool.map(lambda ask: ask(questions), (_passed, _last_decisions, _begun))
-        since = begun | {tp: row["until_offset"] for tp, row in passed.items()}
+        passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, _published))
+        since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.sources)
         new = {tp: row for rows in found for tp, row in rows.items()}
         counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
         silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
-        last = {
-            row["partition"]: row["last"] for row in _rows(questions, tables.PUBLISHED, ["partition"], last=("max", "last_seq"))
-        }
+        bounds: Bounds | None = None
         try:
-            bounds: Bounds | None = of_kafka.result()
+            bounds = of_kafka.result()
         except KafkaUnreachableError as error:
             log.warning("%s; records that are not in bronze yet are not counted", error)
-            bounds = None
         partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
         every = [TopicPartition(source, p) for source in settings.sources for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
@@ -62,7 +64,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         for tp in [TopicPartition(source, p) for source in settings.sources]:
             # The idle policy speaks for a source until its next record.
             idle = [d.event_time for d in [decisions.get(tp)] if d is not None and d.after_offset + 1 >= ends[tp]]
-            known = [passed.get(tp, {}).get("position"), new.get(tp, {}).get("head"), *idle]
+            known = [passed.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
             head = max((time for time in known if time is not None), default=None)
             waiting = new[tp]["records"] if tp in new else 0
             state = "idle" if idle else "waiting" if head is None else "held" if waiting else "active"
@@ -74,7 +76,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
             if at["state"] == "held" and at["lead"] == 0:  # nothing waits for another source
                 at["state"] = "active"
         counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
-        counts |= {"quarantined": quarantined.get((p,), 0), "published": last.get(p, -1) + 1}
+        counts |= {"quarantined": quarantined.get((p,), 0), "published": published[p].seq + 1 if p in published else 0}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     return {"partitions": answers}
 
@@ -87,23 +89,19 @@ def _rows(questions: Questions, table: str, by: Sequence[str], where: Where = ()
     return questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
 
 
-def _by_topic_partition(rows: Iterable[Row]) -> dict[TopicPartition, Row]:
-    return {TopicPartition(row["source"], row["partition"]): row for row in rows}
+def _passed(questions: Questions) -> dict[TopicPartition, Cursor]:
+    """How far the merge has passed each topic-partition."""
+    last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
+    return {} if last is None else last[0].cursors()
 
 
-def _passed(questions: Questions) -> dict[TopicPartition, Row]:
-    """How far the last batch that `progress` knows has passed each topic-partition: `until_offset` and `position` (ms)."""
-    last = [row["batch"] for row in _rows(questions, tables.PROGRESS, [], batch=("max", "batch")) if row["batch"] is not None]
-    columns = ["source", "partition", "until_offset", "position"]
-    where: Where = [[("batch", "in", last)]]
-    return _by_topic_partition(questions.select(tables.PROGRESS, columns, where).to_pylist()) if last else {}
-
-
-def _last_decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:
+def _decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:
     """What the idle policy has said last of each topic-partition."""
-    rows = _rows(questions, tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset"], time=("max", "event_time"))
-    found = _by_topic_partition(sorted(rows, key=lambda row: int(row["after_offset"])))
-    return {tp: IdleDecision(row["after_offset"], row["time"]) for tp, row in found.items()}
+    return dict(read_decisions(questions)) if questions.exists(tables.IDLE_HEARTBEATS) else {}
+
+
+def _published(questions: Questions) -> dict[int, Tail]:
+    return last_published(questions) if questions.exists(tables.PUBLISHED) else {}
 
 
 def _begun(questions: Questions) -> dict[TopicPartition, int]:
@@ -111,8 +109,7 @@ def _begun(questions: Questions) -> dict[TopicPartition, int]:
     known, by = [[("source", "is not null", None)]], ["source", "partition"]
     rows = _rows(questions, tables.RESETS, by, known, offset=("max", "to_offset"))
     rows += _rows(questions, tables.RECOVERED, by, known, offset=("max", "offset"))
-    found = _by_topic_partition(sorted(rows, key=lambda row: int(row["offset"])))
-    return {tp: row["offset"] for tp, row in found.items()}
+    return {TopicPartition(row["source"], row["partition"]): row["offset"] for row in sorted(rows, key=itemgetter("offset"))}
 
 
 def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Row]:
@@ -124,7 +121,7 @@ def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, in
     parts += [within({p: mine[p] for p in known[i : i + MAX_TERMS]}) for i in range(0, len(known), MAX_TERMS)]
     values = {"records": ("count", "*"), "head": ("max", "event_time"), "last": ("max", "offset")}
     rows = [row for where in parts for row in _rows(questions, tables.bronze(source), ["partition"], where, **values)]
-    return _by_topic_partition({**row, "source": source} for row in rows)
+    return {TopicPartition(source, row["partition"]): row for row in rows}
 
 
 def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...], int]:

@@ -69,17 +69,12 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
     """`valid` is a predicate and `value` a message over a merge record's content, and both say the same in every run."""
     silver = engine.lake.layout[tables.SILVER].schema
     content = pa.schema([field for field in silver if field.name not in _JUDGED])
-    publish = settings.publish
-    wanted: list[tuple[str, str | None, tuple[pa.DataType, ...]]] = [
-        ("publish.valid", publish.valid, (pa.bool_(),)),
-        ("publish.value", publish.value, (pa.string(), pa.binary())),
-    ]
-    fix = f"write an expression over {', '.join(content.names)} that gives a "
-    problems = []
-    for where, text, kinds in wanted:
-        what = None if text is None else engine.expression_problem(text, content, kinds)
-        if what is not None:
-            problems.append(Problem(what, where, fix + " or ".join(ddl(kind).lower() for kind in kinds)))
+    publish, problems = settings.publish, []
+    for name, text, kinds in (("valid", publish.valid, (pa.bool_(),)), ("value", publish.value, (pa.string(), pa.binary()))):
+        if text is not None and (what := engine.expression_problem(text, content, kinds)):
+            wanted = " or ".join(ddl(kind).lower() for kind in kinds)
+            fix = f"write an expression over {', '.join(content.names)} that gives a {wanted}"
+            problems.append(Problem(what, f"publish.{name}", fix))
     return problems
 
 

@@ -3,28 +3,46 @@
 Progress is believed in one thing: how far silver is, per topic-partition, and its clock; and that is checked against bronze.
 The checks are numbered as in the contract:
 
-1. *bronze* has every offset once, and lacks none that Kafka has;
+1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic or partition;
 2. every record that the merge has passed is in exactly one outcome;
 3. no key has two open rows, and no two rows share partition, key and event time;
-4. what should have timed out has, nothing else has, and the clock is what bronze says;
+4. what should have timed out has, nothing else has, and each batch's clock is what bronze says;
 5. silver and late are what the merge model makes of bronze, for a sample of keys or for all; rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`).
 
 A running lake disturbs nothing: the ends of Kafka's topics are taken before silver's version, and only what that version has
-merged is judged. A group of partitions is in memory at a time.
+merged is judged. A group of partitions is in memory at a time. Of `progress` and silver's versions the last `KNOWN_BATCHES` are
+looked at, with `--full` all.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
 
 from pipelines.audit.problems import REBUILD, Findings, answer, different
-from pipelines.audit.verify_evidence import Era, Evidence, Ints, Outcome, Partition, place, read_evidence, read_partitions
+from pipelines.audit.verify_evidence import (
+    DECISION,
+    KNOWN_BATCHES,
+    NEVER,
+    NONE,
+    Era,
+    Evidence,
+    Ints,
+    Outcome,
+    Partition,
+    Read,
+    numbers,
+    place,
+    read_evidence,
+    read_partitions,
+)
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
@@ -32,11 +50,8 @@ from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_o
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
-from pipelines.lake.questions import Questions
+from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
-
-KNOWN_VERSIONS = 1000
-"""So many of silver's last commits are compared with `progress`."""
 
 NEAR = 10_000
 """Offsets that lie closer together are read through rather than sought one by one: each transaction leaves a gap."""
@@ -57,7 +72,7 @@ def verify(
 ) -> dict[str, Any]:
     """The answer of `verify --json`; of each check at most `SHOWN` problems, and how many more there are.
 
-    `full`: every key is compared with the merge model, not a sample. `evaluate` evaluates `publish.valid` and `publish.value`
+    `full`: every key, batch and version is looked at, not a sample. `evaluate` evaluates `publish.valid` and `publish.value`
     where they are the user's own; without it `notes` says what was not checked. Raises KafkaUnreachableError and the other
     errors of Kafka, and ConfigurationError where a source's topic is gone.
     """
@@ -68,15 +83,17 @@ def verify(
     bounds = {source: cluster.bounds(kept.topic, partitions) for source, kept in settings.sources.items()}
     evidence, judge = read_evidence(questions, settings, partitions, full=full), Judge(settings, evaluate)
     limits = None if sink is None else read_limits(evidence, sink)
-    names = ("bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink")
+    names = ("places", "bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink")
     findings = {name: Findings(name) for name in names}
+    check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
         check_offsets(partition, bounds, findings["bronze"])
         check_partition(partition, judge, findings)
         if sink is not None and limits is not None:
             check_sink(partition, sink, limits, judge, findings["sink"])
-    return answer(findings.values(), (f"{name} was not evaluated: that takes Spark, and `--full`" for name in judge.unevaluated))
+    because = "was not evaluated, because that needs Spark and `--full`"
+    return answer(findings.values(), (f"{name} {because}" for name in judge.unevaluated))
 
 
 def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, Findings]) -> None:
@@ -91,6 +108,25 @@ def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, F
 # -- check 1
 
 
+def check_places(evidence: Evidence, findings: Findings) -> None:
+    """No row is of a partition that the topics lack, or of a source or topic that the configuration lacks."""
+    settings, questions = evidence.settings, evidence.questions
+    for name, table in tables.layout(settings).items():
+        by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
+        if "partition" not in by or not questions.exists(name):
+            continue
+        owners = [source for source in settings.sources if name == tables.bronze(source)] or settings.sources
+        places = [{"source": source, "topic": settings.sources[source].topic} for source in owners]
+        known = {tuple(each[column] for column in by[:-1]) for each in places}
+        for row in questions.summary(name, by, {"rows": ("count", "*")}).to_pylist():
+            *of, partition, rows = row.values()
+            is_message = name == tables.RECOVERED and of == [None]
+            if partition not in range(evidence.partitions) or not (tuple(of) in known or is_message):
+                where = ", ".join(f"{column} {row[column]}" for column in by)
+                fix = "delete them, if this is the lake of these topics"
+                findings.add(f"{rows:,} rows that belong to no partition of the topics", f"{name}: {where}", fix)
+
+
 def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[int, int]]], findings: Findings) -> None:
     """Each (source, partition, offset) is in bronze once, and those that are missing are missing in Kafka too.
 
@@ -101,16 +137,16 @@ def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[
     for tp, log in partition.logs.items():
         where, (first, end) = f"{tables.bronze(tp.source)}: ", bounds[tp.source].get(tp.partition, (0, 0))
         for offset, rows in log.repeated.items():
-            fix = "delete all rows of this offset but one"
+            fix = "delete all but one of the rows with this offset"
             findings.add(f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix)
         last = max([evidence.eras[-1].until.get(tp, 0), *(log.offset[-1:] + 1).tolist()])
-        skipped = [(0, max(first, evidence.eras[0].begin.get(tp, 0))), *log.skipped]
+        skipped = [(0, first), *evidence.skipped(tp, len(evidence.eras) - 1)]
         kafka, topic = evidence.settings.kafka, evidence.settings.sources[tp.source].topic
         for gap in gaps(log.offset, skipped, min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
                     if not any(since <= offset < until for since, until in skipped):
-                        fix = "begin a new lake while Kafka has it"
+                        fix = "start a new lake while Kafka still has it"
                         findings.add("bronze lacks a record that Kafka has", where + evidence.at(tp, offset), fix)
 
 
@@ -140,18 +176,15 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
         for source, offset, *_ in outcome.parts:
             found[source].append(offset)
     for tp, log in partition.logs.items():
-        until = evidence.eras[-1].until.get(tp, 0)
-        must = passed = log.records[log.records < until]
-        for since, end in log.skipped:
-            must = must[(must < since) | (must >= end)]
+        refused = log.refused[log.refused < evidence.eras[-1].until.get(tp, 0)]
         wanted = {
-            "merge records, late and recovered": (np.array(found[tp.source], np.int64), must, passed),
-            "quarantine": (log.quarantined, log.refused[log.refused < until], log.refused),
+            "merge records, late and recovered": (np.array(found[tp.source], np.int64), log.passed, log.passed),
+            "quarantine": (log.quarantined, refused, log.refused),
         }
         for name, (here, required, allowed) in wanted.items():
             offsets, counts = np.unique(here, return_counts=True)
-            wrong = [(o, f"is there {n} times") for o, n in zip(offsets[counts > 1], counts[counts > 1], strict=True)]
-            wrong += [(offset, "is not there") for offset in np.setdiff1d(required, offsets)]
+            wrong = [(o, f"appears {n} times") for o, n in zip(offsets[counts > 1], counts[counts > 1], strict=True)]
+            wrong += [(offset, "is missing") for offset in np.setdiff1d(required, offsets)]
             wrong += [(offset, "must not be there") for offset in np.setdiff1d(offsets, allowed)]
             fix = "let quarantine hold bronze's refused rows, each once" if name == "quarantine" else REBUILD
             for offset, what in wrong:
@@ -168,15 +201,17 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
     """
     evidence, p = partition.evidence, partition.number
     timeout_ms = evidence.settings.merge.timeout_ms
+    clocks = dict(zip(*(partition.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
     rows: Counter[tuple[Any, ...]] = Counter()
     for row in partition.rows:
         key, status, time, *_ = row.outcome
         number = evidence.era_of(row.batch)
-        era, clock = evidence.eras[number], evidence.eras[number].clocks.get(p)
+        era = evidence.eras[number]
+        clock = era.clocks.get(p) if status == "open" else clocks.get(row.batch, era.clocks.get(p, NONE))
         if status == "open":
             rows["open rows for one key", key, None, None] += 1
         if status != "reset":
-            rows["rows with the same partition, key and event time", key, time, status != "open" and number] += 1
+            rows["rows with the same partition, key and event time", key, time, number] += 1
         is_past = clock is not None and time < clock - timeout_ms
         if (status == "open" and (is_past or era.ended_at is not None)) or (status == "timed_out" and not is_past):
             what = f"the row is {status.replace('_', ' ')} although the clock is {clock} and the timeout {timeout_ms} ms"
@@ -194,41 +229,70 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
 
 
 def check_clock(partition: Partition, findings: Findings) -> None:
-    """The clock is the smallest head that the last batch considered, and bronze gets as far as each head; every record whose
-    position the clock has reached is passed, and no other.
+    """Of every batch looked at: its ranges follow one another, and its positions, heads and clock are what bronze gives. The
+    clock is the smallest head; every record whose position it has reached is passed, and no other.
     """
-    evidence, p = partition.evidence, partition.number
-    for i, era in enumerate(evidence.eras):
-        clock, heads = era.clocks.get(p), [era.heads.get(tp) for tp in partition.logs]
-        smallest = None if None in heads else min(head for head in heads if head is not None)
-        if clock != smallest:
-            findings.add(f"the clock is {clock}, and the smallest head {smallest}", f"progress: partition {p}")
-        for (tp, log), head in zip(partition.logs.items(), heads, strict=True):
-            read, limit = log.reads[i], -1 if clock is None else clock
-            known = max(read.position[-1:].tolist(), default=None)
-            # What an earlier era considered beyond its end is not looked at again.
-            if era.ended_at is None and head is not None and (known is None or head > known):
-                where = f"progress: {evidence.settings.sources[tp.source].topic}[{p}]"
-                findings.add(f"the head is {head}, and bronze gets to {known}", where)
-            # At the clock's own position there may be records that the last batch did not consider yet.
-            is_reached = read.position < limit + (head != clock)
-            wrong = {"passed": read.is_passed & (read.position > limit), "not passed": read.is_left & is_reached}
-            for state, rows in wrong.items():
-                for j in np.flatnonzero(rows)[:1]:
-                    what = f"{state}, with the clock at {clock}, although the position is {read.position[j]}"
-                    findings.add(what, evidence.at(tp, read.offset[j]))
+    evidence, progress = partition.evidence, partition.progress
+    by_batch = progress.group_by("batch").aggregate([("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")])
+    for row in by_batch.sort_by("batch").to_pylist():
+        where = f"progress: batch {row['batch']}, partition {partition.number}"
+        for clock in sorted({row["clock_min"], row["clock_max"]} - {row["head_min"]}):
+            findings.add(f"the clock is {clock}, and the smallest head {row['head_min']}", where)
+        if row["source_count"] != len(partition.logs):
+            findings.add(f"there are {row['source_count']} rows for {len(partition.logs)} sources", where)
+    for tp, log in partition.logs.items():
+        mine = progress.filter(pc.equal(progress["source"], tp.source))
+        eras = np.searchsorted([reset.batch for reset in evidence.resets], numbers(mine["batch"]))
+        for i, read in enumerate(log.reads):
+            of_era = {name: numbers(mine[name])[eras == i] for name in mine.column_names[2:]}
+            for batch, what, offset in _unlike(read, **of_era):
+                topic = f"{evidence.settings.sources[tp.source].topic}[{tp.partition}]"
+                findings.add(what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}")
+
+
+def _unlike(
+    read: Read, batch: Ints, from_offset: Ints, until_offset: Ints, head: Ints, clock: Ints, position: Ints
+) -> Iterator[tuple[int, str, int | None]]:
+    """The first batches of an era that bronze does not bear out: their numbers, what is wrong, and at which offset."""
+    records = np.flatnonzero(read.kind != DECISION)
+    offsets, of_records = np.append(read.offset[records], NEVER), np.append(read.position[records], NEVER)
+    passed, ahead = np.searchsorted(offsets, until_offset), np.searchsorted(of_records, clock, side="right")
+    positions = np.append(NONE, read.position)
+    # A decision that follows the last offset passed may have come before the batch or after it.
+    certain = np.maximum(np.append(0, records + 1)[passed], np.searchsorted(read.offset, until_offset - 1))
+    least, most = positions[certain], positions[np.searchsorted(read.offset, until_offset)]
+    is_next = np.append(False, np.diff(batch) == 1)
+    is_torn = np.append(False, np.diff(batch) == 0) | (is_next & (from_offset != np.roll(until_offset, 1)))
+
+    def first(wrong: npt.NDArray[np.bool_]) -> Iterable[int]:
+        return [int(j) for j in np.flatnonzero(wrong)[:1]]
+
+    for j in first(is_torn):
+        yield int(batch[j]), f"it begins at offset {from_offset[j]}, where the batch before it did not end", None
+    for j in first(~np.isin(position, positions) | (position < least) | (position > most)):
+        yield int(batch[j]), f"the position is {position[j]}, and bronze gives {least[j]}", None
+    for j in first(~np.isin(head, positions) | (head < position) | ((head == clock) & (position < clock))):
+        bronze = f"bronze has {least[j]} at offset {until_offset[j]} and gets to {positions[-1]}"
+        yield int(batch[j]), f"the head is {head[j]}, and {bronze}", None
+    for j in first(ahead < passed):
+        what = f"passed, with the clock at {clock[j]}, although the position is {of_records[ahead[j]]}"
+        yield int(batch[j]), what, int(offsets[ahead[j]])
+    for j in first(of_records[passed] < clock + (head != clock)):
+        what = f"not passed, with the clock at {clock[j]}, although the position is {of_records[passed[j]]}"
+        yield int(batch[j]), what, int(offsets[passed[j]])
 
 
 def check_versions(evidence: Evidence, findings: Findings) -> None:
-    """The version of silver that `progress` names for a batch is the commit of that batch, for the last `KNOWN_VERSIONS`."""
+    """The version of silver that `progress` names for a batch is the commit of that batch, as far as silver's history goes."""
     if evidence.version is None:
         return
-    commits = {v.number: Commit.parse(v.metadata) for v in evidence.questions.history(tables.SILVER, KNOWN_VERSIONS)}
-    where = [[("silver_version", ">=", min(commits)), ("batch", "<=", evidence.last_batch)]]
-    noted = evidence.questions.summary(tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, where)
+    history = evidence.questions.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
+    commits = ((version.number, Commit.parse(version.metadata)) for version in history)
+    batches = {number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits}
+    known: Where = [[("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]]
+    noted = evidence.questions.summary(tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known)
     for batch, version in sorted(zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)):
-        commit = commits.get(version)
-        if commit is None or commit.is_fence or commit.facts.get("batch") != batch:
+        if batches.get(version) != batch:
             fix = "let progress.silver_version name the version that silver's history has for the batch"
             findings.add(f"version {version} of silver is not the commit of this batch", f"progress: batch {batch}", fix)
 
@@ -255,12 +319,13 @@ def expected(partition: Partition) -> list[Outcome]:
     settings, eras = partition.evidence.settings, partition.evidence.eras
     logs = {tp.source: log for tp, log in partition.logs.items()}
     arrived: Arrived = [{source: [] for source in logs} for _ in eras]
-    for source, log in logs.items():
-        for waiting, (offsets, positions, is_passed, _) in zip(arrived, log.reads, strict=True):
-            for offset, position in zip(offsets[is_passed].tolist(), positions[is_passed].tolist(), strict=True):
+    for tp, log in partition.logs.items():
+        for waiting, era, read in zip(arrived, eras, log.reads, strict=True):
+            offsets, positions, _ = read.keyed(era.until.get(tp, 0))
+            for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
                 if offset in log.sampled:
                     key, time, *_ = log.sampled[offset]
-                    waiting[source].append((position, Record(source, offset, time, key)))
+                    waiting[tp.source].append((position, Record(tp.source, offset, time, key)))
     rules, found = MergeRules(tuple(settings.sources), settings.merge.timeout_ms), []
     for row in outcomes(rules, eras, partition.number, arrived, partition.recovered):
         value = 2 if row.status == "late" else 3

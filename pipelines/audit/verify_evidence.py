@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.plan import BatchPlan, TopicPartition
+from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
@@ -30,12 +30,19 @@ from pipelines.settings import Settings
 SAMPLED_RECORDS = 100_000
 """About so many records are compared with the merge model where not all are wanted: seconds of work."""
 
+KNOWN_BATCHES = 1000
+"""So many of the last batches are looked at in `progress` where not all are wanted."""
+
 GROUPS = 16
 """Tables are read in about so many groups of partitions: one partition at a time, or that part of the lake, is in memory."""
 
+NONE = -1
+"""Stands for a time that is null, in columns of times."""
+
 Ints: TypeAlias = npt.NDArray[np.int64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-_NEVER = int(np.iinfo(np.int64).max)
+NEVER = int(np.iinfo(np.int64).max)
+_NOT_YET = 2**53
+"""When something will have been noted (epoch ms)."""
 
 
 class Reset(NamedTuple):
@@ -64,7 +71,9 @@ class Evidence:
     """One version of a lake's silver (None: there is none), its last batch (-1: none) and eras, and how many keys are sampled.
 
     `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
-    of the first whose records are parts of them rather than merged anew.
+    of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
+    over, `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
+    yet, and of the ends of the eras.
     """
 
     questions: Questions
@@ -72,9 +81,12 @@ class Evidence:
     partitions: int
     version: int | None
     last_batch: int
+    progress: pa.Table
     resets: Sequence[Reset]
     eras: Sequence[Era]
+    skips: Mapping[TopicPartition, Sequence[tuple[int, int, int]]]
     recovered: pa.Table
+    is_full: bool
     one_in: int
 
     def at(self, tp: TopicPartition, offset: int) -> str:
@@ -89,6 +101,15 @@ class Evidence:
         """Whether a key belongs to the sample, which is another one after every batch; a null never does."""
         return key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
 
+    def skipped(self, tp: TopicPartition, era: int) -> list[tuple[int, int]]:
+        """What had been passed over of a topic-partition up to an era; where a jump goes back, nothing is from there on."""
+        found, ended_at = [], self.eras[era].ended_at
+        for since, until, decided_at in self.skips.get(tp, ()):
+            begins = [reset.begin.get(tp, NEVER) for reset in self.resets[:era] if decided_at <= reset.committed_at]
+            if ended_at is None or decided_at <= ended_at:
+                found.append((since, min([until, *begins])))
+        return [(since, until) for since, until in found if since < until]
+
 
 def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.NDArray[Any]:
     """A column of integers (as int64) or booleans as numpy, with `null` in the place of nulls."""
@@ -100,17 +121,15 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 
 
 def read_evidence(questions: Questions, settings: Settings, partitions: int, *, full: bool = True) -> Evidence:
-    """Silver as it is now, with all that leads to it; not `full`: of the keys, a sample is looked at."""
-    version, last = _silver_now(questions)
-    batch = -1 if last is None else last[0].batch
-    noted = {} if version is None or last is None else _noted(questions, settings, version, *last)
-    columns = ["partition", "merge_key", "event_time", "recovered_at", "source", "offset"]
-    known = _select(questions, settings, tables.RECOVERED, columns)
-    jumps = [(batch, rows, rows[0]) for batch, rows in sorted(noted.items()) if rows[0]["reason"] is not None]
+    """Silver as it is now, with all that leads to it; not `full`: of keys and batches, a sample is looked at."""
+    version, batch, progress = _silver_now(questions, settings)
+    noted = defaultdict(list)
+    for row in progress.to_pylist():
+        noted[row["batch"]].append(row)
+    jumps = [(b, rows, rows[0]) for b, rows in sorted(noted.items()) if rows[0]["reason"] is not None]
     resets = [Reset(b, _by_topic_partition(rows, "until_offset"), row["committed_at"], row["reason"]) for b, rows, row in jumps]
     every = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
-    begin = dict.fromkeys(every, 0) | _by_topic_partition(known.filter(pc.is_valid(known["source"])).to_pylist(), "offset")
-    eras = []
+    begin, eras = dict.fromkeys(every, 0), []
     for ended in [*resets, None]:
         rows = noted.get(batch if ended is None else ended.batch - 1, [])
         rows = [row for row in rows if row["reason"] is None]  # else one reset followed another
@@ -119,50 +138,58 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
         until = begin | _by_topic_partition(rows, "until_offset")
         eras.append(Era(begin, until, clocks, heads, None if ended is None else ended.committed_at))
         begin = begin if ended is None else dict.fromkeys(every, 0) | dict(ended.begin)
-    records = sum(era.until[tp] - era.begin[tp] for era in eras for tp in every)
-    one_in = 1 if full else max(1, records // SAMPLED_RECORDS)
+    bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
+    counts = [questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in bronze]
+    one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
+    known = read_table(questions, settings, tables.RECOVERED)
     # Messages are noted before the lake's first batch, or with a reset, whose progress is noted after them.
     messages = known.filter(pc.is_valid(known["merge_key"]))
     at, ends = numbers(messages["recovered_at"]), np.array([reset.committed_at for reset in resets], np.int64)
     era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
-    era[at <= (noted[0][0]["committed_at"] if 0 in noted else _NEVER)] = 0
+    era[at <= (noted[0][0]["committed_at"] if 0 in noted else NEVER)] = 0
     recovered = messages.select(["partition", "merge_key", "event_time"]).append_column("era", pa.array(era, pa.int64()))
-    return Evidence(questions, settings, partitions, version, batch, resets, eras, recovered, one_in)
+    begun = [(row, 0, row["offset"], 0) for row in known.filter(pc.is_valid(known["source"])).to_pylist()]
+    jumped = read_table(questions, settings, tables.RESETS).to_pylist()
+    skips = defaultdict(list)
+    for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
+        skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
+    return Evidence(questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in)
 
 
-def _select(
-    questions: Questions, settings: Settings, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+def read_table(
+    questions: Questions,
+    settings: Settings,
+    table: str,
+    columns: Sequence[str] = (),
+    where: Where = (),
+    version: int | None = None,
 ) -> pa.Table:
-    """`Questions.select`, without rows where the table does not exist."""
+    """`Questions.select`, by default of all columns of the layout; without rows where the table does not exist."""
+    schema = tables.layout(settings)[table].schema
     if questions.exists(table):
-        return questions.select(table, columns, where, version=version)
-    return in_milliseconds(tables.layout(settings)[table].schema.empty_table().select(columns))
+        return questions.select(table, columns or schema.names, where, version=version)
+    return in_milliseconds(schema.empty_table().select(columns or schema.names))
 
 
-def _silver_now(questions: Questions) -> tuple[int | None, tuple[BatchPlan, int] | None]:
-    """A version of silver, its last batch, and the version that this batch made."""
+def _silver_now(questions: Questions, settings: Settings) -> tuple[int | None, int, pa.Table]:
+    """A version of silver, its last batch, and the rows of `progress` of the first batch, of every reset, of the batch before it,
+    and of the last, which may not be noted yet.
+    """
+    version, last = None, None
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
         version, last = questions.version(tables.SILVER), last_batch(questions)
         if questions.version(tables.SILVER) == version:  # else another batch came between the questions
-            return version, None if last is None else last[:2]
-    return None, None
-
-
-def _noted(questions: Questions, settings: Settings, version: int, plan: BatchPlan, made: int) -> dict[int, list[dict[str, Any]]]:
-    """By batch the rows of `progress`: of the first batch, of every reset and the batch before it, and of the last, `plan`, which
-    may not be noted yet.
-    """
+            break
+    if last is None:
+        return version, -1, read_table(questions, settings, tables.PROGRESS, where=[[("batch", "in", [])]])
+    plan, made, _ = last
     is_reset: Where = [[("reason", "is not null", None), ("batch", "<=", plan.batch)]]
     resets = questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}, is_reset)["batch"].to_pylist()
-    wanted = {0, plan.batch - 1, plan.batch, *resets, *(batch - 1 for batch in resets)}
-    columns = ["batch", "source", "partition", "until_offset", "head", "clock", "committed_at", "reason"]
-    noted = defaultdict(list)
-    for row in questions.select(tables.PROGRESS, columns, [[("batch", "in", sorted(wanted))]]).to_pylist():
-        noted[row["batch"]].append(row)
-    if plan.batch not in noted:
-        [at] = [v.committed_at_ms for v in questions.history(tables.SILVER, version - made + 1) if v.number == made]
-        noted[plan.batch] = in_milliseconds(progress_rows(plan, settings, made, at)).to_pylist()
-    return noted
+    wanted = {0, plan.batch, *resets, *(batch - 1 for batch in [*resets, plan.batch])}
+    noted = read_table(questions, settings, tables.PROGRESS, where=[[("batch", "in", sorted(wanted))]])
+    if not pc.any(pc.equal(noted["batch"], plan.batch)).as_py():
+        noted = pa.concat_tables([noted, in_milliseconds(progress_rows(plan, settings, made, _NOT_YET))])
+    return version, plan.batch, noted
 
 
 def _by_topic_partition(rows: Sequence[Mapping[str, Any]], column: str) -> dict[TopicPartition, int]:
@@ -190,47 +217,54 @@ class Outcome(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of silver. `holds` and `told`: what the user's own expressions say of it, None where that is not known."""
+    """A row of silver. `holds`: whether the user's predicate holds, None where that is not known; `value`: of its message."""
 
     outcome: Outcome
     batch: int
     valid: bool | None
     invalid_reason: str | None
     holds: bool | None
-    told: bytes | None
+    value: bytes | None
+
+
+DECISION, HEARTBEAT, KEYED = range(3)
 
 
 class Read(NamedTuple):
-    """What an era has read of a topic-partition and not refused, decisions of the idle policy too: offsets (of a decision the one
-    that it follows), positions (ms), and of each record whether the merge has passed it. The last era reads to bronze's end.
+    """What an era could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a decision
+    of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED).
     """
 
     offset: Ints
     position: Ints
-    is_passed: Flags
-    is_left: Flags
+    kind: Ints
+
+    def keyed(self, until: int) -> Read:
+        """Of it the records with a key up to an exclusive end offset."""
+        wanted = (self.kind == KEYED) & (self.offset < until)
+        return Read(self.offset[wanted], self.position[wanted], self.kind[wanted])
 
 
 class Log(NamedTuple):
     """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, offsets of
-    records with a key, of refused ones and of those in quarantine; and what each era has read.
+    refused records, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
 
-    `skipped`: ranges `[since, until)` that starts, resets and accepted gaps have passed over on purpose; `sampled`: of records
-    with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
+    `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
     """
 
     offset: Ints
     repeated: Mapping[int, int]
-    records: Ints
     refused: Ints
     quarantined: Ints
+    passed: Ints
     reads: Sequence[Read]
-    skipped: Sequence[tuple[int, int]]
     sampled: Mapping[int, tuple[str, int, bytes, bytes]]
 
 
 class Partition(NamedTuple):
-    """All rows of one partition; `recovered`: the era that a message read back begins with, its key and event time (ms)."""
+    """All rows of one partition; `recovered`: the era that a message read back begins with, its key and event time (ms);
+    `progress`: its columns in order of batch, NONE for a time that is null.
+    """
 
     evidence: Evidence
     number: int
@@ -238,6 +272,7 @@ class Partition(NamedTuple):
     rows: Sequence[Row]
     late: Sequence[Outcome]
     recovered: Sequence[tuple[int, str, int]]
+    progress: pa.Table
 
 
 def place(partition: int, key: str, event_time: int | None = None) -> str:
@@ -256,16 +291,17 @@ _COLUMNS = {
     tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value"],
     tables.QUARANTINE: ["source", "offset"],
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
-    tables.RESETS: ["source", "from_offset", "to_offset"],
     tables.RECOVERED: ["era", "merge_key", "event_time"],
 }
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value"]
+_TIMES = ["head", "clock", "position"]
+_OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", *_TIMES]
 
 
 def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]) -> Iterator[Partition]:
     """Every partition of the topics. Outcomes are read before bronze, so that bronze has what they name.
 
-    `evaluated` adds the columns `holds` and `told` of `Row` to rows of silver.
+    `evaluated` adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
     sources = list(evidence.settings.sources)
     for first, until in groups(evidence.partitions):
@@ -274,20 +310,21 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
             columns = ["partition", *_COLUMNS[table], *(sources if table == tables.SILVER else [])]
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
             version = evidence.version if table == tables.SILVER else None
-            found[table] = _select(evidence.questions, evidence.settings, table, columns, [where], version)
+            found[table] = read_table(evidence.questions, evidence.settings, table, columns, [where], version)
         found[tables.SILVER] = evaluated(found[tables.SILVER])
+        found[tables.PROGRESS] = _read_progress(evidence, here)
         bronze = {source: _read_bronze(evidence, source, here) for source in sources}
         for p in range(first, until):
-            mine = {table: _of(rows, partition=p) for table, rows in found.items()}
+            mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
             tps = [TopicPartition(source, p) for source in sources]
-            logs = {tp: _log(evidence, tp, _of(bronze[tp.source], partition=p), mine) for tp in tps}
+            logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
             late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
-            yield Partition(evidence, p, logs, list(_rows(mine[tables.SILVER], sources)), late, recovered)
+            rows = list(_rows(mine[tables.SILVER], sources))
+            yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS])
 
 
-def _of(rows: pa.Table, **values: Any) -> pa.Table:
-    [(column, value)] = values.items()
+def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
     return rows.filter(pc.equal(rows[column], value))
 
 
@@ -295,9 +332,20 @@ def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]
     return zip(*(rows[name].to_pylist() for name in (*_COLUMNS[table], *more)), strict=True)
 
 
+def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
+    """Rows of `progress` for batches that are no reset: all, or the last ones and the last of every era."""
+    last, ends = evidence.last_batch, evidence.progress.filter(pc.is_null(evidence.progress["reason"])).select(_OF_PROGRESS)
+    since = -1 if evidence.is_full else last - KNOWN_BATCHES
+    others = [*here, ("reason", "is null", None), ("batch", "<", last), ("batch", ">", since)]
+    found = read_table(evidence.questions, evidence.settings, tables.PROGRESS, _OF_PROGRESS, [others])
+    is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(found["batch"])))
+    found = pa.concat_tables([found, ends.filter(is_new)]).sort_by("batch")
+    return pa.table([found[n].fill_null(NONE) if n in _TIMES else found[n] for n in _OF_PROGRESS], _OF_PROGRESS)
+
+
 def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
     """Rows of bronze, values only of records with keys that are sampled, or were read back: the model says what was in those."""
-    rows = _select(evidence.questions, evidence.settings, tables.bronze(source), _OF_BRONZE, [here])
+    rows = read_table(evidence.questions, evidence.settings, tables.bronze(source), _OF_BRONZE, [here])
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()]
     values = pc.if_else(pa.array(is_sampled, pa.bool_()), rows["value"], pa.scalar(None, pa.binary()))
@@ -309,27 +357,29 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
-    is_keyed = ~is_refused & ~numbers(rows["heartbeat"].fill_null(False))
-    told = _of(found[tables.IDLE_HEARTBEATS], source=tp.source)
+    kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
+    told = _of(found[tables.IDLE_HEARTBEATS], "source", tp.source)
     after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
-    reads = []
-    for era in evidence.eras:
-        begin, until = era.begin.get(tp, 0), era.until.get(tp, 0)
-        end, ended_at = (_NEVER, _NEVER) if era.ended_at is None else (until, era.ended_at)
-        read = ~is_refused & (offset >= begin) & (offset < end)
-        spoken = (after >= begin - 1) & (after < end) & (decided < ended_at)
-        at, is_record = np.append(offset[read], after[spoken]), np.arange(read.sum() + spoken.sum()) < read.sum()
-        order = np.lexsort((~is_record, at))  # a decision follows the record whose offset it bears
-        at, is_record, times = at[order], is_record[order], np.append(time[read], spoken_time[spoken])[order]
-        reads.append(Read(at, np.maximum.accumulate(times), is_record & (at < until), is_record & (at >= until)))
+    reads, passed, taken_back = [], [], NEVER
+    for i, era in reversed(list(enumerate(evidence.eras))):
+        begin, until, ended_at = era.begin.get(tp, 0), era.until.get(tp, 0), NEVER if era.ended_at is None else era.ended_at
+        is_read = ~is_refused & (offset >= begin)
+        for first, end in evidence.skipped(tp, i):
+            if first < until:  # what was read there came with a later jump back
+                is_read &= (offset < first) | (offset >= end)
+        spoken = (after >= begin - 1) & (decided < ended_at)
+        at, kinds = np.append(offset[is_read], after[spoken]), np.append(kind[is_read], np.full(spoken.sum(), DECISION))
+        order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
+        positions = np.maximum.accumulate(np.append(time[is_read], spoken_time[spoken])[order])
+        reads.append(Read(at[order], positions, kinds[order]))
+        passed.append(reads[-1].keyed(min(until, taken_back)).offset)
+        taken_back = min(taken_back, begin)
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
-    rows = rows.filter(pc.and_(pa.array(is_keyed), pc.is_valid(rows["value"])))
+    rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
     sampled = {o: (key, t, value, as_kept(value, kept)) for o, key, t, value in zip(*columns, strict=True)}
-    quarantined = numbers(_of(found[tables.QUARANTINE], source=tp.source)["offset"])
-    jumps = _tuples(_of(found[tables.RESETS], source=tp.source), tables.RESETS)
-    skipped = [(since, until) for _, since, until in jumps if since < until]
-    return Log(offset, repeated, offset[is_keyed], offset[is_refused], quarantined, reads, skipped, sampled)
+    quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
+    return Log(offset, repeated, offset[is_refused], quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
 
 
 def as_kept(value: bytes, kind: pa.DataType) -> bytes:

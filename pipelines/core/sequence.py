@@ -18,6 +18,11 @@ class Tail(NamedTuple):
     key: str
     offset: int | None
 
+    @property
+    def place(self) -> tuple[int, bytes]:
+        """What the sequence is ordered by: event time, then the key's UTF-8 bytes."""
+        return self.event_time, self.key.encode()
+
 
 def message_id(partition: int, event_time: int, key: str) -> str:
     """Stable for a record, and unique: no two merge records of a partition share key and event time."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where
 
 
-def last_published(questions: Questions, sink: str | None = None) -> dict[int, Tail]:
-    """By partition the last message that was noted, of one sink or of all; absent where there is none."""
-    of_sink = [] if sink is None else [("sink", "=", sink)]
+def last_published(questions: Questions, sink: str | None = None, until_ms: int | None = None) -> dict[int, Tail]:
+    """By partition the last message that was noted, of one sink or of all, up to a time (epoch ms); absent if there is none."""
+    of_sink: list[tuple[str, str, Any]] = [] if sink is None else [("sink", "=", sink)]
+    of_sink += [] if until_ms is None else [("committed_at", "<=", until_ms)]
     latest = questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink])
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:

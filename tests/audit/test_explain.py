@@ -24,7 +24,7 @@ from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.support.cases import KEYS, Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake, rewrite, wall_clock_ms
-from tests.support.topics import consume
+from tests.support.topics import Published, consume
 
 RANDOM, IDLE, HELD = range(8), 8, 9
 PARTITIONS = 10
@@ -173,6 +173,21 @@ def test_a_finished_record_is_told_with_its_place_in_the_sink(river: River) -> N
                 assert place == {"partition": message.partition(), "offset": message.offset(), "seq": seq}
                 seen.add((message.partition(), message.offset()))
     assert len(seen) == len(sink) > 10
+
+
+def test_what_sorts_before_the_messages_of_a_lost_lake_is_not_told_as_published(kafka: str, tmp_path: Path) -> None:
+    settings = with_topics(kafka, tmp_path, "explained_again")
+    lake = ModelLake(settings, {0: case_of([keyed("a", 0), keyed("b", 150), keyed("c", 300), heartbeat(900)], [heartbeat(900)])})
+    lake.send([Published(0, b"b", 150, b"lost", 0, "0/150/b")])
+    lake.recover([(0, "b", 150)])
+    lake.arrive()
+    lake.merge()
+    lake.publish(read_sink(lake.questions, settings, 1).name)
+    published = [explain(lake.questions, settings, key)["records"] for key in ("a", "c")]
+    assert [[record["published"] for record in records] for records in published] == [
+        [None],
+        [{"partition": 0, "offset": 2, "seq": 1}],
+    ]
 
 
 def test_without_the_broker_the_place_comes_from_the_tables(river: River) -> None:

@@ -109,7 +109,7 @@ def test_without_the_broker_it_answers_within_four_seconds(tmp_path: Path) -> No
     assert time.monotonic() - since < 4
 
 
-@pytest.mark.parametrize("module", ["status", "explain", "verify", "compare", "show"])
+@pytest.mark.parametrize("module", ["status", "explain", "verify", "rebuild", "show"])
 def test_nothing_of_spark_is_imported(module: str) -> None:
     foreign = "{'pyspark', 'py4j', 'delta'} & {name.split('.')[0] for name in sys.modules}"
     code = f"import sys, pipelines.audit.{module}; sys.exit(bool({foreign}))"

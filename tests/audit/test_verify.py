@@ -5,31 +5,36 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from deltalake import write_deltalake
 
 from pipelines.audit import problems, verify_evidence
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify import check_partition, check_versions, verify
+from pipelines.audit.verify import check_clock, check_partition, check_versions, verify
 from pipelines.audit.verify_evidence import read_evidence, read_partitions
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
 from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import BatchPlan, Cursor, OffsetRange
 from pipelines.errors import KafkaUnreachableError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.decisions import read_decisions
 from pipelines.lake.location import Lake
+from pipelines.lake.progress import progress_rows
+from pipelines.planning import Planner
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
-from tests.support.cases import SOURCES, Case, heartbeat, keyed
+from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite
-from tests.support.topics import consume, create_topics, produce, produce_transaction
+from tests.support.topics import Published, consume, create_topics, produce, produce_transaction
 
-PLAIN = 9
+PLAIN = 18
 """So many partitions have the same known records; what is broken in one of them does not disturb the others."""
 RANDOM, IDLE, TRANSACTIONAL = range(PLAIN, PLAIN + 3), PLAIN + 3, PLAIN + 4
 PARTITIONS = PLAIN + 5
@@ -41,7 +46,8 @@ def plain_case() -> Case:
         *[keyed("a", 0), keyed("e", 20), keyed("f", 30), keyed("b", 60), heartbeat(55), b"{"],
         *[keyed("c", 300), keyed("d", 310), keyed("d", 150), keyed("c", 320), heartbeat(320)],
     ]
-    return case_of(tracking, [keyed("a", 10), keyed("d", 305), keyed("d", 315), heartbeat(320)])
+    case = case_of(tracking, [keyed("a", 10), keyed("d", 305), keyed("d", 315), heartbeat(320)])
+    return replace(case, arrivals=[*SOURCES * 4, *["tracking"] * 7])
 
 
 @dataclass
@@ -153,7 +159,7 @@ MERGED = "merge records, late and recovered: the record"
 
 BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
     ("bronze_tracking", {"partition": 0, "offset": 4}, twice, [(record("tracking", 0, 4), "in bronze 2 times")]),
-    (tables.QUARANTINE, {"partition": 0}, twice, [(record("tracking", 0, 5), "quarantine: the record is there 2 times")]),
+    (tables.QUARANTINE, {"partition": 0}, twice, [(record("tracking", 0, 5), "quarantine: the record appears 2 times")]),
     ("bronze_tracking", {"partition": 1, "offset": 4}, gone, [(record("tracking", 1, 4), "lacks a record that Kafka has")]),
     (
         tables.SILVER,
@@ -166,7 +172,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 2},
         gone,
         [
-            (record("tracking", 2, 8), f"{MERGED} is not there"),
+            (record("tracking", 2, 8), f"{MERGED} is missing"),
             (row(2, "d", 150), "the tables have nothing, and the merge model late from 150 to 310 of tracking@8"),
         ],
     ),
@@ -184,16 +190,16 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         tables.SILVER,
         {"partition": 3, "merge_key": "d"},
         altered(orders=lambda found: found["orders"][:1]),
-        [(record("orders", 3, 2), f"{MERGED} is not there"), (row(3, "d", 305), "and the merge model open from 305 to 315")],
+        [(record("orders", 3, 2), f"{MERGED} is missing"), (row(3, "d", 305), "and the merge model open from 305 to 315")],
     ),
     (
         tables.SILVER,
         {"partition": 3, "merge_key": "e"},
         gone,
         [
-            (record("tracking", 3, 1), f"{MERGED} is not there"),
+            (record("tracking", 3, 1), f"{MERGED} is missing"),
             (row(3, "e", 20), "the tables have nothing, and the merge model timed_out from 20 to 20 of tracking@1"),
-            ("verified[3]@1: seq 1, key 'e', event_time 20", "silver has no such finished and valid record"),
+            ("verified[3]@1: seq 1, key 'e', event_time 20", "silver has no finished, valid record for it"),
         ],
     ),
     (
@@ -201,8 +207,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 4, "merge_key": "c"},
         twice,
         [
-            (record("tracking", 4, 6), f"{MERGED} is there 2 times"),
-            (record("tracking", 4, 9), f"{MERGED} is there 2 times"),
+            (record("tracking", 4, 6), f"{MERGED} appears 2 times"),
+            (record("tracking", 4, 9), f"{MERGED} appears 2 times"),
             ("silver: partition 4, key 'c'", "2 open rows for one key"),
             (row(4, "c", 300), "2 rows with the same partition, key and event time"),
             (row(4, "c", 300), "and the merge model nothing"),
@@ -221,7 +227,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         [
             (row(5, "f", 30), "the row is open although the clock is 320 and the timeout 100 ms"),
             (row(5, "f", 30), "the tables have open from 30 to 30"),
-            ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no such finished and valid record"),
+            ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no finished, valid record for it"),
         ],
     ),
     (
@@ -229,8 +235,8 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 6, "source": "orders", "clock": 320},
         altered(clock=321, head=321),
         [
-            ("progress: verified_orders[6]", "the head is 321, and bronze gets to 320"),
-            ("progress: partition 6", "the clock is 321, and the smallest head 320"),
+            ("progress: batch 2, verified_orders[6]", "the head is 321, and bronze has 320 at offset 4"),
+            ("progress: batch 2, partition 6", "the clock is 321, and the smallest head 320"),
         ],
     ),
     (
@@ -239,6 +245,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         altered(
             until_offset=lambda found: 3 if found["source"] == "orders" else found["until_offset"],
             head=lambda found: 315 if found["source"] == "orders" else found["head"],
+            position=lambda found: 315 if found["source"] == "orders" else found["position"],
             clock=315,
         ),
         [
@@ -251,6 +258,59 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 8, "batch": 0},
         altered(silver_version=2),
         [("progress: batch 0", "version 2 of silver is not the commit of this batch")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 9, "source": "tracking", "clock": 320},
+        altered(clock=321),
+        [("progress: batch 2, partition 9", "the clock is 321, and the smallest head 320")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 10, "clock": 320},
+        altered(clock=321),
+        [
+            ("progress: batch 2, partition 10", "the clock is 321, and the smallest head 320"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 11, "source": "orders", "clock": 320},
+        altered(head=321),
+        [("progress: batch 2, verified_orders[11]", "the head is 321, and bronze has 320 at offset 4")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 12, "batch": 0},
+        altered(clock=lambda found: found["clock"] + 1, head=lambda found: found["head"] + 1),
+        [
+            ("progress: batch 0, verified_orders[12]", "the head is 306, and bronze has 10 at offset 1"),
+            ("progress: batch 0, verified_tracking[12]", "the head is 21, and bronze has 20 at offset 2"),
+        ],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 13, "source": "orders", "batch": 1},
+        altered(position=lambda found: found["position"] - 1),
+        [("progress: batch 1, verified_orders[13]", "the position is 9, and bronze gives 10")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 14, "source": "tracking", "batch": 1},
+        altered(from_offset=lambda found: found["from_offset"] + 1),
+        [("progress: batch 1, verified_tracking[14]", "where the batch before it did not end")],
+    ),
+    (
+        tables.SILVER,
+        {"partition": 15, "merge_key": "b"},
+        altered(batch=0),
+        [(row(15, "b", 60), "the row is timed out although the clock is")],
+    ),
+    (
+        tables.PROGRESS,
+        {"partition": 16, "source": "orders", "batch": 1},
+        gone,
+        [("progress: batch 1, partition 16", "there are 1 rows for 2 sources")],
     ),
 ]
 
@@ -267,7 +327,8 @@ def break_all(settings: Settings) -> None:
         rewrite(settings, table, broken)
 
 
-def test_every_promise_that_is_broken_in_the_lake_is_found(river: River, tmp_path: Path) -> None:
+def test_every_promise_that_is_broken_in_the_lake_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "SHOWN", 50)
     settings = river.copy(tmp_path)
     break_all(settings)
     the_same(problems_of(settings), [problem for _, _, _, told in BREAKS for problem in told])
@@ -281,10 +342,33 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(river:
     assert problems_of(settings) == []
 
 
-def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path) -> None:
+def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long history only where all is wanted."""
     settings = river.copy(tmp_path)
     rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 77} if found["batch"] == 1 else found)
-    assert problems_of(settings) == [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
+    wrong = [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
+    assert problems_of(settings) == wrong
+    rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found)
+    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
+    monkeypatch.setattr("pipelines.audit.verify.KNOWN_BATCHES", 1)
+    assert problems_of(settings, full=False) == []
+    assert problems_of(settings) == [("progress: batch 1", "version 0 of silver is not the commit of this batch")]
+
+
+def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: Path) -> None:
+    """A partition, a topic or a source that is not there, in any table."""
+    settings = river.copy(tmp_path)
+
+    def stray(table: str, **columns: Any) -> str:
+        rewrite(settings, table, lambda found: [found, {**found, **columns}] if found["partition"] == 0 else found)
+        return f"{table}: "
+
+    beyond = [tables.bronze("tracking"), tables.SILVER, tables.LATE, tables.QUARANTINE, tables.PUBLISHED, tables.PROGRESS]
+    places = [stray(table, partition=PARTITIONS) for table in beyond]
+    places += [stray(tables.bronze("orders"), topic="elsewhere", offset=77), stray(tables.QUARANTINE, source="nobody")]
+    found = [where for where, what in problems_of(settings) if "rows that belong to no partition of the topics" in what]
+    assert {place[: place.index(": ") + 2] for place in found} == set(places)
+    assert f"bronze_tracking: topic verified_tracking, partition {PARTITIONS}" in found
 
 
 # -- the sink
@@ -320,12 +404,12 @@ IN_BROKEN_SINKS = [
     ("broken[0]: key 'e', event_time 20", "missing in the sink"),
     ("broken[1]@2: seq 1, key 'e', event_time 20", "seq 1 after 1: a repeat"),
     ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in order"),
-    ("broken[3]@1: seq 1, key 'e', event_time 20", "value not as silver's record has it"),
-    ("broken[4]@4", "not ours"),
+    ("broken[3]@1: seq 1, key 'e', event_time 20", "value differs from silver's record"),
+    ("broken[4]@4", "not a message of Watersmeet"),
     ("broken[5]@2: seq 2, key 'f', event_time 30", "the last message has seq 2, and 3 was published"),
-    ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp not as silver's record has it"),
+    ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp differs from silver's record"),
     ("broken[7]: key 'e', event_time 20", "missing in the sink"),
-    ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no such"),
+    ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no finished"),
     ("broken[8]: key 'e', event_time 20", "missing in the sink"),
     ("broken[8]@2: seq 2, key 'b', event_time 60", "the last message has seq 2, and 3 was published"),
 ]
@@ -366,14 +450,60 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: Rive
 # -- resets and recoveries
 
 
-def problems_in(lake: ModelLake) -> list[str]:
+def problems_in(lake: ModelLake, *, full: bool = True) -> list[str]:
     """What is found without Kafka."""
-    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1)
+    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
     findings, judge = Findings("all"), Judge(lake.settings, evaluate=None)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))
     check_versions(evidence, findings)
     return [f"{problem.where}: {problem.what}" for problem in findings.told()]
+
+
+def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
+    lake = ModelLake(settings_for(tmp_path), {0: plain_case()})
+    for share in (0.2, 0.4, 0.6, 0.8, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    assert problems_in(lake) == []
+    rewrite(lake.settings, tables.PROGRESS, lambda found: {**found, "clock": 1} if found["batch"] == 2 else found)
+    assert problems_in(lake, full=False) == []
+    assert problems_in(lake)[0] == "progress: batch 2, partition 0: the clock is 1, and the smallest head 60"
+
+
+@pytest.mark.parametrize("records", [2, 7, 1000])
+def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, records: int) -> None:
+    """However batches are cut, with decisions of the idle policy and a reset."""
+    cases = dict(enumerate([*richest_cases(6), *(random_case(seed) for seed in range(6))]))
+    cases[12] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400))
+    lake = ModelLake(settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases)
+    planner = Planner(lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {})
+    plans: list[BatchPlan] = []
+
+    def drain() -> None:
+        while (plan := planner.next()) is not None:
+            planner.done(plan)
+            plans.append(plan)
+
+    for share in (0.2, 0.5, 1.0):
+        lake.arrive(share)
+        drain()
+    lake.decide()
+    planner.decided(read_decisions(lake.questions))
+    drain()
+    at = {tp: cursor.next_offset for tp, cursor in planner.cursors.items()}
+    jump = {tp: OffsetRange(offset, max(0, offset - 3), None, None, None) for tp, offset in at.items()}
+    plans.append(BatchPlan(planner.next_batch, jump, {}, has_late=False, reset="a jump"))
+    planner.done(plans[-1])
+    drain()
+    for plan in plans:
+        write_deltalake(lake.lake.address(tables.PROGRESS), progress_rows(plan, lake.settings, 0, 1 + plan.batch), mode="append")
+    evidence, findings, judge = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock"), Judge(lake.settings)
+    assert (evidence.last_batch, len(evidence.eras)) == (len(plans) - 1, 2)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_clock(partition, findings)
+    assert list(findings.told()) == []
 
 
 @pytest.mark.parametrize("first", [0, 4, 8])
@@ -391,6 +521,80 @@ def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int
     assert problems_in(lake) == []
 
 
+@pytest.mark.parametrize("sources", [(), ("tracking",), ("orders",)], ids=["all", "tracking", "orders"])
+@pytest.mark.parametrize("is_recovered", [False, True], ids=["a later start", "a recovery"])
+def test_a_jump_back_before_a_lakes_beginning_breaks_no_promise(
+    tmp_path: Path, is_recovered: bool, sources: tuple[str, ...]
+) -> None:
+    """What it reads for the first time was not there for what was merged before it."""
+    lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(16))))
+    if is_recovered:
+        out = [(p, r.key, r.event_time) for p, case in lake.cases.items() for r in case.merged().published_order()[:4]]
+        lake.recover(out, dict.fromkeys(lake.tps, 7))
+    else:
+        lake.start(7)
+    lake.arrive(0.7)
+    lake.merge()
+    assert any(row["status"] == "timed_out" for row in lake.rows)
+    lake.jump(-1000, *sources)
+    lake.arrive(0.8)
+    lake.merge()
+    assert problems_in(lake) == []
+    lake.jump(2)
+    lake.arrive()
+    lake.merge()
+    assert problems_in(lake) == []
+    lake.jump(-5)
+    lake.merge()
+    assert problems_in(lake) == []
+
+
+def test_after_a_reset_an_open_row_may_have_the_place_of_a_finished_one(tmp_path: Path) -> None:
+    case = case_of([keyed("a", 10), heartbeat(500), keyed("a", 10)], [heartbeat(500), heartbeat(20)])
+    case = replace(case, arrivals=["tracking", "tracking", "orders", "tracking", "orders"])
+    lake = ModelLake(settings_for(tmp_path), {0: case})
+    lake.arrive(0.6)
+    lake.merge()
+    lake.jump(0)
+    lake.arrive()
+    lake.merge()
+    assert sorted(row["status"] for row in lake.rows) == ["open", "timed_out"]
+    assert problems_in(lake) == []
+
+
+def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) -> None:
+    """In bronze, although the start passed it over, and in an outcome."""
+    settings = with_topics(kafka, tmp_path, "again")
+    case = case_of([keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)], [heartbeat(1000)])
+    for source in SOURCES:
+        produce(kafka, f"again_{source}", [(0, value) for value in case.values[source]])
+    lake = ModelLake(settings, {0: case})
+    lake.start(1)
+    lake.arrive()
+    lake.merge()
+    lake.jump(-1000)
+    lake.merge()
+    assert problems_of(settings) == []
+    rewrite(settings, tables.bronze("tracking"), lambda found: None if found["offset"] == 0 else found)
+    rewrite(settings, tables.SILVER, lambda found: None if found["merge_key"] == "b" else found)
+    assert [where for where, _ in problems_of(settings)] == [
+        "bronze_tracking: again_tracking[0]@0",
+        "bronze_tracking: again_tracking[0]@0",
+        "bronze_tracking: again_tracking[0]@1",
+        row(0, "a", 0),
+        row(0, "b", 100),
+    ]
+
+
+def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
+    """What is found in the sink alone."""
+    evidence, sink = read_evidence(lake.questions, lake.settings, 1), read_sink(lake.questions, lake.settings, 1)
+    findings, judge = Findings("sink"), Judge(lake.settings, evaluate=None)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
+    return [(problem.where, problem.what) for problem in findings.problems]
+
+
 def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_path: Path) -> None:
     """What was published before the jump is neither missing nor unknown; what comes after it is compared again."""
     settings = with_topics(kafka, tmp_path, "jumped")
@@ -398,15 +602,47 @@ def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_pa
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
     lake.arrive()
     lake.merge()
-    name = read_sink(lake.questions, settings, 1).name
-    lake.publish(name)
-    out = [(m.partition, m.key.decode(), m.timestamp) for m in lake.messages()]
-    lake.jump(-3, out[3:])
+    lake.publish(read_sink(lake.questions, settings, 1).name)
+    lake.jump(-3)
     lake.merge()
     assert problems_in(lake) == []
-    evidence = read_evidence(lake.questions, settings, 1)
-    sink = read_sink(lake.questions, settings, 1)
-    findings, judge = Findings("sink"), Judge(settings, evaluate=None)
-    for partition in read_partitions(evidence, judge.evaluated):
-        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
-    assert findings.problems == []
+    assert sink_problems(lake) == []
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["a recovery", "a jump back"])
+def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
+    kafka: str, tmp_path: Path, is_reset: bool
+) -> None:
+    """Also where it has the same event time, and a larger key."""
+    name = f"order_{is_reset}".lower()
+    settings = with_topics(kafka, tmp_path, name)
+    values = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 150), ("d", 150), ("e", 600), ("f", 1000))]
+    lake = ModelLake(settings, {0: case_of(values, [heartbeat(1000)])})
+    sink = read_sink(lake.questions, settings, 1).name
+    if is_reset:
+        lake.arrive()
+        lake.merge()
+        lake.publish(sink, most=2)
+        lake.jump(-4)
+    else:
+        out = enumerate([("a", 1), ("b", 150)])
+        lake.send([Published(0, key.encode(), time, b"lost", seq, f"0/{time}/{key}") for seq, (key, time) in out])
+        lake.recover([(0, "b", 150)], dict.fromkeys(lake.tps, 0))
+    lake.arrive()
+    lake.merge()
+    lake.publish(sink)
+    assert [(m.seq, m.key) for m in lake.out[0]] == list(enumerate([b"a", b"b", b"c", b"d", b"e"]))
+    assert problems_in(lake) == []
+    assert sink_problems(lake) == []
+
+    def renamed(found: Row) -> Row:
+        return {**found, "merge_key": "cc"} if found["merge_key"] == "c" else found
+
+    rewrite(settings, tables.SILVER, renamed)
+    (unknown, _), (missing, _) = found = sink_problems(lake)
+    assert [what for _, what in found] == [
+        "silver has no finished, valid record for it",
+        "silver's record is missing in the sink, which has later ones",
+    ]
+    assert unknown.endswith("seq 2, key 'c', event_time 150")
+    assert missing == f"{name}[0]: key 'cc', event_time 150"

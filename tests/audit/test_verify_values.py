@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit.compare import OF_BATCH, OF_TIMEOUT, verify_against
+from pipelines.audit.rebuild import OF_BATCH, OF_TIMEOUT, verify_against
 from pipelines.audit.verify import verify
 from pipelines.audit.verify_evidence import as_kept
 from pipelines.audit.verify_sink import read_sink
@@ -82,6 +82,10 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     published(lake)
     assert [len(row["tracking"]) for row in lake.rows] == [2, 0]
     assert problems_of(lake.settings) == []
+    size, publish = len(lake.messages()[0].value or b""), lake.settings.publish
+    for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
+        smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
+        assert [what for _, what in problems_of(smaller)] == expected
 
     def changed(row: Row) -> Row:
         parts = [{**part, "value": {**part["value"], "n": 9007199254740992}} for part in row["tracking"]]
@@ -92,7 +96,7 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     assert in_silver == "silver: partition 0, key 'a', event_time 0"
     assert "9007199254740992" in sentence.split("merge model")[0]
     assert "9007199254740993" in sentence.split("merge model")[1]
-    assert in_sink == ("typed[0]@0: seq 0, key 'a', event_time 0", "value not as silver's record has it")
+    assert in_sink == ("typed[0]@0: seq 0, key 'a', event_time 0", "value differs from silver's record")
 
 
 def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
@@ -131,7 +135,7 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(kafka
     rewrite(settings, tables.SILVER, wrong)
     unevaluated = [
         ("expressions[0]: key 'b', event_time 10", "silver's record is missing in the sink, which has later ones"),
-        ("expressions[0]@1: seq 1, key 'c', event_time 20", "silver has no such finished and valid record"),
+        ("expressions[0]@1: seq 1, key 'c', event_time 20", "silver has no finished, valid record for it"),
     ]
     verdicts = [
         ("silver: partition 0, key 'b', event_time 10", "valid is True (None), and must be False (predicate)"),
@@ -201,9 +205,11 @@ def test_a_rebuild_is_compared_row_by_row(tmp_path: Path, monkeypatch: pytest.Mo
         "only the rebuild has it",
         "the rebuild does not have it",
         "the rebuild does not have it",
-        "the rebuild has another last_event_time",
+        "the rebuild has a different last_event_time",
     ]
-    assert {problem["what"] for problem in found if problem["where"].startswith("late: ")} == {"the rebuild has another position"}
+    assert {problem["what"] for problem in found if problem["where"].startswith("late: ")} == {
+        "the rebuild has a different position"
+    }
 
 
 def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.audit.compare import verify_against
-from pipelines.audit.rebuild import rebuild, rebuilt_settings
+from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.errors import ConfigurationError
@@ -86,7 +85,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
     assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
     broken = shutil.copytree(again, tmp_path / "broken")
     problems = break_and_compare(spark, lake, broken)
-    assert problems == ["the rebuild has another last_event_time"]
+    assert problems == ["the rebuild has a different last_event_time"]
 
 
 def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +56,16 @@ class ModelLake:
         self.tps = [TopicPartition(source, p) for p in range(max(self.cases) + 1) for source in self.sources]
         self.begin = dict.fromkeys(self.tps, 0)
         self.until = dict.fromkeys(self.tps, 0)
+        self.first = dict.fromkeys(self.tps, 0)
+        """What bronze has of a topic-partition: from `first` up to `arrived`."""
         self.arrived = dict.fromkeys(self.tps, 0)
         self.batch = self.era = 0
         self.time = 0
         """The last moment that was noted (epoch ms); no two steps share one."""
         self.positions: dict[TopicPartition, int | None] = dict.fromkeys(self.tps)
         self.before: list[Row] = []
-        self.sequence: dict[int, int] = {}
+        self.out: dict[int, list[Published]] = {p: [] for p in self.cases}
+        """The messages of each sink partition."""
         for name, table in self.lake.layout.items():
             DeltaTable.create(self.lake.address(name), table.schema, partition_by=list(table.partitioned_by))
 
@@ -83,17 +86,13 @@ class ModelLake:
 
     def arrive(self, share: float = 1.0) -> None:
         """The next records of every case: up to this share of all of them."""
-        for source in self.sources:
-            rows, refused = [], []
-            for p, case in self.cases.items():
-                tp, wanted = TopicPartition(source, p), case.arrivals[: round(share * len(case.arrivals))].count(source)
-                for offset in range(self.arrived[tp], wanted):
-                    row = self._bronze_row(tp, offset, case.values[source][offset])
-                    rows += [] if row is None else [row]
-                    refused += [] if row is None or row["reason"] is None else [{**row, "source": source}]
-                self.arrived[tp] = max(wanted, self.arrived[tp])
-            self.write(tables.bronze(source), rows)
-            self.write(tables.QUARANTINE, refused)
+        wanted = dict(self.arrived)
+        for tp in self.tps:
+            if case := self.cases.get(tp.partition):
+                here = case.arrivals[: round(share * len(case.arrivals))].count(tp.source)
+                wanted[tp] = max(here, self.arrived[tp])
+        self._read({tp: (self.arrived[tp], until) for tp, until in wanted.items()})
+        self.arrived = wanted
 
     def decide(self) -> None:
         """The idle policy's decisions of all cases are written."""
@@ -130,40 +129,43 @@ class ModelLake:
         self.write(tables.LATE, new)
         return self._commit(BatchPlan(self.batch, ranges, clocks, has_late=bool(new)))
 
-    def jump(self, by: int, remembered: Iterable[tuple[int, str, int]] = ()) -> None:
-        """A reset: every topic-partition goes on so many offsets further, or further back. `remembered`: published messages
-        (partition, key, event time) that hold records which come again.
+    def jump(self, by: int, *sources: str) -> None:
+        """A reset: the topic-partitions of these sources (by default of all) go on so many offsets further, or further back, as
+        far as Kafka has them. What is out and holds records that come again is remembered.
         """
-        target = {tp: max(0, offset + by) for tp, offset in self.until.items()}
+        target = {tp: max(0, at + by) if tp.source in (sources or self.sources) else at for tp, at in self.until.items()}
+        self.time = max(self.time + 1, wall_clock_ms())
+        held = [row for row in self.rows if row["valid"] and self._closed(row, target) != row]
+        sent = {(m.partition, m.id) for out in self.out.values() for m in out}
+        remembered = [tuple(row[name] for name in ("partition", "merge_key", "event_time")) for row in held]
         self.rows = [left for row in self.rows if (left := self._closed(row, target)) is not None]
         self.late = [row for row in self.late if row["offset"] < target[TopicPartition(row["source"], row["partition"])]]
         self.write(tables.LATE, self.late, mode="overwrite")
         ranges = {tp: OffsetRange(self.until[tp], offset, None, None, None) for tp, offset in target.items()}
-        self.time = max(self.time + 1, wall_clock_ms())
-        self.write(
-            tables.RESETS,
-            [
-                {
-                    **self._place(tp),
-                    "from_offset": r.from_offset,
-                    "to_offset": r.until_offset,
-                    "decided_at": self.time,
-                    "reason": "jump",
-                }
-                for tp, r in ranges.items()
-            ],
-        )
+        self._skip({tp: (r.from_offset, r.until_offset) for tp, r in ranges.items()}, "jump")
+        self._read({tp: (offset, self.first[tp]) for tp, offset in target.items()})
+        self.first = {tp: min(offset, self.first[tp]) for tp, offset in target.items()}
         self.before = self.rows
         self.begin, self.until, self.positions, self.era = dict(target), dict(target), dict.fromkeys(self.tps), self.era + 1
-        self.recover(remembered)
+        self.recover((p, key, time) for p, key, time in remembered if (p, f"{p}/{time}/{key}") in sent)
         self._commit(BatchPlan(self.batch, ranges, {}, has_late=False, reset="jump"))
 
-    def recover(self, messages: Iterable[tuple[int, str, int]]) -> None:
-        """Messages (partition, key, event time) that were read back before the first batch, or are remembered by a reset."""
+    def start(self, offset: int) -> None:
+        """Bronze begins there."""
+        self._skip(dict.fromkeys(self.tps, (0, offset)), "start: latest")
+        self._begin(dict.fromkeys(self.tps, offset))
+
+    def recover(self, messages: Iterable[tuple[int, str, int]], begin: Mapping[TopicPartition, int] | None = None) -> None:
+        """Messages (partition, key, event time) that were read back before the first batch, where bronze begins at these offsets,
+        or are remembered by a reset.
+        """
         found = list(messages)
         self.recovered += [(self.era, *message) for message in found]
         columns = ("partition", "merge_key", "event_time")
-        self.write(tables.RECOVERED, [{**dict(zip(columns, m, strict=True)), "recovered_at": self.time} for m in found])
+        rows = [dict(zip(columns, message, strict=True)) for message in found]
+        rows += [{"partition": tp.partition, "source": tp.source, "offset": offset} for tp, offset in (begin or {}).items()]
+        self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
+        self._begin(begin or {})
 
     def messages(self) -> list[Published]:
         """The sink as it must be: a function of silver's finished, valid rows."""
@@ -184,15 +186,48 @@ class ModelLake:
         times = row["event_time"], row["last_event_time"]
         return b'{"key":%s,"event_time":%d,"last_event_time":%d%s}' % (orjson.dumps(row["merge_key"]), *times, arrays)
 
-    def publish(self, name: str) -> None:
-        """Sends what is new to the sink, one transaction's row in `published` for each partition; `name`: the sink's there."""
-        new = [m for m in self.messages() if m.seq >= self.sequence.get(m.partition, 0)]
+    def publish(self, name: str, most: int | None = None) -> None:
+        """Sends what sorts behind the last message of each partition (no more than `most`), one transaction's row in `published`
+        for each; `name`: the sink's there.
+        """
+        pending = self._pending(most)
+        offsets = self.send([message for new in pending.values() for message in new])
+        self.time = max(self.time + 1, wall_clock_ms())
+        rows = []
+        for p, new in pending.items():
+            event_time, key = new[-1].id.split("/", 2)[1:]
+            rows.append(
+                {
+                    "partition": p,
+                    "first_seq": new[0].seq,
+                    "last_seq": new[-1].seq,
+                    "last_event_time": int(event_time),
+                    "last_key": key,
+                    "sink_offset": offsets[p],
+                    "committed_at": self.time,
+                    "sink": name,
+                }
+            )
+        self.write(tables.PUBLISHED, rows)
+
+    def _pending(self, most: int | None) -> dict[int, list[Published]]:
+        found: dict[int, list[Published]] = {}
+        for message in self.messages():
+            p, out = message.partition, self.out[message.partition]
+            new = found.setdefault(p, [])
+            if (not out or _place(message) > _place(out[-1])) and len(new) != most:
+                new.append(message._replace(seq=len(out) + len(new)))
+        return {p: new for p, new in found.items() if new}
+
+    def send(self, messages: Sequence[Published]) -> dict[int, int]:
+        """Sends messages in one transaction, and returns the offset of the last by partition."""
         offsets: dict[int, int] = {}
         topic = self.settings.publish.topic
         producer = Producer({"bootstrap.servers": self.settings.kafka.bootstrap_servers, "transactional.id": f"test-{topic}"})
         producer.init_transactions(30)
         producer.begin_transaction()
-        for m in new:
+        for m in messages:
+            self.out[m.partition].append(m)
             producer.produce(
                 topic,
                 m.value,
@@ -203,27 +238,30 @@ class ModelLake:
                 on_delivery=lambda _, sent: offsets.__setitem__(sent.partition(), sent.offset()),  # type: ignore[assignment, index]
             )
         producer.commit_transaction(30)
-        self.time = max(self.time + 1, wall_clock_ms())
-        rows = []
-        for p in {m.partition for m in new}:
-            first, last = [[m for m in new if m.partition == p][i] for i in (0, -1)]
-            self.sequence[p] = last.seq + 1
-            event_time, key = last.id.split("/", 2)[1:]
-            rows.append(
-                {
-                    "partition": p,
-                    "first_seq": first.seq,
-                    "last_seq": last.seq,
-                    "last_event_time": int(event_time),
-                    "last_key": key,
-                    "sink_offset": offsets[p],
-                    "committed_at": self.time,
-                    "sink": name,
-                }
-            )
-        self.write(tables.PUBLISHED, rows)
+        return offsets
 
     # -- parts of steps
+
+    def _read(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        """Bronze has the records of these ranges, quarantine those of them that are refused."""
+        for source in self.sources:
+            mine = {tp: offsets for tp, offsets in ranges.items() if tp.source == source and tp.partition in self.cases}
+            found = [
+                self._bronze_row(tp, offset, self.cases[tp.partition].values[source][offset])
+                for tp, offsets in mine.items()
+                for offset in range(*offsets)
+            ]
+            rows = [row for row in found if row is not None]
+            self.write(tables.bronze(source), rows)
+            self.write(tables.QUARANTINE, [{**row, "source": source} for row in rows if row["reason"] is not None])
+
+    def _begin(self, offsets: Mapping[TopicPartition, int]) -> None:
+        for known in (self.begin, self.first, self.arrived):
+            known.update(offsets)
+
+    def _skip(self, ranges: Mapping[TopicPartition, tuple[int, int]], reason: str) -> None:
+        rows = [{**self._place(tp), "from_offset": a, "to_offset": b, "reason": reason} for tp, (a, b) in ranges.items()]
+        self.write(tables.RESETS, [{**row, "decided_at": self.time} for row in rows])
 
     def _commit(self, plan: BatchPlan) -> BatchPlan:
         self.time = max(self.time + 1, wall_clock_ms())
@@ -332,6 +370,10 @@ class ModelLake:
             "invalid_reason": "reset",
         }
         return {**row, **kept, **closed, "batch": self.batch}
+
+
+def _place(message: Published) -> tuple[int, bytes]:
+    return int(message.id.split("/", 2)[1]), message.key
 
 
 def wall_clock_ms() -> int:
