@@ -227,7 +227,7 @@ def create_missing(engine: Engine) -> None:
     missing = [
         t for t in engine.lake.layout.values() if t.name not in engine.lake.borrowed and not engine.questions.exists(t.name)
     ]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(16) as pool:
         list(pool.map(engine.create, missing))
     if engine.lake.is_catalog:
         engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))

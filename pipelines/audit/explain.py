@@ -27,7 +27,8 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.progress import last_batch, progress_rows
-from pipelines.lake.questions import Questions, VersionGoneError, Where
+from pipelines.lake.published import last_sink
+from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.settings import Settings
 
@@ -44,7 +45,6 @@ _MARKERS = 1000
 PATIENCE_S = 3.0
 """A broker that does not answer within this counts as away: the tables know nearly as much."""
 
-Condition = tuple[str, str, Any]
 Found = dict[str, Any]
 
 
@@ -252,8 +252,7 @@ class _Sink:
         self._known: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
         self._name: str | None = None
         if questions.exists(tables.PUBLISHED):
-            by_sink = questions.summary(tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [self._known]).to_pylist()
-            self._name = max(by_sink, key=lambda row: row["last"])["sink"] if by_sink else None
+            self._name = last_sink(questions, self._known)
         self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
 
     def place_of(self, partition: int, event_time: int, key: str) -> dict[str, int | None] | None:

@@ -38,6 +38,10 @@ LAYER_SETTINGS: Mapping[str, str] = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # Spark's default is a type of twelve bytes that other readers call deprecated.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Spark asks for a batch's size after every row, which takes as long as the batch has rows whose lists are null: each record.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+    # A batch of bronze is kept for as long as it takes to write it: packing it costs more than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
     "parquet.enable.dictionary#value": "false",
     "parquet.enable.dictionary#merge_key": "false",
@@ -47,6 +51,18 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
+
+_OWN_JAVA_OPTIONS = (
+    # In any other zone, Delta reads the whole log again after each commit to compare its own statistics with.
+    "-Duser.timezone=UTC",
+    "-XX:-UsePerfData",
+    # Most code runs a few times in a start. With Java's own thresholds, a third of all processor time of a small run went into
+    # optimising it; these are ten times as high.
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
 
 _OWN_SETTINGS = {
     "spark.master": "local[*]",
@@ -81,8 +97,7 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
 
 def _own_session(settings: Mapping[str, str]) -> SparkSession:
     log4j = Path(__file__).with_name("log4j2.properties")
-    # In any other zone, Delta reads the whole log again after each commit to compare its own statistics with.
-    java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-XX:-UsePerfData", "-Duser.timezone=UTC"]
+    java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", *_OWN_JAVA_OPTIONS]
     java_options += [os.environ.get(JAVA_OPTIONS, ""), settings.get(_JAVA_OPTIONS, "")]  # the last word is the user's
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, _jars()))}
     builder = SparkSession.builder

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from operator import itemgetter
 
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import Condition, Questions
+
+
+def last_sink(questions: Questions, conditions: Sequence[Condition] = ()) -> str | None:
+    """The sink, as `published` names it, that was noted last by rows that meet all conditions; None where there are none."""
+    found = questions.summary(tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]).to_pylist()
+    return max(found, key=itemgetter("last"))["sink"] if found else None
 
 
 def last_published(questions: Questions, sink: str | None = None, until_ms: int | None = None) -> dict[int, Tail]:
-    """By partition the last message that was noted, of one sink or of all, up to a time (epoch ms); absent if there is none."""
-    of_sink: list[tuple[str, str, Any]] = [] if sink is None else [("sink", "=", sink)]
-    of_sink += [] if until_ms is None else [("committed_at", "<=", until_ms)]
+    """By partition the last message that was noted of a sink (without a name: of the last one), up to a time (epoch ms)."""
+    known: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
+    sink = sink or last_sink(questions, known)
+    of_sink = [("sink", "=", sink), *known]
     latest = questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink])
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:
         return {}
     names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
-    where: Where = [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]]
-    found = questions.select(tables.PUBLISHED, names, where)
+    found = questions.select(tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]])
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return {p: Tail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}

@@ -20,7 +20,10 @@ from pipelines.lake.location import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Where: TypeAlias = Sequence[Sequence[tuple[str, str, Any]]]
+Condition: TypeAlias = tuple[str, str, Any]
+"""A column, an operator, and what the column is compared with."""
+
+Where: TypeAlias = Sequence[Sequence[Condition]]
 """Conditions (column, operator, value), ANDed within a term; the terms are ORed. `()` is everything.
 
 Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` (a list), `is null`, `is not null` (the value is ignored). A time is epoch ms.
