@@ -71,7 +71,7 @@ def rebuild(
 
 
 def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
-    """The same configuration for a lake in that folder."""
+    """The configuration, for a lake in that folder."""
     return settings.model_copy(update={"lake": str(directory.absolute())})
 
 

@@ -311,5 +311,5 @@ def _both(one: Any, other: Any, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _large(kind: pa.DataType) -> pa.DataType:
-    """The same type with 64-bit offsets for texts at its top: a batch may hold more than 2 GiB of them."""
+    """The type, with 64-bit offsets where it is text: a batch may hold more than 2 GiB of it."""
     return pa.large_string() if pa.types.is_string(kind) else kind

@@ -53,7 +53,7 @@ class Available(NamedTuple):
         return int(self.offsets[-1]) + (not is_idle)
 
     def with_idle(self, heartbeats: Sequence[IdleDecision]) -> Available:
-        """The same records with the idle policy's heartbeats among them, each before the record that it precedes."""
+        """These records with the idle policy's heartbeats among them, each before the record that it precedes."""
         if not heartbeats:
             return self
         offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)

@@ -77,7 +77,7 @@ class _Record(BaseModel):
     create_time: float | None = None
 
     def stopped(self) -> _Record:
-        """The same ports without a process."""
+        """These ports, without a process."""
         return _Record(port=self.port, controller_port=self.controller_port)
 
 

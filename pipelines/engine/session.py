@@ -38,8 +38,6 @@ LAYER_SETTINGS: Mapping[str, str] = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # Spark's default is a type of twelve bytes that other readers call deprecated.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Spark asks for a batch's size after every row, which takes as long as the batch has rows whose lists are null: each record.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
     # A batch of bronze is kept for as long as it takes to write it: packing it costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
@@ -51,6 +49,12 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
+
+LAYER_DEFAULTS: Mapping[str, str] = {
+    # Spark computes a batch's size after every row, in time that grows with the rows whose lists are null: every record.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+}
+"""Settings of the layers that those under `spark:` may change."""
 
 _OWN_JAVA_OPTIONS = (
     # In any other zone, Delta reads the whole log again after each commit to compare its own statistics with.
@@ -90,7 +94,8 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
     if given is None and ("PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ):
         given = SparkSession.builder.getOrCreate()  # spark-submit's: before it is asked for, its settings cannot be seen
     session = _own_session(settings) if given is None else _copy_of(given)
-    for name, value in LAYER_SETTINGS.items():
+    defaults = {name: value for name, value in LAYER_DEFAULTS.items() if given is not None or name not in settings}
+    for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)
     return session
 

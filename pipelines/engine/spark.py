@@ -139,7 +139,7 @@ class SparkEngine:
         tasks = max(1, min(count // ROWS_PER_SORT, 1000))
         in_order = rows.repartitionById(tasks, (F.col("partition") % tasks).cast("int"))
         in_order = in_order.sortWithinPartitions("partition", "event_time", "merge_key")
-        for row in in_order.mapInArrow(_packed, "piece BINARY").toLocalIterator():
+        for row in in_order.mapInArrow(_packed, "piece BINARY").toLocalIterator(prefetchPartitions=True):
             yield pa.ipc.open_stream(row.piece).read_all()
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:

@@ -20,6 +20,8 @@ def last_published(questions: Questions, sink: str | None = None, until_ms: int 
     """By partition the last message that was noted of a sink (without a name: of the last one), up to a time (epoch ms)."""
     known: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
     sink = sink or last_sink(questions, known)
+    if sink is None:
+        return {}
     of_sink = [("sink", "=", sink), *known]
     latest = questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink])
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))

@@ -35,7 +35,8 @@ def merged_lake(folder: Path, cases: dict[int, Case], **overrides: object) -> Mo
 def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
     cases = {p: random_case(seed) for p, seed in enumerate(seeds)}
     lake = merged_lake(tmp_path, cases)
-    lake.write(tables.PUBLISHED, [{"partition": 2, "first_seq": 0, "last_seq": 6, "last_event_time": 1, "last_key": "a"}])
+    noted = {"first_seq": 0, "last_seq": 6, "last_event_time": 1, "last_key": "a", "committed_at": 2, "sink": "merged (1.2)"}
+    lake.write(tables.PUBLISHED, [{"partition": 2, **noted}])
     found = {p["partition"]: p for p in status(lake.questions, lake.settings, AWAY_S)["partitions"]}
     for partition, case in cases.items():
         model, shown = case.merged(), found[partition]

@@ -340,7 +340,7 @@ def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
     folder_store.create("late")
     code = (
         "import sys; from pipelines.lake import by_delta_rs, commits, conflicts, decisions, files, identity, lease, maintenance, "
-        f"place, progress, questions, tables; from deltalake import DeltaTable; DeltaTable({folder_store.path('late')!r}); "
+        f"location, progress, questions, tables; from deltalake import DeltaTable; DeltaTable({folder_store.path('late')!r}); "
         "print([m for m in ('pyspark', 'delta', 'confluent_kafka') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
