@@ -157,8 +157,11 @@ class Stream:
             self._running.stop()
 
     def raise_failure(self) -> None:
-        """Raises what ended the stream, if anything did."""
-        failure = self.gate.failure or self._failure()
+        """Raises what ended the stream, if anything did: once `stopping` is set, only the failure of a batch.
+
+        An engine may call it a failure that it was interrupted.
+        """
+        failure = self.gate.failure or (None if self.gate.stopping.is_set() else self._failure())
         if isinstance(failure, WatersmeetError):
             raise failure
         if failure is not None:

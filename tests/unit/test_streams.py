@@ -240,6 +240,18 @@ def test_a_failure_of_a_batch_is_raised_as_it_is() -> None:
         river.raise_failure()
 
 
+def test_what_an_engine_calls_a_failure_after_a_stop_was_asked_for_is_none() -> None:
+    passage = gate()
+    river, begun = stream(passage)
+    river.start()
+    passage.stopping.set()
+    begun[0].end(ValueError("interrupted while it planned"))
+    river.look_after()
+    river.stop()
+    river.raise_failure()
+    assert len(begun) == 1
+
+
 def test_a_stop_comes_after_the_batch_under_way() -> None:
     passage, begun_work, may_end = gate(), threading.Event(), threading.Event()
     order: list[str] = []
