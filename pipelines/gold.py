@@ -199,9 +199,8 @@ class Gold:
 
     @cached_property
     def _sink(self) -> str:
-        """The sink topic and Kafka's own identity of it: a new one begins with the first message again."""
-        topic = self.settings.publish.topic
-        return f"{topic} ({Cluster(self.settings.kafka).topic_ids([topic])[topic]})"
+        """The sink topic, as `published` names it: a new one begins with the first message again."""
+        return Cluster(self.settings.kafka).identified(self.settings.publish.topic)
 
     @property
     def _engine(self) -> Engine:

@@ -10,7 +10,6 @@ from typing import Any
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, TopicPartition
-from pipelines.core.sequence import Tail
 from pipelines.errors import KafkaUnreachableError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
@@ -43,7 +42,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka = pool.submit(_bounds, settings, patience_s)
-        passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, _published))
+        passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
         since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.sources)
         new = {tp: row for rows in found for tp, row in rows.items()}
@@ -98,10 +97,6 @@ def _passed(questions: Questions) -> dict[TopicPartition, Cursor]:
 def _decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:
     """What the idle policy has said last of each topic-partition."""
     return dict(read_decisions(questions)) if questions.exists(tables.IDLE_HEARTBEATS) else {}
-
-
-def _published(questions: Questions) -> dict[int, Tail]:
-    return last_published(questions) if questions.exists(tables.PUBLISHED) else {}
 
 
 def _begun(questions: Questions) -> dict[TopicPartition, int]:

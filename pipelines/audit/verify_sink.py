@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import NEVER, Evidence, Partition, Row
 from pipelines.core.message import message_values
-from pipelines.core.sequence import ID, SEQ, Tail, message_id, parse_message_id
+from pipelines.core.sequence import ID, SEQ, message_id, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
-from pipelines.lake import tables
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
@@ -121,8 +120,8 @@ class Limits(NamedTuple):
 def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink:
     """The ends of the sink topic, which exists, as they are now."""
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
-    name = f"{topic} ({cluster.topic_ids([topic])[topic]})"
-    noted = {p: tail.seq for p, tail in _tails(questions, name).items()}
+    name = cluster.identified(topic)
+    noted = {p: tail.seq for p, tail in last_published(questions, name).items()}
     return Sink(cluster.bounds(topic, partitions), noted, name)
 
 
@@ -134,16 +133,11 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
     due = {p: [place for place, _ in messages] for p, messages in compared.items()}
     for before, reset in zip(evidence.eras, evidence.resets, strict=False):
         back = {tp.partition for tp, offset in reset.begin.items() if offset < before.until.get(tp, 0)}
-        for p, tail in _tails(evidence.questions, sink.name, reset.committed_at).items():
+        for p, tail in last_published(evidence.questions, sink.name, reset.committed_at).items():
             due.setdefault(p, []).append(tail.place)
             if p in back:
                 compared[p].append((tail.place, tail.seq))
     return Limits({p: max(messages) for p, messages in compared.items()}, {p: max(places) for p, places in due.items()})
-
-
-def _tails(questions: Questions, sink: str, until_ms: int | None = None) -> dict[int, Tail]:
-    """By partition the last message that `published` has of a sink, up to a time (epoch ms)."""
-    return last_published(questions, sink, until_ms) if questions.exists(tables.PUBLISHED) else {}
 
 
 def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings) -> None:

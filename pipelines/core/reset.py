@@ -76,7 +76,7 @@ def published_again(
         touched[parents[~kept]] = True
     found = rows.select(["partition", "merge_key", "event_time"]).filter(pa.array(touched))
     places = zip(found["partition"].to_pylist(), times_ms(found["event_time"]), found["merge_key"].to_pylist(), strict=True)
-    ends = {p: (tail.event_time, tail.key.encode()) for p, tail in tails.items()}
+    ends = {p: tail.place for p, tail in tails.items()}
     return found.filter(pa.array([p in ends and (int(time), key.encode()) <= ends[p] for p, time, key in places], pa.bool_()))
 
 

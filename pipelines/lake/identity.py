@@ -65,8 +65,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
 
 def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
     """A sentence for everything that is not as it was when the lake was begun; nothing where it was not begun yet."""
-    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
-    return [_difference(field, kept[field], now) for field, now in facts.items() if kept.get(field, now) != now]
+    return _differences(_kept(questions) if questions.exists(tables.CONFIGURATION) else {}, facts)
 
 
 def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
@@ -79,13 +78,17 @@ def keep_identity(questions: Questions, append: Append, settings: Settings, fact
             break
         with suppress_conflict():  # of two first starts, one writes
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, len(kept) + len(missing)))
-    if changed := differences(questions, facts):
+    if changed := _differences(kept, facts):
         raise ConfigurationError(changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""))
 
 
 def _kept(questions: Questions) -> dict[str, str]:
     rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "descending")])
     return dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+
+
+def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
+    return [_difference(field, kept[field], now) for field, now in facts.items() if kept.get(field, now) != now]
 
 
 def _difference(field: str, before: str, now: str) -> str:

@@ -17,7 +17,12 @@ def last_sink(questions: Questions, conditions: Sequence[Condition] = ()) -> str
 
 
 def last_published(questions: Questions, sink: str | None = None, until_ms: int | None = None) -> dict[int, Tail]:
-    """By partition the last message that was noted of a sink (without a name: of the last one), up to a time (epoch ms)."""
+    """By partition the last message that was noted of a sink (without a name: of the last one), up to a time (epoch ms).
+
+    Nothing where the table does not exist.
+    """
+    if not questions.exists(tables.PUBLISHED):
+        return {}
     known: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
     sink = sink or last_sink(questions, known)
     if sink is None:
