@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.core.columns import groups, int64s, looked_up
+from pipelines.core.columns import Int64s, groups, int64s, looked_up
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where, neighbours
@@ -15,42 +16,72 @@ from pipelines.lake.questions import Questions, Where, neighbours
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
-class Extent(NamedTuple):
-    """What is published of a partition: about how many records, and the event times (ms) of the first and the last of them."""
+PIECE = 50_000
+"""About so many records are read at a time: they are held in memory."""
 
-    records: int
+
+class Extent(NamedTuple):
+    """What is published of a partition: the event times (ms) of the first and the last of the records."""
+
     first: int
     last: int
 
 
-def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int) -> tuple[dict[int, Extent], bool]:
-    """By partition, for those that have any: the records that sort after the tail; and whether there are more than `limit`.
+class Pending(NamedTuple):
+    """What is published next: one piece after the other, each by partition; and whether there is more."""
+
+    pieces: list[dict[int, Extent]]
+    has_more: bool
+
+    @property
+    def extents(self) -> dict[int, Extent]:
+        """What is published of each partition, all pieces together."""
+        extents: dict[int, Extent] = {}
+        for partition, extent in chain.from_iterable(piece.items() for piece in self.pieces):
+            extents[partition] = Extent(extents.get(partition, extent).first, extent.last)
+        return extents
+
+
+def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int, size: int = PIECE) -> Pending:
+    """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records.
 
     All records of one event time go together. Whatever times out later has a later event time, so that an extent stays what it
     is while silver moves on. Where there are more than `limit`, each partition gives about an equal share of its records.
     """
-    found = questions.select(tables.SILVER, ["partition", "event_time"], finished_since(tails, partitions))
+    since = {p: _time(tails, p) for p in range(partitions)}
+    found = questions.select(tables.SILVER, ["partition", "event_time"], finished(since))
     of_rows, times = int64s(found["partition"]), int64s(found["event_time"])
-    after = looked_up(of_rows, {p: tail.event_time for p, tail in tails.items()}, -1)
+    after = looked_up(of_rows, since, -1)
     is_tie = times == after
     is_pending = (times > after) | (is_tie & np.isin(of_rows, _with_ties(questions, tails, np.unique(of_rows[is_tie]).tolist())))
     of_rows, times = of_rows[is_pending], times[is_pending]
     share = min(1.0, limit / max(1, len(times)))
-    extents = {}
+    pieces: list[dict[int, Extent]] = []
+    room = 0
     for partition, rows in groups(of_rows, times).items():
-        mine = times[rows]
-        last = int(mine[max(1, int(len(mine) * share)) - 1])
-        extents[partition] = Extent(int(np.searchsorted(mine, last, side="right")), int(mine[0]), last)
-    return extents, share < 1.0
+        left = _first(times[rows], max(1, int(len(rows) * share)))
+        while len(left):
+            if room <= 0:
+                pieces.append({})
+                room = size
+            mine = _first(left, room)
+            pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
+            left, room = left[len(mine) :], room - len(mine)
+    return Pending(pieces, share < 1.0)
 
 
-def finished_since(tails: Mapping[int, Tail], partitions: int, extents: Mapping[int, Extent] | None = None) -> Where:
-    """Finished, valid records that are no older than their partition's tail, and more; with `extents`, no later than those."""
+def _first(times: Int64s, count: int) -> Int64s:
+    """The first `count` of these times in order, and those that equal the last of them."""
+    return times[: np.searchsorted(times, times[min(count, len(times)) - 1], side="right")]
+
+
+def finished(since: Mapping[int, int], until: Mapping[int, int] | None = None) -> Where:
+    """Finished, valid records of these partitions from an event time (ms) on, up to another one (inclusive); and more of them."""
     where = []
-    for mine in neighbours(sorted(range(partitions) if extents is None else extents, key=lambda p: _time(tails, p))):
-        terms = [*_FINISHED, ("partition", "in", sorted(mine)), ("event_time", ">=", min(_time(tails, p) for p in mine))]
-        if extents is not None:
-            terms.append(("event_time", "<=", max(extents[p].last for p in mine)))
+    for mine in neighbours(sorted(since, key=since.__getitem__)):
+        terms = [*_FINISHED, ("partition", "in", sorted(mine)), ("event_time", ">=", min(since[p] for p in mine))]
+        if until is not None:
+            terms.append(("event_time", "<=", max(until[p] for p in mine)))
         where.append(terms)
     return where
 

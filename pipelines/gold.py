@@ -31,7 +31,7 @@ from pipelines.core.message import message_values, messages
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
 from pipelines.engine import Engine
-from pipelines.extent import Extent, finished_since, pending
+from pipelines.extent import Pending, finished, pending
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher
@@ -73,13 +73,13 @@ class Gold:
         while not is_stopping():
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is out
-            extents, has_more = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION)
-            publications = self._publish(extents, tails) if extents else []
+            found = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION)
+            publications = self._publish(found, tails) if found.pieces else []
             self._tails = tails | {p.partition: p.tail for p in publications}
             if publications:
                 reach("gold.done")
                 yield publications
-            if not has_more:
+            if not found.has_more:
                 return
 
     def recover(self) -> dict[int, Tail]:
@@ -103,54 +103,54 @@ class Gold:
         self._note(missing)
         return tails
 
-    def _publish(self, extents: Mapping[int, Extent], tails: Mapping[int, Tail]) -> list[Publication]:
+    def _publish(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Steps 1 to 5 for what is pending."""
-        headers = self._headers(extents)
-        count = sum(extent.records for extent in extents.values())
+        headers = self._headers(found)
         reach("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
             # What is noted is never sent again, so the messages are counted first, in a pass of their own.
-            promised = self._promised(extents, tails, count)
+            promised = self._promised(found, tails)
             self._note(promised)
-            self._publisher.send(self._messages(extents, tails, headers, count))
+            self._publisher.send(self._messages(found, tails, headers))
             return promised
-        sent = self._publisher.send(self._messages(extents, tails, headers, count))
+        sent = self._publisher.send(self._messages(found, tails, headers))
         publications = _publications(sent, tails)
         reach("gold.note")
         self._note(publications)
         return publications
 
-    def _messages(
-        self, extents: Mapping[int, Extent], tails: Mapping[int, Tail], headers: Mapping[int, Headers], count: int
-    ) -> Iterator[pa.Table]:
+    def _messages(self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]) -> Iterator[pa.Table]:
         """Steps 2 and 3."""
         sources, value = list(self.settings.sources), self.settings.publish.value
         columns = ["partition", "merge_key", "event_time", "last_event_time", *sources]
-        rows = self._engine.read(tables.SILVER, columns, finished_since(tails, self.partitions, extents))
         ends = dict(tails)
-        for piece in self._engine.in_order(rows, count, value):
-            for partition in pc.unique(piece["partition"]).to_pylist():
-                mine = piece.filter(pc.equal(piece["partition"], partition))
-                mine = mine.filter(pa.array(times_ms(mine["event_time"]) <= extents[partition].last))
+        for piece in found.pieces:
+            firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
+            rows = self._engine.fetched(self._engine.read(tables.SILVER, columns, finished(firsts, lasts)), value)
+            rows = rows.sort_by([("event_time", "ascending"), ("merge_key", "ascending")])  # the key as UTF-8 bytes
+            for partition, extent in piece.items():
+                mine = rows.filter(pc.equal(rows["partition"], partition))
+                times = times_ms(mine["event_time"])
+                mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
                 values = message_values(mine, sources) if value is None else mine["value"]
-                found = messages(mine, values, ends.get(partition), headers[partition])
-                if found.num_rows:
-                    ends[partition] = _end_of(found)
-                    yield found
+                made = messages(mine, values, ends.get(partition), headers[partition])
+                if made.num_rows:
+                    ends[partition] = _end_of(made)
+                    yield made
 
-    def _promised(self, extents: Mapping[int, Extent], tails: Mapping[int, Tail], count: int) -> list[Publication]:
+    def _promised(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """What `at_most_once` notes before it publishes: no offset can be known yet."""
-        pieces = self._messages(extents, tails, {p: {} for p in extents}, count)
+        pieces = self._messages(found, tails, {p: {} for p in found.extents})
         return _publications({piece["partition"][0].as_py(): _end_of(piece) for piece in pieces}, tails)
 
     # -- headers for recovery from a lost lake
 
-    def _headers(self, extents: Mapping[int, Extent]) -> dict[int, Headers]:
+    def _headers(self, found: Pending) -> dict[int, Headers]:
         """A partition's last messages carry these headers; its first ones do too where a part of the batch may be out alone."""
-        headers: dict[int, dict[int, list[tuple[str, bytes]]]] = {partition: {} for partition in extents}
-        ends = [{p: extent.last for p, extent in extents.items()}]
+        headers: dict[int, dict[int, list[tuple[str, bytes]]]] = {partition: {} for partition in found.extents}
+        ends = [{p: extent.last for p, extent in found.extents.items()}]
         if self.settings.publish.delivery != "exactly_once":
-            ends.append({p: extent.first for p, extent in extents.items()})
+            ends.append({p: extent.first for p, extent in found.extents.items()})
         for times in ends:
             for partition, said in self._beginnings(times).items():
                 headers[partition][times[partition]] = said

@@ -7,7 +7,7 @@ inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -116,10 +116,9 @@ class Engine(Protocol):
         """
         ...
 
-    def in_order(self, rows: Rows, count: int, value: str | None = None) -> Iterator[pa.Table]:
-        """About `count` rows of silver in pieces of bounded size, by (partition, event_time, merge_key as UTF-8 bytes).
-
-        With `value` (Spark SQL over silver's columns), its bytes are the column `value` of the pieces.
+    def fetched(self, rows: Rows, value: str | None = None) -> pa.Table:
+        """Rows, no more than memory holds, in this process. With `value` (Spark SQL over silver's columns), its bytes are the
+        column `value`.
         """
         ...
 

@@ -51,8 +51,10 @@ LAYER_SETTINGS: Mapping[str, str] = {
 }
 
 LAYER_DEFAULTS: Mapping[str, str] = {
-    # Spark computes a batch's size after every row, in time that grows with the rows whose lists are null: every record.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+    # Rows go to Python in batches bounded by their number alone. Bounded by bytes, as Spark's default has it, their size is
+    # computed after every row, in time that grows with the rows whose lists are null: every record.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }
 """Settings of the layers that those under `spark:` may change."""
 

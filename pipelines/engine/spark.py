@@ -45,9 +45,6 @@ FROM_TABLES = "200 milliseconds"
 PIECE_BYTES = 32 * 1024 * 1024
 """About so many bytes go from a Python worker to Spark at a time."""
 
-ROWS_PER_SORT = 100_000
-"""About so many rows are sorted by one task, and come to the driver after one another."""
-
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
@@ -132,15 +129,12 @@ class SparkEngine:
             "valid", F.when(is_finished, F.col("invalid_reason").isNull())
         )
 
-    def in_order(self, rows: DataFrame, count: int, value: str | None = None) -> Iterator[pa.Table]:
-        """See `Engine.in_order`."""
+    def fetched(self, rows: DataFrame, value: str | None = None) -> pa.Table:
+        """See `Engine.fetched`."""
         if value is not None:
             rows = rows.withColumn("value", F.expr(value).cast("binary"))
-        tasks = max(1, min(count // ROWS_PER_SORT, 1000))
-        in_order = rows.repartitionById(tasks, (F.col("partition") % tasks).cast("int"))
-        in_order = in_order.sortWithinPartitions("partition", "event_time", "merge_key")
-        for row in in_order.mapInArrow(_packed, "piece BINARY").toLocalIterator(prefetchPartitions=True):
-            yield pa.ipc.open_stream(row.piece).read_all()
+        # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long as it lives.
+        return rows.toArrow().combine_chunks()
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""
@@ -321,15 +315,6 @@ def _pieces(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     size = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
     for begin in range(0, rows.num_rows, size):
         yield from rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
-
-
-def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Arrow batches as bytes in Arrow's own stream format, one row each: so they come to the driver one after the other."""
-    for batch in batches:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as stream:
-            stream.write_batch(batch)
-        yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], ["piece"])
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:

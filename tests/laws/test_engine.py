@@ -219,24 +219,15 @@ def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
     assert read(engine, rows, ["last_seq", "source"]) == [(2, "it's")]
 
 
-def test_rows_come_in_order_of_partition_time_and_utf8_key(engine: Engine) -> None:
-    keys = ["z", "é", "\U0001f600", "\uffff", "a", "aa"]
-    rows: list[tuple[Any, ...]] = [
-        (p, key, "timed_out", t, t, [], [], True, None, 0) for p in range(5) for t in (-5, 10**12, 7) for key in keys
-    ]
-    found = engine.lake.layout[tables.SILVER].rows(rows[::-1])
-    for count in (1, 10**6):
-        pieces = list(engine.in_order(engine.rows(found), count))
-        seen = [
-            (row["partition"], round(row["event_time"].timestamp() * 1000), row["merge_key"].encode())
-            for piece in pieces
-            for row in piece.to_pylist()
-        ]
-        by_partition = {p: [place for place in seen if place[0] == p] for p in range(5)}
-        assert sorted(seen) == sorted((p, t, key.encode()) for p in range(5) for t in (-5, 10**12, 7) for key in keys)
-        assert all(mine == sorted(mine) for mine in by_partition.values())
-    [piece, *_] = engine.in_order(engine.rows(found), 1, "concat(merge_key, '!')")
-    assert piece["value"].to_pylist() == [f"{key}!".encode() for key in piece["merge_key"].to_pylist()]
+def test_fetched_rows_are_those_that_were_read_and_what_an_expression_makes_of_them(engine: Engine) -> None:
+    part = {"offset": 0, "event_time": -5, "value": "é"}
+    rows: list[tuple[Any, ...]] = [(p, key, "timed_out", -5, 7, [], [part], True, None, 0) for p in range(3) for key in "ab"]
+    found = engine.lake.layout[tables.SILVER].rows(rows)
+    fetched = engine.fetched(engine.rows(found))
+    assert sorted(map(str, fetched.to_pylist())) == sorted(map(str, found.to_pylist()))
+    assert engine.fetched(engine.rows(found.slice(0, 0))).num_rows == 0
+    judged = engine.fetched(engine.rows(found), "concat(merge_key, orders[0].value)")
+    assert sorted(judged["value"].to_pylist()) == sorted(f"{key}é".encode() for key in "ab" for _ in range(3))
 
 
 def judge(engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6) -> dict[str, tuple[Any, Any]]:
