@@ -16,10 +16,6 @@ from pipelines.lake.questions import Questions, Where, neighbours
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
-PIECE = 50_000
-"""About so many records are read at a time: they are held in memory."""
-
-
 class Extent(NamedTuple):
     """What is published of a partition: the event times (ms) of the first and the last of the records."""
 
@@ -42,7 +38,7 @@ class Pending(NamedTuple):
         return extents
 
 
-def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int, size: int = PIECE) -> Pending:
+def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int, size: int) -> Pending:
     """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records.
 
     All records of one event time go together. Whatever times out later has a later event time, so that an extent stays what it

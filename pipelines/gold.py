@@ -45,6 +45,9 @@ from pipelines.settings import Settings
 MAX_PER_TRANSACTION = 500_000
 """About so many messages go into one transaction: few large ones are cheap, and none outlives its timeout."""
 
+MAX_PER_PIECE = 50_000
+"""About so many rows are read at a time: they are held in memory."""
+
 Headers = Mapping[int, list[tuple[str, bytes]]]
 """Further headers of messages, by event time (ms)."""
 
@@ -73,7 +76,7 @@ class Gold:
         while not is_stopping():
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is out
-            found = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION)
+            found = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION, MAX_PER_PIECE)
             publications = self._publish(found, tails) if found.pieces else []
             self._tails = tails | {p.partition: p.tail for p in publications}
             if publications:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,9 +30,12 @@ from pipelines.observability import Reporter
 from pipelines.owner import Owner
 from pipelines.settings import Settings
 from pipelines.silver import Silver
-from pipelines.streams import Gate, Patience, Stream
+from pipelines.streams import Following, Gate, Patience, Stream
 
 LAYERS = ("bronze", "silver", "gold")
+
+LOOK_EVERY_S = 0.1
+"""How often a run looks after its streams."""
 
 
 @dataclass
@@ -65,58 +67,35 @@ class Run:
         self.reporter.tell("lake", "ready")
 
     def once(self) -> None:
-        """Everything available now passes through the layers, one after the other."""
+        """Everything available now passes through the layers. Each begins with what the one before has handed on so far, and
+        ends after it. Raises WatersmeetError where a stream failed.
+        """
         with self.owned() as owned:
-            if "bronze" in self.layers:
-                self._bronze_once(owned)
-            owned.raise_if_lost()
-            if "silver" in self.layers:
-                self.patience.bear(owned.drain_silver)
-            if "gold" in self.layers:
-                self.patience.bear(owned.drain_gold)
-            owned.raise_if_lost()
-
-    def _bronze_once(self, owned: Owned) -> None:
-        watch = self._watch()
-        streams = [owned.bronze(source, once=True) for source in self.settings.sources]
-        try:
-            for stream in streams:
-                stream.start()
-            while not (all(stream.is_done for stream in streams) or self.stopping.is_set()):
-                watch.look()
-                for stream in streams:
-                    stream.look_after()
-                time.sleep(0.05)
-        except BaseException:
-            self.stopping.set()  # so that no batch is cut in two
-            raise
-        finally:
-            for stream in streams:
-                stream.stop()
-        for stream in streams:
-            stream.raise_failure()
+            self._look_after(owned, owned.streams(once=True))
 
     def until_stopped(self) -> None:
         """Every layer follows the one before it. Returns once `stopping` is set and every batch under way is done; raises
         WatersmeetError where a stream failed, the others having been stopped in the same way.
         """
         with self.owned(can_be_idle=True) as owned:
-            watch = self._watch()
-            streams = owned.streams()
-            try:
-                for stream in streams:
-                    stream.start()
-                while not self.stopping.wait(0.5):
-                    watch.look()
-                    for stream in streams:
-                        stream.look_after()
-            finally:
-                self.stopping.set()
-                for stream in streams:
-                    stream.stop()
-            owned.raise_if_lost()
+            self._look_after(owned, owned.streams(once=False))
+
+    def _look_after(self, owned: Owned, streams: Sequence[Stream]) -> None:
+        watch = self._watch()
+        try:
             for stream in streams:
-                stream.raise_failure()
+                stream.start()
+            while not (self.stopping.wait(LOOK_EVERY_S) or all(stream.is_done for stream in streams)):
+                watch.look()
+                for stream in streams:
+                    stream.look_after()
+        finally:
+            self.stopping.set()  # so that no batch is cut in two
+            for stream in streams:
+                stream.stop()
+        owned.raise_if_lost()
+        for stream in streams:
+            stream.raise_failure()
 
     def _watch(self) -> Watch:
         return Watch(self.settings, self.partitions, lambda news: self.reporter.tell("kafka", news), self.patience_s)
@@ -158,6 +137,7 @@ class Owned:
         self.silver = Silver(owner, self._settings, run.partitions, self._silence)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
         self._maintenance = {layer: Maintenance(owner.engine, kept_by(layer, self._settings)) for layer in ("silver", "gold")}
+        self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
     @property
     def is_lost(self) -> bool:
@@ -169,17 +149,19 @@ class Owned:
         if self._lease.lost is not None:
             raise self._lease.lost
 
-    def streams(self) -> list[Stream]:
-        """What runs until it is stopped: a stream for each source, one for silver and one for gold, as far as chosen."""
-        streams = []
-        if "bronze" in self._run.layers:
-            streams += [self.bronze(source, once=False) for source in self._settings.sources]
+    def streams(self, *, once: bool) -> list[Stream]:
+        """A stream for each source, one for silver and one for gold, as far as chosen: up to what there is now (`once`), or until
+        they are stopped.
+        """
+        sources = list(self._settings.sources)
+        bronze = [self.bronze(source, once=once) for source in sources] if "bronze" in self._run.layers else []
+        silver, gold = [], []
         if "silver" in self._run.layers:
-            upstream = [tables.bronze(source) for source in self._settings.sources]
-            streams.append(self._following(tables.SILVER, upstream, self.drain_silver, self._silence_is_due))
+            upstream = [tables.bronze(source) for source in sources]
+            silver = [self._following("silver", upstream, bronze if once else None, self.drain_silver, self._silence_is_due)]
         if "gold" in self._run.layers:
-            streams.append(self._following("gold", [tables.SILVER], self.drain_gold))
-        return streams
+            gold = [self._following("gold", [tables.SILVER], silver if once else None, self.drain_gold)]
+        return bronze + silver + gold
 
     def bronze(self, source: str, *, once: bool) -> Stream:
         """The stream of a source; it begins where the lake says, each time it is started."""
@@ -189,7 +171,11 @@ class Owned:
         beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 
         def begin(gate: Gate) -> Running:
-            return bronze.start(beginning.checked_offsets(source), gate.run, once=once)
+            def take(work: Callable[[], None]) -> None:
+                gate.run(work)
+                self._news["silver"].set()
+
+            return bronze.start(beginning.checked_offsets(source), take, once=once)
 
         return Stream(Gate(run.patience), begin, ends=once)
 
@@ -199,6 +185,7 @@ class Owned:
             rows = sum(done.until_offset - done.from_offset for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
             self._run.reporter.tell("silver", f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}")
+            self._news["gold"].set()
             self._maintenance["silver"].after_commit()
 
     def drain_gold(self) -> None:
@@ -212,12 +199,22 @@ class Owned:
         return self._silence is not None and self._silence.is_due
 
     def _following(
-        self, name: str, upstream: Sequence[str], drain: Callable[[], None], is_due: Callable[[], bool] = lambda: False
+        self,
+        layer: str,
+        upstream: Sequence[str],
+        until_done: Sequence[Stream] | None,
+        drain: Callable[[], None],
+        is_due: Callable[[], bool] = lambda: False,
     ) -> Stream:
-        """A stream that calls `drain` at its start, whenever a table upstream has a new commit, and when it is due."""
+        """A stream that calls `drain` at its start, and again for what is new: until these streams of the run before it are done,
+        or else whenever a table upstream has a new commit, and when it is due.
+        """
+        if until_done is not None:
+            news = self._news[layer]
+            return Stream(Gate(self._run.patience), lambda gate: Following(gate, drain, until_done, news), ends=True)
 
         def begin(gate: Gate) -> Running:
-            return self.owner.engine.follow(name, upstream, lambda: gate.run(drain))
+            return self.owner.engine.follow(layer, upstream, lambda: gate.run(drain))
 
         return Stream(Gate(self._run.patience), begin, drain, is_due)
 

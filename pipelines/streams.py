@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.engine import Running
@@ -12,6 +12,9 @@ from pipelines.errors import WatersmeetError, is_known, is_retriable, root_cause
 from pipelines.observability import Reporter
 
 RETRY_S = 1.0
+
+NEWS_S = 0.1
+"""How often what follows others looks whether they are done."""
 
 ATTEMPTS = 3
 """So often in a row, with no batch between, a stream is begun that ends by its engine's own failure."""
@@ -169,3 +172,37 @@ class Stream:
 
     def _failure(self) -> Exception | None:
         return None if self._running is None else self._running.failure
+
+
+class Following:
+    """Drains what other streams of this process hand on, until they are done: the engine's `Running` for a run that ends."""
+
+    failure = None
+    """The gate keeps what a drain fails of."""
+
+    def __init__(self, gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> None:
+        """`upstream` have been started; `news` is set whenever one of them has handed something on."""
+        self._gate, self._drain, self._upstream, self._news = gate, drain, upstream, news
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it still drains or waits."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Returns once it has ended, which it does after the drain under way."""
+        self._thread.join()
+
+    def _follow(self) -> None:
+        is_last = False
+        while not (is_last or self._gate.stopping.is_set()):
+            is_last = self._upstream_is_done()  # asked before the drain, which then sees all there is
+            self._news.clear()
+            self._gate.run(self._drain)
+            while not (self._upstream_is_done() or self._gate.stopping.is_set() or self._news.wait(NEWS_S)):
+                pass
+
+    def _upstream_is_done(self) -> bool:
+        return all(stream.is_done for stream in self._upstream)

@@ -43,7 +43,8 @@ PRODUCE_TIMEOUT_S = 120
 _SLICE_S = 0.1
 """How long a client works before its errors are looked at."""
 
-_PIECE = 10_000
+PIECE = 10_000
+"""So many messages are produced between two looks at what the broker said."""
 
 _FENCED: Final = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 """A transaction that outlived its timeout is fenced too, by the broker; the next start settles it."""
@@ -162,7 +163,7 @@ class Publisher:
                 failed.append(error)
 
         last: dict[int, Tail] = {}
-        pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=_PIECE))
+        pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=PIECE))
         for piece in filter(len, pieces):
             if not last and self._is_transactional:
                 producer.begin_transaction()

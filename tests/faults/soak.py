@@ -29,7 +29,7 @@ from tests.support.rivers import LAKES, Losses, River, until
 ANY_MOMENT = "any moment"
 
 
-PIECE = {"spark.sql.execution.arrow.maxRecordsPerBatch": "5"}
+PIECE = 5
 """So many messages are produced at a time: a crash may come between any two pieces."""
 
 
@@ -147,8 +147,7 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
             changes: dict[str, Any] = {"publish__delivery": mode, "merge__idle_after": "3s" if mode == "exactly_once" else None}
             name = f"siege-{lake}-{mode.replace('_', '-')}"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
-            river.config["spark"] |= PIECE
-            river.write()
+            river.piece = PIECE
             sieges.append(Siege(lake, mode, river, rng, targets(mode, share, rng)))
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as pool:

@@ -14,14 +14,8 @@ PIECE = 3
 
 def crashed_after_the_first_piece(kafka: str, folder: Path, name: str, delivery: str, *, visible: int) -> River:
     """A first publication into one partition that was cut short; its first piece had reached the broker."""
-    river = River.make(
-        kafka,
-        folder,
-        name,
-        partitions=1,
-        publish__delivery=delivery,
-        spark={"spark.sql.execution.arrow.maxRecordsPerBatch": str(PIECE)},
-    )
+    river = River.make(kafka, folder, name, partitions=1, publish__delivery=delivery)
+    river.piece = PIECE
     for _ in range(3):
         river.flow()
     process = river.run("--once", point="publisher.produce", count=2)

@@ -57,10 +57,14 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
         time.sleep(0.05)
 
 
+IN_PIECES = "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = {piece}; main()"
+
+
 class RunProcess:
     """`watersmeet run` in a process of its own, held at a fault point where one is armed."""
 
-    def __init__(self, config: Path, *arguments: str, point: str | None = None, count: int = 1) -> None:
+    def __init__(self, config: Path, *arguments: str, point: str | None = None, count: int = 1, piece: int | None = None) -> None:
+        """`piece`: so many messages are produced at a time."""
         self.log = config.parent / "run.log"
         self.folder = config.parent / f"fault-{time.monotonic_ns()}"
         self.folder.mkdir()
@@ -68,7 +72,8 @@ class RunProcess:
         if point is not None:
             environment[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "pipelines", "run", *arguments, "-c", str(config)]
+            program = ["-m", "pipelines"] if piece is None else ["-c", IN_PIECES.format(piece=piece)]
+            command = [sys.executable, *program, "run", *arguments, "-c", str(config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=config.parent)
         self._family = psutil.Process(self.process.pid)
 
@@ -149,6 +154,7 @@ class River:
     config: dict[str, Any]
     cases: dict[int, Case] = field(default_factory=dict)
     chunks: int = 0
+    piece: int | None = None
 
     @classmethod
     def make(
@@ -231,7 +237,7 @@ class River:
             produce(self.kafka, self.config["sources"][source]["topic"], sent)
 
     def run(self, *arguments: str, point: str | None = None, count: int = 1) -> RunProcess:
-        return RunProcess(self.file, *arguments, point=point, count=count)
+        return RunProcess(self.file, *arguments, point=point, count=count, piece=self.piece)
 
     def finish(self, *arguments: str) -> None:
         """An undisturbed run over what is there."""

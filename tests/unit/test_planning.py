@@ -73,19 +73,19 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
     ]
     asked = answering(silver=rows)
     tails = {0: Tail(1, 5, "a", 1), 1: Tail(1, 3, "b", 1), 2: Tail(0, 4, "a", 0)}
-    assert pending(asked, tails, 4, 100) == Pending([{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False)
+    assert pending(asked, tails, 4, 100, 100) == Pending([{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False)
     everything = {0: Extent(1, 7), 1: Extent(3, 3), 2: Extent(4, 4), 3: Extent(0, 0)}
-    assert pending(asked, {}, 40, 100) == Pending([everything], has_more=False)
+    assert pending(asked, {}, 40, 100, 100) == Pending([everything], has_more=False)
 
 
 def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> None:
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
-    assert pending(answering(silver=rows), {}, 2, 20) == Pending([{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True)
+    assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending([{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True)
 
 
 def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     rows = [finished(p, time, key) for p in range(3) for time in range(p + 1) for key in "ab"]
-    found = pending(answering(silver=rows), {}, 3, 100, size=3)
+    found = pending(answering(silver=rows), {}, 3, 100, 3)
     assert found.pieces == [{0: Extent(0, 0), 1: Extent(0, 0)}, {1: Extent(1, 1), 2: Extent(0, 0)}, {2: Extent(1, 2)}]
     assert found.extents == {0: Extent(0, 0), 1: Extent(0, 1), 2: Extent(0, 2)}
-    assert pending(answering(silver=[]), {}, 3, 100) == Pending([], has_more=False)
+    assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False)

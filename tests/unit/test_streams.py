@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ import pytest
 from pipelines import streams
 from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
 from pipelines.observability import Reporter
-from pipelines.streams import Gate, Patience, Stream
+from pipelines.streams import Following, Gate, Patience, Stream
 
 DEADLINE_S = 60
 
@@ -306,3 +307,82 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
     looking.join(DEADLINE_S)
     passage.stopping.set()
     river.stop()
+
+
+# -- what follows other streams of a run that ends
+
+
+def following(river: Stream, drained: Callable[[], None], news: threading.Event) -> Stream:
+    passage = Gate(river.gate.patience)
+    follower = Stream(passage, lambda _: Following(passage, drained, [river], news), ends=True)
+    follower.start()
+    return follower
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_is_handed_on_is_drained_while_it_comes_and_once_more_after_its_end() -> None:
+    river, begun = stream(gate())
+    river.ends = True
+    river.start()
+    handed_on, drained, news = [0], list[int](), threading.Event()
+    follower = following(river, lambda: drained.append(handed_on[0]), news)
+    await_that(lambda: drained == [0])
+    handed_on[0] = 1
+    news.set()
+    await_that(lambda: drained == [0, 1])
+    assert not follower.is_done
+    handed_on[0] = 2
+    begun[0].end()
+    await_that(lambda: follower.is_done)
+    assert drained == [0, 1, 2]
+
+
+def test_what_follows_a_stream_that_failed_waits_for_the_one_begun_anew() -> None:
+    river, begun = stream(gate())
+    river.ends = True
+    river.start()
+    follower = following(river, lambda: None, threading.Event())
+    begun[0].end(away())
+    river.look_after()
+    assert not follower.is_done
+    begun[1].end()
+    await_that(lambda: follower.is_done)
+
+
+def test_what_follows_ends_with_the_drain_under_way_once_the_run_stops() -> None:
+    river, _ = stream(gate())
+    river.ends = True
+    river.start()
+    entered, may_go, drains = threading.Event(), threading.Event(), list[str]()
+
+    def drain() -> None:
+        drains.append("begun")
+        entered.set()
+        assert may_go.wait(DEADLINE_S)
+        drains.append("done")
+
+    follower = following(river, drain, threading.Event())
+    assert entered.wait(DEADLINE_S)
+    river.gate.stopping.set()
+    assert follower.is_active
+    may_go.set()
+    follower.stop()
+    assert not follower.is_active
+    assert drains == ["begun", "done"]
+
+
+def test_a_drain_that_fails_stops_the_run_and_is_raised() -> None:
+    river, _ = stream(gate())
+    river.ends = True
+    river.start()
+    follower = following(river, Work([ConfigurationError("bad")]), threading.Event())
+    await_that(river.gate.stopping.is_set)
+    follower.stop()
+    with pytest.raises(ConfigurationError, match="bad"):
+        follower.raise_failure()
