@@ -2,4 +2,5 @@
 
 from pipelines.cli import main
 
-main()
+if __name__ == "__main__":  # a worker process imports it, too
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 
 class WatersmeetError(Exception):
@@ -12,6 +13,16 @@ class WatersmeetError(Exception):
     exit_code = 1
     retriable = False
     """Whether the same thing may succeed a little later, so that a run waits and tries again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As itself from one process to another: its sentence and its facts, whatever its class was made from."""
+        return _again, (type(self), self.args, vars(self))
+
+
+def _again(kind: type[WatersmeetError], sentence: tuple[Any, ...], facts: Mapping[str, Any]) -> WatersmeetError:
+    error = kind.__new__(kind, *sentence)
+    error.__dict__.update(facts)
+    return error
 
 
 class ConfigurationError(WatersmeetError):

@@ -160,7 +160,7 @@ class Settings(_Part):
     """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in their written order."""
 
     name: kinds.Name = Field(examples=["shop"])
-    engine: Literal["spark"] = "spark"
+    engine: Literal["spark", "embedded"] = "spark"
     lake: Annotated[
         Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")], Discriminator(_shape_of_lake)
     ] = Field(examples=["./lake"])

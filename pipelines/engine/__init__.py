@@ -70,7 +70,11 @@ class Engine(Protocol):
     """
 
     lake: Lake
-    questions: Questions
+
+    @property
+    def questions(self) -> Questions:
+        """What may be asked about the lake's tables."""
+        ...
 
     def read(
         self,

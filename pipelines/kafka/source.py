@@ -5,11 +5,9 @@ The settings live in the class that `kafka_source` makes, not in options of the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +17,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster
+from pipelines.kafka.ranges import share, split_ranges
 from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import KafkaSettings
-
-SMALLEST_SPLIT = 20_000
-"""A range is not split into parts with fewer offsets: a task's own cost would outweigh what it reads."""
 
 
 @dataclass(frozen=True)
@@ -143,28 +139,3 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _cluster(self) -> Cluster:
         """Made by the first question: what the workers get has none."""
         return Cluster(self._topic.kafka, self._topic.timeout_s)
-
-
-def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
-    """How many offsets of each partition a batch of at most `limit` takes: in proportion to their backlog.
-
-    Every partition with a backlog gets at least one, also where they are more than `limit`.
-    """
-    least = {p: min(waiting, 1) for p, waiting in backlog.items()}
-    rest = sum(backlog.values()) - sum(least.values())
-    room = min(max(limit - sum(least.values()), 0), rest)
-    return {p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()}
-
-
-def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
-    """Ranges that are not empty, the large ones cut so that `parallelism` tasks have something to do.
-
-    No part of a cut range has fewer than `SMALLEST_SPLIT` offsets.
-    """
-    share_of_task = max(sum(wanted.size for wanted in ranges) / max(parallelism, 1), 1)
-    parts = []
-    for wanted in filter(lambda wanted: wanted.size, ranges):
-        count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // SMALLEST_SPLIT), 1)
-        cuts = [wanted.from_offset + wanted.size * i // count for i in range(count + 1)]
-        parts += [Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)]
-    return parts

@@ -39,17 +39,23 @@ class DeltaRsQuestions(Questions):
 
     def exists(self, table: str) -> bool:
         """See `Questions`."""
-        return DeltaTable.is_deltatable(self._path(table), self._storage(table))
+        return DeltaTable.is_deltatable(self.path(table), self._storage(table))
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
-        return self._ask(table, columns, {}, where, version, "")
+        return answer(self._ask(table, columns, {}, where, version, ""))
+
+    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+        """As `select`, with times as they are in the table."""
+        found = self._ask(table, columns, {}, where, version, "")
+        return found.cast(plain_schema(found.schema))
 
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
-        return self._ask(table, by, values, where, version, f" GROUP BY {', '.join(map(_name, by))}" if by else "")
+        grouped = f" GROUP BY {', '.join(map(sql_name, by))}" if by else ""
+        return answer(self._ask(table, by, values, where, version, grouped))
 
     def _ask(
         self, table: str, columns: Sequence[str], values: Aggregates, where: Where, version: int | None, grouped: str
@@ -57,12 +63,13 @@ class DeltaRsQuestions(Questions):
         found = self._at(table, version)
         schema = _schema(found)
         check_question(table, schema.names, columns, where, values)
-        wanted = [_name(column) for column in columns]
+        wanted = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
-            wanted.append(f"{kind}({column if column == '*' else _name(column)}) AS {_name(name)}")
-        sql = f"SELECT {', '.join(wanted)} FROM t{_where(where, schema)}{grouped}"
+            wanted.append(f"{kind}({column if column == '*' else sql_name(column)}) AS {sql_name(name)}")
+        condition = f" WHERE {sql_where(where, schema)}" if where else ""
+        sql = f"SELECT {', '.join(wanted)} FROM t{condition}{grouped}"
         try:
-            return answer(pa.table(QueryBuilder().register("t", found).execute(sql)))
+            return pa.table(QueryBuilder().register("t", found).execute(sql))
         except (DeltaError, pa.ArrowException, OSError):
             if version is not None and self._lacks_files(table, found):
                 raise VersionGoneError(table, version) from None
@@ -70,32 +77,34 @@ class DeltaRsQuestions(Questions):
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
-        commits = self._table(table).history(limit)
+        commits = self.opened(table).history(limit)
         return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
 
     def version(self, table: str) -> int:
         """See `Questions`."""
-        return self._table(table).version()
+        return self.opened(table).version()
 
     def columns(self, table: str) -> pa.Schema:
         """See `Questions`."""
-        return _schema(self._table(table))
+        return _schema(self.opened(table))
 
     def properties(self, table: str) -> dict[str, str]:
         """See `Questions`."""
-        return dict(self._table(table).metadata().configuration)
+        return dict(self.opened(table).metadata().configuration)
 
     def file_count(self, table: str) -> int:
         """See `Questions`."""
-        return len(self._table(table).file_uris())
+        return len(self.opened(table).file_uris())
 
-    def _path(self, table: str) -> str:
+    def path(self, table: str) -> str:
+        """The path or URI of a table, as delta-rs takes it."""
         return local_path(self._lake.address(table))
 
     def _storage(self, table: str) -> dict[str, str]:
         return dict(self._lake.home(table).storage)
 
-    def _table(self, table: str) -> DeltaTable:
+    def opened(self, table: str) -> DeltaTable:
+        """The table at its last commit. Each thread has its own."""
         known: dict[str, DeltaTable] = vars(self._known)
         try:
             known[table].update_incremental()
@@ -105,13 +114,13 @@ class DeltaRsQuestions(Questions):
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:
-            return DeltaTable(self._path(table), version, self._storage(table))
+            return DeltaTable(self.path(table), version, self._storage(table))
         except TableNotFoundError:
             raise NoTableError(table, self._lake.home(table).location) from None
 
     def _at(self, table: str, version: int | None) -> DeltaTable:
         if version is None:
-            return self._table(table)
+            return self.opened(table)
         if not 0 <= version <= self.version(table):
             raise VersionGoneError(table, version)
         try:
@@ -120,7 +129,7 @@ class DeltaRsQuestions(Questions):
             raise VersionGoneError(table, version) from None
 
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
-        files, path = Files(self._storage(table)), self._path(table)
+        files, path = Files(self._storage(table)), self.path(table)
         named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in named)
 
@@ -129,18 +138,19 @@ def _schema(found: DeltaTable) -> pa.Schema:
     return plain_schema(pa.schema(found.schema().to_arrow()))
 
 
-def _where(where: Where, schema: pa.Schema) -> str:
+def sql_where(where: Where, schema: pa.Schema) -> str:
+    """Conditions as SQL of DataFusion, for a table with these columns."""
     terms = [" AND ".join(_condition(schema, *condition) for condition in term) or "TRUE" for term in where]
-    return f" WHERE {' OR '.join(f'({term})' for term in terms)}" if terms else ""
+    return " OR ".join(f"({term})" for term in terms) or "TRUE"
 
 
 def _condition(schema: pa.Schema, column: str, operator: str, value: Any) -> str:
     if operator in ("is null", "is not null"):
-        return f"{_name(column)} {operator.upper()}"
+        return f"{sql_name(column)} {operator.upper()}"
     kind = schema.field(column).type
     if operator == "in":
-        return f"{_name(column)} IN ({', '.join(_literal(one, kind) for one in value)})" if len(value) else "FALSE"
-    return f"{_name(column)} {operator} {_literal(value, kind)}"
+        return f"{sql_name(column)} IN ({', '.join(_literal(one, kind) for one in value)})" if len(value) else "FALSE"
+    return f"{sql_name(column)} {operator} {_literal(value, kind)}"
 
 
 def _literal(value: Any, kind: pa.DataType) -> str:
@@ -157,5 +167,6 @@ def _literal(value: Any, kind: pa.DataType) -> str:
     raise ValueError(f"{value!r} is no value that a column can be compared with")
 
 
-def _name(column: str) -> str:
+def sql_name(column: str) -> str:
+    """A column's name, quoted for SQL of DataFusion."""
     return '"{}"'.format(column.replace('"', '""'))

@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.core.reading import KAFKA
 from pipelines.core.types import columns_ddl
 from pipelines.errors import is_retriable, root_cause
+from pipelines.kafka.ranges import share, split_ranges
 from pipelines.kafka.reading import Range
-from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register, share, split_ranges
+from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.topics import create_topics, produce, produce_transaction

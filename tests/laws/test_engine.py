@@ -144,9 +144,9 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     [last] = engine.questions.history(tables.SILVER, 1)
     assert Commit.parse(last.metadata) == Commit("merges", 1, 2, {"batch": 1})
     rows = changed(engine, *second)
-    failing = engine.per_partition(_failing, [rows], engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME)))
-    with pytest.raises(Exception, match="on purpose"):
-        engine.merge(tables.SILVER, failing, Commit("merges", 1, 3))
+    schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
+    with pytest.raises(Exception, match="on purpose"):  # at once, or when the rows are needed
+        engine.merge(tables.SILVER, engine.per_partition(_failing, [rows], schema), Commit("merges", 1, 3))
     assert silver(engine, 3) == expected
     assert settings_of(spark) == before
     mine, version = [[("partition", "=", 3)]], engine.questions.version(tables.SILVER) - 1

@@ -21,6 +21,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.engine import Engine
+from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.spark import SparkEngine
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
@@ -33,7 +34,7 @@ from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case
 
-KINDS = ("spark-folder", "spark-catalog")
+KINDS = ("embedded-folder", "spark-folder", "spark-catalog")
 """Every engine with every kind of lake that it can write."""
 
 KAFKA_TIME_US = 1_767_225_600_000_000
@@ -43,8 +44,9 @@ KAFKA_TIME_US = 1_767_225_600_000_000
 @contextmanager
 def place_of(kind: str, spark: SparkSession, folder: Path) -> Iterator[dict[str, Any]]:
     """Inside, there is a place for a lake of a kind, in a folder; what a configuration says of it (`lake`, `checkpoints`)."""
-    if kind == "spark-folder":
-        yield {"lake": str(folder / "the `lake`, é")}
+    engine, _, place = kind.partition("-")
+    if place == "folder":
+        yield {"engine": engine, "lake": str(folder / "the `lake`, é")}
         return
     schema = f"lake_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
     spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder / schema}'")
@@ -57,7 +59,8 @@ def place_of(kind: str, spark: SparkSession, folder: Path) -> Iterator[dict[str,
 
 def engine_for(spark: SparkSession, settings: Settings) -> Engine:
     """The engine of a configuration, in a session with the layers' settings."""
-    return SparkEngine(spark, Lake(settings))
+    by_spark = SparkEngine(spark, Lake(settings))
+    return by_spark if settings.engine == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
 
 
 def delta_table(spark: SparkSession, lake: Lake, table: str) -> DeltaTable:

@@ -275,7 +275,7 @@ def test_what_is_not_available_is_refused_as_such(tmp_path: Path, path: str, val
 
 
 def test_what_is_not_available_is_named() -> None:
-    assert NOT_AVAILABLE == [("engine", "embedded"), ("sources.tracking.format", "avro")]
+    assert NOT_AVAILABLE == [("sources.tracking.format", "avro")]
 
 
 def kafka_with(folder: Path, option: str) -> Settings:

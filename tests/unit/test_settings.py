@@ -587,10 +587,9 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("storage", {"AWS_REGION": None}), "storage.AWS_REGION must be text, a number, true or false, not null"),
         (("storage", {"a=b": "x"}), "storage has a name that no option can have; write `name: value`"),
         (("spark", {"spark.jars": ["a"]}), "spark.spark.jars must be text, a number, true or false, not a list"),
-        (("engine", "flink"), "engine: `flink` is not one of the values it may have; use spark"),
-        (("engine", ["spark"]), "engine: a list is not one of the values it may have; use spark"),
+        (("engine", "flink"), "engine: `flink` is not one of the values it may have; use spark or embedded"),
+        (("engine", ["spark"]), "engine: a list is not one of the values it may have; use spark or embedded"),
         # not yet
-        (("engine", "embedded"), "engine: `embedded` is not available in this version of Watersmeet; use spark"),
         (("sources/orders/format", "avro"), "sources.orders.format: `avro` is not available in this version of Watersmeet; use json"),
     ],
 )  # fmt: skip

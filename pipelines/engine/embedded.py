@@ -1,0 +1,273 @@
+"""The embedded engine: one process without a JVM, for a lake with a path. delta-rs reads and writes the tables, librdkafka reads
+Kafka, and rows are Arrow tables in memory: batches are bounded, so memory is, too.
+
+The user's SQL expressions are Spark SQL on every engine. A local Spark session starts with the first one that is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+from pipelines.core.reading import read_records
+from pipelines.engine import Function, KafkaInput
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.ranges import share
+from pipelines.kafka.reading import Range
+from pipelines.kafka.workers import read_decoded
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions, sql_name, sql_where
+from pipelines.lake.commits import Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.location import Lake
+from pipelines.lake.questions import Where, answer
+from pipelines.lake.tables import Table
+
+if TYPE_CHECKING:
+    from pipelines.engine.spark import SparkEngine
+
+FROM_KAFKA_S: Final = 0.2
+"""How often bronze asks Kafka for new records."""
+
+FROM_TABLES_S: Final = 0.1
+"""How often a layer looks for new commits: each look lists a folder."""
+
+FILE_BYTES: Final = 128 * 1024 * 1024
+"""Compaction makes files of about this size."""
+
+_WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
+
+
+class EmbeddedEngine:
+    """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for."""
+
+    def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine]) -> None:
+        self.lake, self._open_expressions = lake, expressions
+        self.questions = DeltaRsQuestions(lake)
+
+    # -- reading
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        where: Where = (),
+        *,
+        constants: Mapping[str, str] | None = None,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `Engine.read`."""
+        found = self.questions.rows(table, columns, where, version)
+        for name, value in (constants or {}).items():
+            found = found.append_column(pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(found)))
+        return found
+
+    def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+        """See `Engine.read_kafka`."""
+        wanted = [Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
+        return self._read_ranges(source, wanted)
+
+    def _read_ranges(self, source: KafkaInput, ranges: Sequence[Range]) -> pa.Table:
+        schema = self.lake.layout[tables.bronze(source.source)].schema
+        return read_decoded(source.kafka, ranges, partial(read_records, rules=source.rules), schema)
+
+    def rows(self, found: pa.Table) -> pa.Table:
+        """See `Engine.rows`."""
+        return found
+
+    # -- transforming
+
+    def per_partition(self, function: Function, inputs: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+        """See `Engine.per_partition`."""
+        return function(*inputs).select(schema.names).cast(schema)
+
+    @contextmanager
+    def held(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """See `Engine.held`."""
+        yield rows
+
+    def summary(self, rows: pa.Table, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> pa.Table:
+        """See `Engine.summary`."""
+        wanted: list[Any] = [([], "count_all") if column == "*" else (column, kind) for kind, column in values.values()]
+        found = rows.group_by(list(by)).aggregate(wanted)
+        return answer(found.rename_columns([*by, *values]))
+
+    def judged(self, rows: pa.Table, valid: str, value: str | None, max_bytes: int) -> pa.Table:
+        """See `Engine.judged`."""
+        if not rows.num_rows:
+            return rows
+        by_spark = self._expressions
+        return by_spark.fetched(by_spark.judged(by_spark.rows(rows), valid, value, max_bytes)).cast(rows.schema)
+
+    def fetched(self, rows: pa.Table, value: str | None = None) -> pa.Table:
+        """See `Engine.fetched`."""
+        if value is None:
+            return rows
+        return self._expressions.fetched(self._expressions.rows(rows), value)
+
+    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
+        """See `Engine.evaluate`."""
+        return self._expressions.evaluate(rows, expressions)
+
+    def expression_problem(self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
+        """See `Engine.expression_problem`."""
+        return self._expressions.expression_problem(text, columns, kinds)
+
+    @cached_property
+    def _expressions(self) -> SparkEngine:
+        return self._open_expressions()
+
+    # -- writing
+
+    def create(self, table: Table) -> None:
+        """See `Engine.create`."""
+        with suppress(CommitFailedError):  # another process makes it, too
+            DeltaTable.create(
+                self.questions.path(table.name),
+                table.schema,
+                mode="ignore",
+                partition_by=list(table.partitioned_by),
+                configuration=dict(table.properties),
+                storage_options=dict(self.lake.storage),
+            )
+
+    def create_view(self, name: str, query: str) -> None:
+        """See `Engine.create_view`. A lake with a path has no views."""
+        raise NotImplementedError(f"{self.lake.location} is no catalog, and has no view {name} of {query}")
+
+    def append(self, table: str, rows: pa.Table, commit: Commit | None = None) -> None:
+        """See `Engine.append`."""
+        schema = self.lake.layout[table].schema
+        rows = rows.select(schema.names).cast(schema)
+        self._commit(
+            table,
+            commit,
+            lambda found, how: write_deltalake(found, rows, mode="append", writer_properties=_WRITER, commit_properties=how),
+        )
+
+    def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
+        """See `Engine.merge`."""
+        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in self.lake.layout[table].schema.names}
+        is_its_row = (
+            f"{'kept.status = ' + repr('open') + ' AND ' if only_open else ''}kept.partition = changed.partition "
+            "AND kept.merge_key = changed.merge_key AND kept.event_time = changed.replaces"
+        )
+
+        def write(found: DeltaTable, how: CommitProperties | None) -> None:
+            merge = found.merge(rows, is_its_row, "changed", "kept", writer_properties=_WRITER, commit_properties=how)
+            merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
+            merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
+
+        self._commit(table, commit, write)
+
+    def delete(self, table: str, where: Where, commit: Commit) -> None:
+        """See `Engine.delete`."""
+        condition = sql_where(where, self.lake.layout[table].schema)
+        self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, commit_properties=how))
+
+    def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, CommitProperties | None], Any]) -> None:
+        """One commit, unless the table has seen its transaction version. Of one that another process makes meanwhile for the
+        same application, delta-rs tells as of a conflict.
+        """
+        found = self.questions.opened(table)
+        if commit is None:
+            write(found, None)
+            return
+        seen = found.transaction_version(commit.application)
+        if seen is not None and seen >= commit.transaction_version:
+            return
+        once = Transaction(commit.application, commit.transaction_version)
+        write(found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]))
+
+    # -- following
+
+    def follow_kafka(self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool) -> _Thread:
+        """See `Engine.follow_kafka`."""
+        cluster, count = Cluster(source.kafka), len(source.offsets)
+        position = dict(source.offsets)
+
+        def ends() -> dict[int, int]:
+            return {p: end for p, (_, end) in cluster.bounds(source.topic, count).items() if p in position}
+
+        def take(until: Mapping[int, int]) -> bool:
+            """The next batch; whether there was one."""
+            taken = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, source.max_offsets_per_batch)
+            ranges = [Range(source.topic, p, offset, offset + taken[p]) for p, offset in position.items()]
+            if not any(taken.values()):
+                return False
+            work(self._read_ranges(source, ranges))
+            position.update({p: offset + taken[p] for p, offset in position.items()})
+            return True
+
+        def follow(stopping: threading.Event) -> None:
+            last = ends()
+            while not stopping.is_set():
+                if take(last):
+                    continue
+                if once:
+                    return
+                stopping.wait(FROM_KAFKA_S)
+                last = ends()
+
+        return _Thread(tables.bronze(source.source), follow)
+
+    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> _Thread:
+        """See `Engine.follow`."""
+
+        def follow(stopping: threading.Event) -> None:
+            seen = None
+            while not stopping.is_set():
+                versions = [self.questions.version(table) for table in tables]
+                if versions == seen:
+                    stopping.wait(FROM_TABLES_S)
+                    continue
+                seen = versions
+                work()
+
+        return _Thread(name, follow)
+
+    # -- keeping
+
+    def compact(self, table: str) -> None:
+        """See `Engine.compact`."""
+        with suppress_conflict():
+            self.questions.opened(table).optimize.compact(target_size=FILE_BYTES, writer_properties=_WRITER)
+
+    def vacuum(self, table: str) -> int:
+        """See `Engine.vacuum`."""
+        return len(self.questions.opened(table).vacuum(dry_run=False))
+
+    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
+        """See `Engine.set_properties`."""
+        self.questions.opened(table).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+
+
+class _Thread:
+    """A thread as the engine's `Running`."""
+
+    def __init__(self, name: str, follow: Callable[[threading.Event], None]) -> None:
+        self.failure: Exception | None = None
+        self._stopping, self._follow = threading.Event(), follow
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._follow(self._stopping)
+        except Exception as failure:
+            self.failure = failure

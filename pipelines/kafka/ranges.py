@@ -1,0 +1,40 @@
+"""How a batch of Kafka's offsets is shared out: among the partitions that have any, and among the tasks that read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from pipelines.kafka.reading import Range
+
+Partition = TypeVar("Partition", str, int)
+
+SMALLEST_SPLIT = 20_000
+"""A range is not split into parts with fewer offsets: a task's own cost would outweigh what it reads."""
+
+
+def share(backlog: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
+    """How many offsets of each partition a batch of at most `limit` takes: in proportion to their backlog.
+
+    Every partition with a backlog gets at least one, also where they are more than `limit`.
+    """
+    least = {p: min(waiting, 1) for p, waiting in backlog.items()}
+    rest = sum(backlog.values()) - sum(least.values())
+    room = min(max(limit - sum(least.values()), 0), rest)
+    return {p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()}
+
+
+def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
+    """Ranges that are not empty, the large ones cut so that `parallelism` tasks have something to do.
+
+    No part of a cut range has fewer than `SMALLEST_SPLIT` offsets.
+    """
+    share_of_task = max(sum(wanted.size for wanted in ranges) / max(parallelism, 1), 1)
+    parts = []
+    for wanted in filter(lambda wanted: wanted.size, ranges):
+        count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // SMALLEST_SPLIT), 1)
+        cuts = [wanted.from_offset + wanted.size * i // count for i in range(count + 1)]
+        parts += [Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)]
+    return parts

@@ -1,0 +1,43 @@
+"""A lake that two engines write in turns is the lake that each of them would have written alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.engine import Engine
+from pipelines.engine.embedded import EmbeddedEngine
+from pipelines.engine.spark import SparkEngine
+from pipelines.lake import tables
+from pipelines.lake.location import Lake
+from tests.support.cases import expected_late, expected_silver, random_case
+from tests.support.configurations import settings_for
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@pytest.mark.parametrize("first", ["spark", "embedded"])
+def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: SparkSession, tmp_path: Path, first: str) -> None:
+    settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))
+    spark = SparkEngine(root_session, Lake(settings))
+    embedded = EmbeddedEngine(Lake(settings), lambda: spark)
+    turns: list[Engine] = [spark, embedded] if first == "spark" else [embedded, spark]
+    lake = CaseLake(turns[0], settings, {p: random_case(seed, 100) for p, seed in enumerate((3, 14, 15, 92))})
+    for turn, share in enumerate(SHARES):
+        lake.engine = turns[turn % 2]
+        lake.token += 1
+        lake.arrive(share)
+        with pytest.raises(CrashError):
+            list(lake.start(engine=dying_at(lake.engine, "append", tables.PROGRESS, times=1)).drain())
+        lake.engine = turns[(turn + 1) % 2]
+        lake.token += 1
+        lake.merge()
+        for name in (tables.SILVER, tables.bronze("tracking")):
+            lake.engine.compact(name)
+    assert lake.silver() == expected_silver(lake.cases)
+    assert lake.late() == expected_late(lake.cases)
+    assert spark.questions.version(tables.SILVER) == embedded.questions.version(tables.SILVER)
