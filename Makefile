@@ -43,9 +43,9 @@ test-core: install
 
 SEED ?= 1
 KILLS ?= 36
-LAKE ?= both
+LAKE ?= all
 
-# KILLS on each kind of lake; LAKE=folder or LAKE=catalog for one of them.
+# KILLS on each kind of lake; LAKE=embedded, LAKE=folder or LAKE=catalog (the latter two with Spark) for one of them.
 faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600

@@ -25,7 +25,6 @@ from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
 from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import Lease
 from pipelines.lake.maintenance import Maintenance, keep_properties
-from pipelines.live import VIEW, live_sql
 from pipelines.observability import Reporter
 from pipelines.owner import Owner
 from pipelines.settings import Settings
@@ -227,6 +226,8 @@ def create_missing(engine: Engine) -> None:
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(engine.create, missing))
     if engine.lake.is_catalog:
+        from pipelines.live import VIEW, live_sql  # imports Spark
+
         engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))
 
 

@@ -184,7 +184,11 @@ class EmbeddedEngine:
         if seen is not None and seen >= commit.transaction_version:
             return
         once = Transaction(commit.application, commit.transaction_version)
-        write(found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]))
+        how = CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once])
+        before = found.version()
+        write(found, how)
+        if self.questions.version(table) == before:  # delta-rs makes no commit where no row changes
+            write_deltalake(found, self.lake.layout[table].schema.empty_table(), mode="append", commit_properties=how)
 
     # -- following
 

@@ -198,7 +198,7 @@ class SparkEngine:
         merge = self._delta(table).alias("kept").merge(rows.alias("changed"), is_its_row)
         merge = merge.whenMatchedDelete("changed.status IS NULL").whenMatchedUpdate(set=columns)
         with self._committing(commit):
-            merge.whenNotMatchedInsert(values=columns).execute()
+            merge.whenNotMatchedInsert("changed.status IS NOT NULL", columns).execute()
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""

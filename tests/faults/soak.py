@@ -126,9 +126,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=51, help="on each kind of lake")
-    parser.add_argument("--lake", choices=[*LAKES, "both"], default="both")
+    parser.add_argument("--lake", choices=[*LAKES, "all"], default="all")
     options = parser.parse_args()
-    lakes = LAKES if options.lake == "both" else (options.lake,)
+    lakes = LAKES if options.lake == "all" else (options.lake,)
     with tempfile.TemporaryDirectory() as folder:
         started = broker.start(Path(folder) / "broker")
         assert started.bootstrap_servers is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.lake import tables
-from tests.support.rivers import Losses, River, RunProcess
+from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, RunProcess
 from tests.support.topics import published
 
 
@@ -49,9 +49,10 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp
 
 
 @pytest.mark.timeout(1200)
-def test_a_woken_merge_changes_nothing(kafka: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+def test_a_woken_merge_changes_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
     """The paused owner's plan is an older one than its successor's: it knows fewer records."""
-    river = River.make(kafka, tmp_path, "zombie", partitions=1)
+    river = River.make(kafka, tmp_path, f"zombie-{lake}", lake=lake, partitions=1)
     river.flow()
     first = river.run("--once", point="silver.merge")
     first.await_held()

@@ -21,7 +21,7 @@ from pipelines.run import LAYERS, Run
 from pipelines.streams import Patience
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
-from tests.support.rivers import Losses, River, until
+from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import create_topics, published
 
 
@@ -105,8 +105,9 @@ def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(900)
-def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Path, tmp_path: Path) -> None:
-    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
+@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+def test_a_run_outlives_a_broker_that_is_killed_and_started_again(lake: str, own_broker: Path, tmp_path: Path) -> None:
+    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", lake=lake, partitions=1)
     river.flow()
     river.flow()
     run = river.run()

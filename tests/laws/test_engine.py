@@ -154,6 +154,15 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], "an earlier version is as it was"
 
 
+def test_a_merge_that_changes_no_row_is_a_commit_too(engine: Engine) -> None:
+    before = silver(engine, 9)
+    for number, rows in enumerate(([], [(9, "nobody", None, 10, 10)]), start=1):
+        engine.merge(tables.SILVER, changed(engine, *rows), Commit("nothing", 1, number), only_open=False)
+        [last] = engine.questions.history(tables.SILVER, 1)
+        assert Commit.parse(last.metadata) == Commit("nothing", 1, number)
+    assert silver(engine, 9) == before == []
+
+
 def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without_a_status(engine: Engine) -> None:
     first = [(4, "a", "timed_out", 10, None), (4, "b", "open", 20, None), (4, "c", "timed_out", 10, None)]
     twice = [(4, "d", "timed_out", 30, None), (4, "d", "open", 30, None)]

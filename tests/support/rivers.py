@@ -44,8 +44,9 @@ from tests.support.topics import create_topics, produce, published
 
 DEADLINE_S = 300.0
 TIMEOUT_MS = 300
-FOLDER, CATALOG = "folder", "catalog"
-LAKES = (FOLDER, CATALOG)
+EMBEDDED, FOLDER, CATALOG = "embedded", "folder", "catalog"
+LAKES = (EMBEDDED, FOLDER, CATALOG)
+ENGINES = {EMBEDDED: "embedded", FOLDER: "spark"}
 SCHEMA = "shop"
 
 
@@ -158,12 +159,12 @@ class River:
 
     @classmethod
     def make(
-        cls, kafka: str, folder: Path, name: str, *, lake: str = FOLDER, partitions: int = 2, seed: int = 1, **overrides: Any
+        cls, kafka: str, folder: Path, name: str, *, lake: str = EMBEDDED, partitions: int = 2, seed: int = 1, **overrides: Any
     ) -> River:
         """New topics, empty; overrides by dotted name with `__`."""
         config: dict[str, Any] = {
             "name": name,
-            **(catalog_lake(folder) if lake == CATALOG else {"lake": "lake", "spark": {}}),
+            **(catalog_lake(folder) if lake == CATALOG else {"lake": "lake", "engine": ENGINES[lake]}),
             "kafka": {"bootstrap_servers": kafka},
             "sources": {
                 source: {

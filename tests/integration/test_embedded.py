@@ -1,0 +1,60 @@
+"""The embedded engine as its users start it: every command without a JVM, and what it refuses in one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.engine.choice import open_engine
+from pipelines.errors import ConfigurationError
+from tests.support.configurations import settings_for
+from tests.support.rivers import Losses, River
+
+COMMAND = """
+import sys
+from pipelines.cli import main
+main()
+spark = {"pyspark", "py4j", "delta"} & sys.modules.keys()
+assert not spark, f"{spark} were imported"
+"""
+
+
+def without_java(river: River, *arguments: str) -> str:
+    """What a command answers in a process that could find no Java, and that must not look for Spark either."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(river.folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments],
+        cwd=river.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "no-java")
+    river.flow()
+    river.flow()
+    without_java(river, "validate")
+    without_java(river, "run", "--once")
+    river.flow()
+    without_java(river, "run", "--once")
+    assert river.losses() == Losses()
+    for command in ("status", "explain a", "maintain", "verify --full", "report --out page.html", "rebuild --into again"):
+        assert without_java(river, *command.split(" ")), f"{command} answers something"
+    assert river.losses() == Losses()
+
+
+def test_a_lake_that_the_engine_cannot_open_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    catalog = {"lake": {"catalog": "main", "schema": "shop"}, "checkpoints": str(tmp_path)}
+    for place in (catalog, {"lake": "dbfs:/shop", "checkpoints": str(tmp_path)}, {"lake": str(tmp_path / "100%")}):
+        with pytest.raises(ConfigurationError, match=r"engine: embedded cannot open .*; name a folder"):
+            open_engine(settings_for(tmp_path, engine="embedded", **place))
