@@ -45,9 +45,9 @@ def main() -> None:
             # Last come those that start Spark in this process, where it stays.
             for measured in (backlog, latency, batches):
                 try:
-                    for result in measured.measure(set(options.points), sizes, Path(name)):
-                        results.append(result)
-                        document["results"].append(result.document())
+                    for figure in measured.measure(set(options.points), sizes, Path(name)):
+                        results.append(replace(figure, engine=sizes.engine))
+                        document["results"].append(results[-1].document())
                         options.out.write_text(json.dumps(document, indent=2) + "\n")
                 except ProgramError as error:
                     tell(f"not measured: {error}")
@@ -63,6 +63,7 @@ def _parse() -> argparse.Namespace:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("points", metavar="POINT", type=int, nargs="*", help="1 to 8; without any, all of them")
+    parser.add_argument("--engine", choices=["spark", "embedded"], default=defaults.engine, help="what is measured (%(default)s)")
     parser.add_argument("--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)")
     parser.add_argument("--full", action="store_true", help="ten times the records for point 6, 20 million rows for point 4")
     parser.add_argument("--scale", type=float, default=1.0, help="so much of every number of records and rows (%(default)s)")
@@ -81,6 +82,7 @@ def _parse() -> argparse.Namespace:
 def _sizes(options: argparse.Namespace) -> Sizes:
     sizes = replace(
         Sizes(),
+        engine=options.engine,
         records=options.records,
         partitions=options.partitions,
         rounds=options.rounds,

@@ -56,9 +56,10 @@ class Run:
 
 @dataclass(frozen=True)
 class River:
-    """A broker whose topics hold the whole input."""
+    """A broker whose topics hold the whole input, and the engine that runs over it."""
 
     folder: Path
+    engine: str
     bootstrap_servers: str
     partitions: int
     records: int
@@ -69,7 +70,9 @@ class River:
         """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not every session came out."""
         folder = self.folder / name
         spark = {} if master is None else {"spark.master": master}
-        settings = load_settings(write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}", spark=spark))
+        settings = load_settings(
+            write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}", engine=self.engine, spark=spark)
+        )
         with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
         published = sum(tail.seq + 1 for tail in Publisher(settings).tails(self.partitions).values())
@@ -95,7 +98,7 @@ class River:
 
 
 @contextmanager
-def river(folder: Path, records: int, partitions: int) -> Iterator[River]:
+def river(folder: Path, records: int, partitions: int, engine: str = "spark") -> Iterator[River]:
     """A broker with so many records, a session's order among eleven of them; nothing of it is left afterwards."""
     orders = max(1, records // 11)
     try:
@@ -103,7 +106,7 @@ def river(folder: Path, records: int, partitions: int) -> Iterator[River]:
             settings = load_settings(write_configuration(folder, bootstrap_servers))
             count, size = fill_topics(Cluster(settings.kafka), settings, records - orders, orders, partitions)
             tell(f"{count:,} records in {partitions} partitions, {size:,} bytes")
-            yield River(folder, bootstrap_servers, partitions, count, orders, size)
+            yield River(folder, engine, bootstrap_servers, partitions, count, orders, size)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -112,20 +115,20 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points."""
     if not numbers & NUMBERS:
         return
-    with river(folder / "backlog", sizes.records, sizes.partitions) as small:
+    with river(folder / "backlog", sizes.records, sizes.partitions, sizes.engine) as small:
         small.peer(WARM_UP)  # the first one reads Spark's own files from the disk
         plain = small.run("plain")
         if 1 in numbers:
             yield from _against_others(small, plain)
-        if 7 in numbers:
+        if 7 in numbers and sizes.engine == "spark":
             yield _cores(small, plain)
         if 8 in numbers:
             yield from _disk(small, plain)
     if 6 in numbers:
-        with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions) as large:
+        with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions, sizes.engine) as large:
             yield from _memory(small, plain, large)
     if 7 in numbers:
-        with river(folder / "wide", sizes.records, sizes.many_partitions) as wide:
+        with river(folder / "wide", sizes.records, sizes.many_partitions, sizes.engine) as wide:
             seconds = wide.run("plain").seconds
             details = {wide.partitions: round(seconds, 1), small.partitions: round(plain.seconds, 1)}
             yield Result(points.MANY_PARTITIONS, seconds / plain.seconds, {"seconds_by_partitions": details})

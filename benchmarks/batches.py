@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -24,6 +25,8 @@ from benchmarks.inputs import DAY_MS, START_MS, TIMEOUT_MS, heartbeat_value, rec
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import bytes_in, tell
 from pipelines.core.types import ddl
+from pipelines.engine import Engine
+from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.session import spark_session
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
@@ -43,7 +46,7 @@ CHUNK = 1_000_000
 class SmallBatches:
     """A lake whose bronze gets one small batch after the other, and the silver that merges each of them at once."""
 
-    engine: SparkEngine
+    engine: Engine
     settings: Settings
     open_rows: int
     silver: Silver
@@ -67,9 +70,10 @@ class SmallBatches:
         for source, own in rows.items():
             own += [self._row(source, partition, self.now_ms, None) for partition in range(PARTITIONS)]
             table = tables.bronze(source)
-            # As from Kafka: a file for each topic-partition.
-            frame = self.engine.rows(self.engine.lake.layout[table].rows(own))
-            self.engine.append(table, frame.repartitionById(PARTITIONS, "partition"))
+            layout = self.engine.lake.layout[table]
+            found = self.engine.rows(layout.rows(own))
+            # As from Kafka: with Spark a file for each topic-partition.
+            self.engine.append(table, self.engine.per_partition(_as_they_are, [found], layout.schema))
         began = time.perf_counter()
         plan = next(self.silver.drain())
         seconds = time.perf_counter() - began
@@ -112,7 +116,7 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
 def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
     """Points 3 and 4. Where only the clock moves, nothing times out; beside the records, about fifty rows do."""
     lengths = [sizes.short_history, sizes.history] if 4 in numbers else [sizes.short_history]
-    lakes = [_lake(folder / str(i), spark, timed_out=rows, open_rows=OPEN_ROWS) for i, rows in enumerate(lengths)]
+    lakes = [_lake(folder / str(i), spark, sizes.engine, timed_out=rows, open_rows=OPEN_ROWS) for i, rows in enumerate(lengths)]
     clock = [[lake.seconds() for lake in lakes] for _ in range(sizes.rounds)]
     small = [[lake.seconds(touched=500, new=500, step_ms=1000) for lake in lakes] for _ in range(sizes.rounds)]
     if 3 in numbers:
@@ -128,7 +132,7 @@ def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, folder
 
 def _with_change_data_feed(sizes: Sizes, spark: SparkSession, folder: Path, without: SmallBatches) -> Iterator[Result]:
     """What the option costs: the same batches in a lake that has it, in turns with one that has not."""
-    fed = _lake(folder / "fed", spark, timed_out=sizes.short_history, open_rows=OPEN_ROWS, change_data_feed=True)
+    fed = _lake(folder / "fed", spark, sizes.engine, timed_out=sizes.short_history, open_rows=OPEN_ROWS, change_data_feed=True)
     silvers = [Path(f"{lake.settings.lake}/{tables.SILVER}") for lake in (fed, without)]
     before = [bytes_in(silver) for silver in silvers]
     rounds = [
@@ -142,9 +146,9 @@ def _with_change_data_feed(sizes: Sizes, spark: SparkSession, folder: Path, with
 
 def _beside_open_rows(sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
     """Point 5. Hardly a row times out meanwhile."""
-    many = _lake(folder / "many", spark, timed_out=0, open_rows=sizes.open_rows)
-    few = _lake(folder / "few", spark, timed_out=0, open_rows=sizes.few_open_rows)
-    full = _lake(folder / "full", spark, timed_out=0, open_rows=sizes.few_open_rows, parts=10)
+    many = _lake(folder / "many", spark, sizes.engine, timed_out=0, open_rows=sizes.open_rows)
+    few = _lake(folder / "few", spark, sizes.engine, timed_out=0, open_rows=sizes.few_open_rows)
+    full = _lake(folder / "full", spark, sizes.engine, timed_out=0, open_rows=sizes.few_open_rows, parts=10)
     rounds = [[lake.seconds(touched=1000) for lake in (many, few, full)] for _ in range(max(2, sizes.rounds // 2))]
     of_many, of_few, of_full = _warm(rounds)
     yield Result(points.OPEN_STATE, of_many, {"open_rows": sizes.open_rows, "rounds": _rounded(rounds)})
@@ -169,17 +173,25 @@ def _ratio(point: points.Point, lengths: Sequence[int], rounds: Sequence[Sequenc
 
 
 def _lake(
-    folder: Path, spark: SparkSession, *, timed_out: int, open_rows: int, parts: int = 1, change_data_feed: bool = False
+    folder: Path,
+    spark: SparkSession,
+    chosen: str,
+    *,
+    timed_out: int,
+    open_rows: int,
+    parts: int = 1,
+    change_data_feed: bool = False,
 ) -> SmallBatches:
     """A lake with so many rows in silver, each of `parts` clicks and an order."""
-    settings = load_settings(write_configuration(folder, "127.0.0.1:1"))
+    settings = load_settings(write_configuration(folder, "127.0.0.1:1", engine=chosen))
     settings = settings.model_copy(update={"silver": SilverSettings(change_data_feed=change_data_feed)})
-    engine = SparkEngine(spark, Lake(settings))
+    by_spark = SparkEngine(spark, Lake(settings))
+    engine: Engine = by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
     create_missing(engine)
     tell(f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ...")
-    _add_rows(engine, "timed_out", timed_out, parts, first_ms=START_MS - 400 * DAY_MS, span_ms=365 * DAY_MS)
+    _add_rows(by_spark, "timed_out", timed_out, parts, first_ms=START_MS - 400 * DAY_MS, span_ms=365 * DAY_MS)
     # A second is left on either side: nothing times out before the clock has moved that far.
-    _add_rows(engine, "open", open_rows, parts, first_ms=START_MS - TIMEOUT_MS + 1000, span_ms=TIMEOUT_MS - 2000)
+    _add_rows(by_spark, "open", open_rows, parts, first_ms=START_MS - TIMEOUT_MS + 1000, span_ms=TIMEOUT_MS - 2000)
     return SmallBatches(engine, settings, open_rows, Silver(Owner(engine), settings, PARTITIONS))
 
 
@@ -208,6 +220,10 @@ def _add_rows(engine: SparkEngine, status: str, rows: int, parts: int, *, first_
         chunk = engine.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
         schema = engine.lake.layout[tables.SILVER].schema
         engine.append(tables.SILVER, chunk.select(*[columns[f.name].cast(ddl(f.type)).alias(f.name) for f in schema]))
+
+
+def _as_they_are(rows: pa.Table) -> pa.Table:
+    return rows
 
 
 def _open_key(n: int) -> str:

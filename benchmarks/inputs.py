@@ -24,6 +24,7 @@ TIMEOUT_MS = 600_000
 
 CONFIGURATION = """\
 name: bench
+engine: {engine}
 lake: ./lake
 kafka: {{bootstrap_servers: "{bootstrap_servers}"}}
 sources:
@@ -44,12 +45,13 @@ def write_configuration(
     *,
     timeout_ms: int = TIMEOUT_MS,
     sink: str = "merged",
+    engine: str = "spark",
     spark: Mapping[str, str] | None = None,
 ) -> Path:
     """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it starts."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
-    values = {"bootstrap_servers": bootstrap_servers, "timeout_ms": timeout_ms, "sink": sink}
+    values = {"bootstrap_servers": bootstrap_servers, "timeout_ms": timeout_ms, "sink": sink, "engine": engine}
     file.write_text(CONFIGURATION.format(**values, spark=json.dumps(dict(spark or {}))))
     return file
 

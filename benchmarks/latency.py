@@ -120,7 +120,7 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
 
 
 def _measure(bootstrap_servers: str, sizes: Sizes, folder: Path) -> Iterator[Result]:
-    settings = load_settings(write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS))
+    settings = load_settings(write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, engine=sizes.engine))
     cluster = Cluster(settings.kafka)
     for topic in TOPICS:
         cluster.create_topic(topic, sizes.partitions, {"retention.ms": "-1"})

@@ -28,7 +28,7 @@ class Point:
 
 BACKLOG = Point(1, "backlog, whole run", "records/s", None, None, "higher")
 OF_FLOOR_A = Point(1, "backlog, of floor A (Kafka into nothing)", "x", None, None, "higher")
-OF_FLOOR_B = Point(1, "backlog, of floor B (raw append)", "x", 0.4, 0.5, "higher")
+OF_FLOOR_B = Point(1, "backlog, of floor B (raw append)", "x", 0.5, 0.7, "higher")
 OF_MERGE_JOB = Point(1, "backlog, of a tuned MERGE job", "x", 2.0, None, "higher")
 OF_STATE_JOB = Point(1, "backlog, of transformWithState", "x", 2.0, None, "higher")
 LATENCY_MEDIAN = Point(2, "latency, median", "s", 3.0, 2.0, "lower")
@@ -80,8 +80,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; `full` is what the marks were set for, the defaults are less."""
+    """How much is measured, and on which engine; `full` is what the marks were set for, the defaults are less."""
 
+    engine: str = "spark"
     records: int = 1_100_000
     large_factor: int = 3
     partitions: int = 4
