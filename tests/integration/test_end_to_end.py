@@ -118,7 +118,7 @@ def runs(
         yield Runs(kafka, cases, topics, at_once, in_steps)
 
 
-on_a_folder = pytest.mark.parametrize("runs", ["spark-folder"], indirect=True)
+on_a_folder = pytest.mark.parametrize("runs", ["embedded-folder", "spark-folder"], indirect=True)
 
 
 def asked(spark: SparkSession, settings: Settings) -> Questions:
@@ -256,11 +256,13 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spa
 
 @on_a_folder
 def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkSession, runs: Runs, tmp_path: Path) -> None:
+    sink = f"chosen-{runs.sink}"
     settings = settings_for(
         tmp_path,
         bootstrap=runs.kafka,
+        engine=runs.at_once.engine,
         **{f"sources__{source}__topic": topic for source, topic in runs.topics.items()},
-        publish__topic="chosen",
+        publish__topic=sink,
         publish__valid="size(orders) > 0 AND orders[0].value IS NOT NULL",
         publish__value="CASE WHEN merge_key <> 'a' THEN concat(merge_key, '!') END",
         publish__max_bytes=2,
@@ -279,7 +281,7 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkS
         ("timed_out", False, False): (False, "predicate"),
     }
     assert judged == expected | {k: (None, None) for k in judged if k[0] == "open"}
-    messages = published(runs.kafka, "chosen", PARTITIONS)
+    messages = published(runs.kafka, sink, PARTITIONS)
     assert {m.key: m.value for m in messages} == {m.key: None if m.key == b"a" else m.key + b"!" for m in messages}
     assert 0 < len(messages) == sum(row["valid"] is True for row in silver)
 
