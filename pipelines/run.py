@@ -29,7 +29,7 @@ from pipelines.observability import Reporter
 from pipelines.owner import Owner
 from pipelines.settings import Settings
 from pipelines.silver import Silver
-from pipelines.streams import Following, Gate, Patience, Stream
+from pipelines.streams import Gate, Patience, Stream, following
 
 LAYERS = ("bronze", "silver", "gold")
 
@@ -210,7 +210,7 @@ class Owned:
         """
         if until_done is not None:
             news = self._news[layer]
-            return Stream(Gate(self._run.patience), lambda gate: Following(gate, drain, until_done, news), ends=True)
+            return Stream(Gate(self._run.patience), lambda gate: following(gate, drain, until_done, news), ends=True)
 
         def begin(gate: Gate) -> Running:
             return self.owner.engine.follow(layer, upstream, lambda: gate.run(drain))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.engine import Running
+from pipelines.engine.threads import RunningThread
 from pipelines.errors import WatersmeetError, is_known, is_retriable, root_cause
 from pipelines.observability import Reporter
 
@@ -174,35 +175,22 @@ class Stream:
         return None if self._running is None else self._running.failure
 
 
-class Following:
-    """Drains what other streams of this process hand on, until they are done: the engine's `Running` for a run that ends."""
+def following(gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> Running:
+    """Drains what other streams of this process hand on, until they are done; the drain under way is the last once a run stops.
 
-    failure = None
-    """The gate keeps what a drain fails of."""
+    `upstream` have been started; `news` is set whenever one of them has handed something on.
+    """
 
-    def __init__(self, gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> None:
-        """`upstream` have been started; `news` is set whenever one of them has handed something on."""
-        self._gate, self._drain, self._upstream, self._news = gate, drain, upstream, news
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
+    def upstream_is_done() -> bool:
+        return all(stream.is_done for stream in upstream)
 
-    @property
-    def is_active(self) -> bool:
-        """Whether it still drains or waits."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Returns once it has ended, which it does after the drain under way."""
-        self._thread.join()
-
-    def _follow(self) -> None:
+    def follow(_: threading.Event) -> None:
         is_last = False
-        while not (is_last or self._gate.stopping.is_set()):
-            is_last = self._upstream_is_done()  # asked before the drain, which then sees all there is
-            self._news.clear()
-            self._gate.run(self._drain)
-            while not (self._upstream_is_done() or self._gate.stopping.is_set() or self._news.wait(NEWS_S)):
+        while not (is_last or gate.stopping.is_set()):
+            is_last = upstream_is_done()  # asked before the drain, which then sees all there is
+            news.clear()
+            gate.run(drain)
+            while not (upstream_is_done() or gate.stopping.is_set() or news.wait(NEWS_S)):
                 pass
 
-    def _upstream_is_done(self) -> bool:
-        return all(stream.is_done for stream in self._upstream)
+    return RunningThread("following", follow)

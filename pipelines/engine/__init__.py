@@ -177,3 +177,9 @@ class Engine(Protocol):
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """Afterwards the table has these properties."""
         ...
+
+
+def replaced_row(*, only_open: bool) -> str:
+    """Which row of silver, as `kept`, one of the rows of `Engine.merge`, as `changed`, replaces: SQL of every engine."""
+    its_row = "kept.partition = changed.partition AND kept.merge_key = changed.merge_key AND kept.event_time = changed.replaces"
+    return f"kept.status = 'open' AND {its_row}" if only_open else its_row

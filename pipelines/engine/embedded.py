@@ -17,7 +17,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.core.reading import read_records
-from pipelines.engine import Function, KafkaInput
+from pipelines.engine import Function, KafkaInput, replaced_row
+from pipelines.engine.threads import RunningThread
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.ranges import share
 from pipelines.kafka.reading import Range
@@ -155,13 +156,11 @@ class EmbeddedEngine:
     def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in self.lake.layout[table].schema.names}
-        is_its_row = (
-            f"{'kept.status = ' + repr('open') + ' AND ' if only_open else ''}kept.partition = changed.partition "
-            "AND kept.merge_key = changed.merge_key AND kept.event_time = changed.replaces"
-        )
 
         def write(found: DeltaTable, how: CommitProperties | None) -> None:
-            merge = found.merge(rows, is_its_row, "changed", "kept", writer_properties=_WRITER, commit_properties=how)
+            merge = found.merge(
+                rows, replaced_row(only_open=only_open), "changed", "kept", writer_properties=_WRITER, commit_properties=how
+            )
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
@@ -192,7 +191,7 @@ class EmbeddedEngine:
 
     # -- following
 
-    def follow_kafka(self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool) -> _Thread:
+    def follow_kafka(self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool) -> RunningThread:
         """See `Engine.follow_kafka`."""
         cluster, count = Cluster(source.kafka), len(source.offsets)
         position = dict(source.offsets)
@@ -220,9 +219,9 @@ class EmbeddedEngine:
                 stopping.wait(FROM_KAFKA_S)
                 last = ends()
 
-        return _Thread(tables.bronze(source.source), follow)
+        return RunningThread(tables.bronze(source.source), follow)
 
-    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> _Thread:
+    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
 
         def follow(stopping: threading.Event) -> None:
@@ -235,7 +234,7 @@ class EmbeddedEngine:
                 seen = versions
                 work()
 
-        return _Thread(name, follow)
+        return RunningThread(name, follow)
 
     # -- keeping
 
@@ -251,27 +250,3 @@ class EmbeddedEngine:
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
         self.questions.opened(table).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
-
-
-class _Thread:
-    """A thread as the engine's `Running`."""
-
-    def __init__(self, name: str, follow: Callable[[threading.Event], None]) -> None:
-        self.failure: Exception | None = None
-        self._stopping, self._follow = threading.Event(), follow
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def is_active(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._follow(self._stopping)
-        except Exception as failure:
-            self.failure = failure

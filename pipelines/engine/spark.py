@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
-from pipelines.engine import Function, KafkaInput
+from pipelines.engine import Function, KafkaInput, replaced_row
 from pipelines.engine.expressions import expression_problem
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
@@ -191,11 +191,7 @@ class SparkEngine:
     def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
         columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.layout[table].schema.names}
-        is_its_row = (
-            f"{'kept.status = ' + repr('open') + ' AND ' if only_open else ''}kept.partition = changed.partition "
-            "AND kept.merge_key = changed.merge_key AND kept.event_time = changed.replaces"
-        )
-        merge = self._delta(table).alias("kept").merge(rows.alias("changed"), is_its_row)
+        merge = self._delta(table).alias("kept").merge(rows.alias("changed"), replaced_row(only_open=only_open))
         merge = merge.whenMatchedDelete("changed.status IS NULL").whenMatchedUpdate(set=columns)
         with self._committing(commit):
             merge.whenNotMatchedInsert("changed.status IS NOT NULL", columns).execute()

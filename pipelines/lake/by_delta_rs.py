@@ -43,7 +43,7 @@ class DeltaRsQuestions(Questions):
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
-        return answer(self._ask(table, columns, {}, where, version, ""))
+        return answer(self.rows(table, columns, where, version))
 
     def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
         """As `select`, with times as they are in the table."""

@@ -12,7 +12,7 @@ import pytest
 from pipelines import streams
 from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
 from pipelines.observability import Reporter
-from pipelines.streams import Following, Gate, Patience, Stream
+from pipelines.streams import Gate, Patience, Stream
 
 DEADLINE_S = 60
 
@@ -314,7 +314,7 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
 
 def following(river: Stream, drained: Callable[[], None], news: threading.Event) -> Stream:
     passage = Gate(river.gate.patience)
-    follower = Stream(passage, lambda _: Following(passage, drained, [river], news), ends=True)
+    follower = Stream(passage, lambda _: streams.following(passage, drained, [river], news), ends=True)
     follower.start()
     return follower
 
