@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -191,3 +193,21 @@ def test_offsets_stay_exact_on_their_way_through_spark(decoded: Callable[..., De
     assert begin == {"0": 2**62 + 1, "1": 2**53 + 1}
     [task] = reader.partitions(begin, begin | {"1": 2**53 + 4})
     assert task.value == Range(decoded(2).name, 1, 2**53 + 1, 2**53 + 4)
+
+
+@pytest.mark.parametrize(("error", "is_silent"), [("EOFError", True), ("BrokenPipeError", True), ("ValueError", False)])
+def test_a_stream_that_spark_hangs_up_on_ends_without_a_stack_trace(error: str, is_silent: bool) -> None:
+    """As Spark's own runner calls it: `stop` while the error passes through, and the error is told afterwards."""
+    program = f"""
+from pipelines.kafka.source import DecodedTopic, kafka_source
+from pipelines.settings import KafkaSettings
+
+topic = DecodedTopic(KafkaSettings(bootstrap_servers="none:1"), "t", 1, list, "value BINARY")
+reader = kafka_source("hung_up", topic, {{0: 0}}, 1)({{}}).streamReader(None)
+try:
+    raise {error}
+finally:
+    reader.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode == 0, done.stderr == "") == (is_silent, is_silent), done.stderr
