@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
-	@echo "make demo      the whole pipeline on real clickstream data against a real broker"
+	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
 	@echo "make test      every test that CI runs"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
@@ -31,8 +31,10 @@ $(STAMP): requirements.txt pyproject.toml ivy.xml
 	$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 >/dev/null
 	@touch $(STAMP)
 
+ENGINE ?= spark
+
 demo: install
-	$(BIN)/watersmeet demo
+	$(BIN)/watersmeet demo --engine $(ENGINE)
 
 # In the order of their names: those that take minutes come first, the many quick ones fill the gaps at the end.
 test: install

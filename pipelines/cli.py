@@ -262,11 +262,12 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and broker live.")] = Path("demo-lake"),
+    engine: Annotated[Literal["spark", "embedded"], typer.Option(help="What runs the layers.")] = "spark",
 ) -> None:
     """Run the whole pipeline on real clickstream data against a real broker, and show what came out."""
     from pipelines.dev.demo import run_demo
 
-    run_demo(directory)
+    run_demo(directory, engine)
 
 
 Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
 
 from pipelines.dev.init import schemas_directory
 from pipelines.errors import WatersmeetError
@@ -24,6 +24,7 @@ from pipelines.settings import Settings
 if TYPE_CHECKING:
     from great_expectations import ExpectationSuite
     from great_expectations.datasource.fluent.interfaces import Batch
+    from pyspark.sql import DataFrame
 
 SUITE_FILE = "silver_expectations.json"
 
@@ -39,10 +40,10 @@ class CheckResult:
     """The rows that break it; 0 where it holds, and where it could not be checked or is not about rows."""
 
 
-def check_silver(silver: DataFrame, settings: Settings) -> list[CheckResult]:
+def check_silver(silver: DataFrame | pa.Table, settings: Settings) -> list[CheckResult]:
     """Every expectation has a result, in the suite's order, whatever is broken: a missing column fails what is said of it.
 
-    In: silver as stored (more columns may be there). Only reads, and keeps nothing of `silver` in memory afterwards.
+    In: silver as stored (more columns may be there), in Spark or in memory. Only reads, and keeps nothing of `silver` afterwards.
     Raises WatersmeetError where Great Expectations is not installed.
     """
     expectations = silver_suite(settings.sources).expectations
@@ -83,7 +84,7 @@ def _expectation(kind: str, column: str, sentence: str) -> dict[str, Any]:
     return {"type": kind, "kwargs": {"column": column}, "description": sentence, "severity": "critical"}
 
 
-def _as_batch(silver: DataFrame) -> Batch:
+def _as_batch(silver: DataFrame | pa.Table) -> Batch:
     """In a context that lives in memory; not persisted, or Spark would keep a copy of the table until the session ends."""
     from great_expectations import get_context
     from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -93,8 +94,11 @@ def _as_batch(silver: DataFrame) -> Batch:
     with _without_warnings():
         context = get_context(mode="ephemeral")
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
-        asset = context.data_sources.add_spark("lake", persist=False).add_dataframe_asset("silver")
-        return asset.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": silver})
+        if isinstance(silver, pa.Table):
+            in_memory = context.data_sources.add_pandas("lake").add_dataframe_asset("silver")
+            return in_memory.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": silver.to_pandas()})
+        by_spark = context.data_sources.add_spark("lake", persist=False).add_dataframe_asset("silver")
+        return by_spark.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": silver})
 
 
 def _validate(batch: Batch, expectations: Iterable[Any], result_format: Literal["BOOLEAN_ONLY", "BASIC"]) -> dict[Any, Any]:

@@ -30,11 +30,9 @@ from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings, load_settings
 
 _MARK = "# The demo's configuration"
-_VALID = 'valid: "size(orders) > 0 OR size(tracking) > 1"'
-"""A single click is no visit."""
 
 
-def run_demo(directory: Path) -> None:
+def run_demo(directory: Path, engine: str) -> None:
     """Leaves the lake, its configuration and the broker's data in `directory`, and no process behind.
 
     A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder holds something else.
@@ -45,7 +43,7 @@ def run_demo(directory: Path) -> None:
         servers = broker.start(directory / "broker").bootstrap_servers
         if servers is None:
             raise BrokerError(f"the broker in {directory / 'broker'} ended at once; see {directory / 'broker' / 'broker.log'}")
-        configuration = _write_configuration(directory, servers)
+        configuration = _write_configuration(directory, servers, engine)
         settings = load_settings(configuration)
         produced = clickstream.produce(settings.kafka)
         with reporting() as reporter:
@@ -54,7 +52,7 @@ def run_demo(directory: Path) -> None:
         key = _show(console, settings, this_run.engine, produced)
     finally:
         broker.stop(directory / "broker")
-    _show_next_steps(console, directory, configuration, key)
+    _show_next_steps(console, directory, configuration, key, _READ[engine])
 
 
 def _make_room(directory: Path) -> None:
@@ -66,10 +64,10 @@ def _make_room(directory: Path) -> None:
         raise ConfigurationError(f"{directory} is not empty and not the work of an earlier demo; name another folder with --dir")
 
 
-def _write_configuration(directory: Path, bootstrap_servers: str) -> Path:
+def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -> Path:
     configuration = write_example(directory)[0]
-    example = configuration.read_text().replace("127.0.0.1:9092", bootstrap_servers).replace('valid: "true"', _VALID)
-    configuration.write_text(f"{_MARK}: the example that `watersmeet init` writes, with another predicate.\n{example}")
+    example = configuration.read_text().replace("127.0.0.1:9092", bootstrap_servers).replace("engine: spark", f"engine: {engine}")
+    configuration.write_text(f"{_MARK}: the example that `watersmeet init` writes.\n{example}")
     return configuration
 
 
@@ -173,16 +171,22 @@ def _expectations(engine: Engine, settings: Settings) -> Table:
     return table
 
 
-def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str) -> None:
+_READ = {
+    "spark": "from pipelines.engine.session import spark_session; spark_session({{}}).read.format('delta').load('{0}').show()",
+    "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', deltalake.DeltaTable('{0}')); "
+    "print(pyarrow.table(found.execute('SELECT * FROM silver LIMIT 3')))",
+}
+"""How silver is read with what an engine brings along."""
+
+
+def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str, read: str) -> None:
     program = Path(".venv/bin")
-    silver = directory / "lake" / tables.SILVER
-    read = f"spark_session({{}}).read.format('delta').load('{silver}').show()"
     _headline(console, f"The lake stays in {directory}. Five commands to try next:")
     for command in (
         f"{program}/watersmeet broker start --dir {directory}/broker",
         f"{program}/watersmeet status -c {configuration}",
         f"{program}/watersmeet explain {key} -c {configuration}",
         f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
-        f'{program}/python -c "from pipelines.engine.session import spark_session; {read}"',
+        f'{program}/python -c "{read.format(directory / "lake" / tables.SILVER)}"',
     ):
         console.print(f"  {command}", highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ The settings live in the class that `kafka_source` makes, not in options of the 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try to tell Spark of that, fail, and leave a stack trace on the user's screen.
         """
         if isinstance(sys.exc_info()[1], (EOFError, BrokenPipeError, ConnectionResetError)):
-            os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _ends(self) -> dict[str, int]:
         return {str(p): end for p, (_, end) in self._cluster.bounds(self._topic.name, self._topic.partitions).items()}

@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
+from pipelines.quality import silver_suite
 from tests.support.configurations import settings_for
 from tests.support.rivers import Losses, River
 
@@ -51,6 +52,19 @@ def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) ->
     for command in ("status", "explain a", "maintain", "verify --full", "report --out page.html", "rebuild --into again"):
         assert without_java(river, *command.split(" ")), f"{command} answers something"
     assert river.losses() == Losses()
+
+
+def test_the_demo_runs_on_it_and_every_expectation_holds(tmp_path: Path) -> None:
+    demo = [sys.executable, "-m", "pipelines", "demo", "--engine", "embedded", "--dir", str(tmp_path / "demo")]
+    done = subprocess.run(demo, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = done.stdout.partition("Great Expectations")[2]
+    assert after.count(" yes ") == len(silver_suite(["tracking", "orders"]).expectations), after
+    assert " no " not in after
+    [reading] = [line for line in after.splitlines() if "/python -c " in line]
+    program = reading.partition(" -c ")[2].strip().strip('"')
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "merge_key" in shown.stdout
 
 
 def test_a_lake_that_the_engine_cannot_open_is_refused_in_one_sentence(tmp_path: Path) -> None:

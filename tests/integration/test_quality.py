@@ -36,7 +36,10 @@ class Silver(NamedTuple):
     def check(self, rows: list[Row]) -> list[CheckResult]:
         schema = self.table.schema
         values = [tuple(row[name] for name in schema.names) for row in rows]
-        return check_silver(self.table.sparkSession.createDataFrame(values, schema), self.settings)
+        rows_in_spark = self.table.sparkSession.createDataFrame(values, schema)
+        results = check_silver(rows_in_spark, self.settings)
+        assert check_silver(rows_in_spark.toArrow(), self.settings) == results, "in memory it is the same"
+        return results
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -210,4 +211,4 @@ finally:
     reader.stop()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode == 0, done.stderr == "") == (is_silent, is_silent), done.stderr
+    assert (done.returncode == -signal.SIGKILL, done.stderr == "") == (is_silent, is_silent), done.stderr
