@@ -13,6 +13,12 @@ from pipelines.core.sequence import Tail
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where, neighbours
 
+PIECE_BYTES, LIMIT_BYTES = 16 * 1024 * 1024, 512 * 1024 * 1024
+"""About so much of silver's files goes into a piece, and into a publication, where their rows are large."""
+
+FEW = 2_000
+"""Where no more rows are pending, they are not weighed."""
+
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
@@ -39,7 +45,8 @@ class Pending(NamedTuple):
 
 
 def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int, size: int) -> Pending:
-    """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records.
+    """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
+    and fewer where records are large.
 
     All records of one event time go together. Whatever times out later has a later event time, so that an extent stays what it
     is while silver moves on. Where there are more than `limit`, each partition gives about an equal share of its records.
@@ -51,6 +58,9 @@ def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, li
     is_tie = times == after
     is_pending = (times > after) | (is_tie & np.isin(of_rows, _with_ties(questions, tails, np.unique(of_rows[is_tie]).tolist())))
     of_rows, times = of_rows[is_pending], times[is_pending]
+    if len(times) > FEW:
+        row_bytes = max(1, questions.row_bytes(tables.SILVER))
+        size, limit = max(1, min(size, PIECE_BYTES // row_bytes)), max(1, min(limit, LIMIT_BYTES // row_bytes))
     share = min(1.0, limit / max(1, len(times)))
     pieces: list[dict[int, Extent]] = []
     room = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,12 @@ from pipelines.core.plan import NOTHING_AVAILABLE, Available, BatchPlan, Cursor,
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, first_offsets, within
 from pipelines.settings import Settings
+
+MAX_BYTES = 32 * 1024 * 1024
+"""About so much of bronze's files goes into a batch: in memory, where nothing is packed, it is several times as much."""
+
+FEW = 2_000
+"""A batch of no more offsets is not weighed."""
 
 
 @dataclass
@@ -34,9 +41,18 @@ class Planner:
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
 
     def next(self) -> BatchPlan | None:
-        """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`."""
-        self._heads_beyond.clear()
+        """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`, and
+        a smaller one where the batch would have more than `MAX_BYTES`.
+        """
         share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
+        plan = self._within(share)
+        if plan is None or (size := self._bytes(plan)) <= MAX_BYTES:
+            return plan
+        longest = max(done.until_offset - done.from_offset for done in plan.ranges.values())
+        return self._within(max(1, longest * MAX_BYTES // size))
+
+    def _within(self, share: int) -> BatchPlan | None:
+        self._heads_beyond.clear()
         starts = {tp: cursor.next_offset for tp, cursor in self.cursors.items()}
         self._available = self._read(starts, share)
         plan = self._plan()
@@ -48,6 +64,15 @@ class Planner:
                 self._available |= self._read(beyond, share)
                 plan = self._plan()
         return plan
+
+    def _bytes(self, plan: BatchPlan) -> int:
+        """About how many bytes of bronze's files a batch takes, 0 where it is small."""
+        offsets: Counter[str] = Counter()
+        for tp, done in plan.ranges.items():
+            offsets[tp.source] += done.until_offset - done.from_offset
+        if offsets.total() <= FEW:
+            return 0
+        return sum(count * self.questions.row_bytes(tables.bronze(source)) for source, count in offsets.items())
 
     def done(self, plan: BatchPlan) -> None:
         """The plan is committed: the next one follows it."""

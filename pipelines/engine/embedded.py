@@ -40,6 +40,9 @@ FROM_KAFKA_S: Final = 0.2
 FROM_TABLES_S: Final = 0.1
 """How often a layer looks for new commits: each look lists a folder."""
 
+BATCH_BYTES: Final = 160 * 1024 * 1024
+"""About so many bytes of decoded records are read at a time."""
+
 FILE_BYTES: Final = 128 * 1024 * 1024
 """Compaction makes files of about this size."""
 
@@ -50,6 +53,8 @@ class EmbeddedEngine:
     """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for."""
 
     def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine]) -> None:
+        # What Arrow's own allocators keep for later made a third of the memory of a run.
+        pa.set_memory_pool(pa.system_memory_pool())
         self.lake, self._open_expressions = lake, expressions
         self.questions = DeltaRsQuestions(lake)
 
@@ -73,11 +78,13 @@ class EmbeddedEngine:
     def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         """See `Engine.read_kafka`."""
         wanted = [Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
-        return self._read_ranges(source, wanted)
+        return self._read_ranges(source, wanted)[0]
 
-    def _read_ranges(self, source: KafkaInput, ranges: Sequence[Range]) -> pa.Table:
+    def _read_ranges(
+        self, source: KafkaInput, ranges: Sequence[Range], max_bytes: int | None = None
+    ) -> tuple[pa.Table, dict[int, int]]:
         schema = self.lake.layout[tables.bronze(source.source)].schema
-        return read_decoded(source.kafka, ranges, partial(read_records, rules=source.rules), schema)
+        return read_decoded(source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes)
 
     def rows(self, found: pa.Table) -> pa.Table:
         """See `Engine.rows`."""
@@ -194,19 +201,24 @@ class EmbeddedEngine:
     def follow_kafka(self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool) -> RunningThread:
         """See `Engine.follow_kafka`."""
         cluster, count = Cluster(source.kafka), len(source.offsets)
-        position = dict(source.offsets)
+        position, span = dict(source.offsets), source.max_offsets_per_batch
 
         def ends() -> dict[int, int]:
             return {p: end for p, (_, end) in cluster.bounds(source.topic, count).items() if p in position}
 
         def take(until: Mapping[int, int]) -> bool:
             """The next batch; whether there was one."""
-            taken = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, source.max_offsets_per_batch)
-            ranges = [Range(source.topic, p, offset, offset + taken[p]) for p, offset in position.items()]
-            if not any(taken.values()):
+            nonlocal span
+            wanted = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
+            if not any(wanted.values()):
                 return False
-            work(self._read_ranges(source, ranges))
-            position.update({p: offset + taken[p] for p, offset in position.items()})
+            ranges = [Range(source.topic, p, offset, offset + wanted[p]) for p, offset in position.items()]
+            rows, ends = self._read_ranges(source, ranges, BATCH_BYTES)
+            taken = sum(ends[p] - offset for p, offset in position.items())
+            # Where records are large, the next batch asks for as many as there was room for, and then for a few more each time.
+            span = taken if taken < sum(wanted.values()) else min(span + span // 8 + 1, source.max_offsets_per_batch)
+            work(rows)
+            position.update(ends)
             return True
 
         def follow(stopping: threading.Event) -> None:

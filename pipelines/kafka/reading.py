@@ -33,6 +33,10 @@ _FIRST_SPAN: Final = 8
 _LARGEST_SPAN: Final = 20_000
 
 
+BATCH_BYTES: Final = 16 * 1024 * 1024
+"""About so many bytes of values go into an Arrow batch."""
+
+
 @dataclass(frozen=True)
 class Range:
     """The offsets `[from_offset, until_offset)` of a topic-partition."""
@@ -51,7 +55,8 @@ class Range:
 def read_range(
     kafka: KafkaSettings, wanted: Range, max_records: int = 10_000, timeout_s: float = TIMEOUT_S
 ) -> Iterator[pa.RecordBatch]:
-    """The committed records of a range in offset order, as batches of at most `max_records` with the columns of `KAFKA`.
+    """The committed records of a range in offset order, as batches of at most `max_records`, and of about `BATCH_BYTES` at most,
+    with the columns of `KAFKA`.
 
     Yields nothing for a range without records. Raises DataLossError where Kafka has deleted offsets of the range,
     TopicChangedError where the partition ends before it begins, KafkaAccessError at once where the client is refused, and
@@ -60,11 +65,19 @@ def read_range(
     held: list[Message] = []
     for messages in _messages(kafka, wanted, max_records, timeout_s):
         held += messages
-        if len(held) >= max_records:
-            yield _batch(wanted, held[:max_records])
-            held = held[max_records:]
+        while count := _filling(held, max_records):
+            yield _batch(wanted, held[:count])
+            held = held[count:]
     if held:
         yield _batch(wanted, held)
+
+
+def _filling(messages: Sequence[Message], max_records: int) -> int:
+    """How many of these messages fill a batch; 0 where they do not."""
+    size = sum(map(len, messages))
+    if size >= BATCH_BYTES:
+        return min(max_records, max(1, len(messages) * BATCH_BYTES // size))
+    return max_records if len(messages) >= max_records else 0
 
 
 def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float) -> Iterator[list[Message]]:

@@ -24,25 +24,41 @@ from pipelines.settings import KafkaSettings
 Decode = Callable[[pa.RecordBatch], pa.Table]
 
 
-def read_decoded(kafka: KafkaSettings, ranges: Sequence[Range], decode: Decode, schema: pa.Schema) -> pa.Table:
-    """The committed records of some ranges, in their order, as `decode` makes them of the columns of `core.reading.KAFKA`.
+def read_decoded(
+    kafka: KafkaSettings, ranges: Sequence[Range], decode: Decode, schema: pa.Schema, max_bytes: int | None = None
+) -> tuple[pa.Table, dict[int, int]]:
+    """The committed records of ranges of one topic, one for a partition, in their order, as `decode` makes them of the columns of
+    `core.reading.KAFKA`; and by partition the offset where reading ended, before the range does where the records have more than
+    about `max_bytes`.
 
     `decode` is sent to the workers, and its result has the columns of `schema`. Raises what `read_range` raises.
     """
+    parts = split_ranges(ranges, os.cpu_count() or 1)
+    room = None if max_bytes is None else max_bytes // max(1, len(parts))
+    found, ends = [schema.empty_table()], {wanted.partition: wanted.from_offset for wanted in ranges}
     try:
-        parts = [_workers().submit(_read, kafka, part, decode, schema) for part in split_ranges(ranges, os.cpu_count() or 1)]
-        return pa.concat_tables([schema.empty_table(), *(pa.ipc.open_stream(part.result()).read_all() for part in parts)])
+        reading = [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
+        for part, done in zip(parts, reading, strict=True):
+            packed, end = done.result()
+            if ends[part.partition] == part.from_offset:  # else there is a gap before it, and it is read another time
+                found.append(pa.ipc.open_stream(packed).read_all())
+                ends[part.partition] = end
     except BrokenProcessPool:
         _workers.cache_clear()  # whoever tries again gets new ones
         raise
+    return pa.concat_tables(found), ends
 
 
-def _read(kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema) -> bytes:
-    packed = pa.BufferOutputStream()
+def _read(kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema, room: int | None) -> tuple[bytes, int]:
+    """The records of a range, packed, and where reading ended: with the batch that has filled the room."""
+    packed, end = pa.BufferOutputStream(), wanted.until_offset
     with pa.ipc.new_stream(packed, schema) as stream:
         for batch in read_range(kafka, wanted):
             stream.write_table(decode(batch).select(schema.names).cast(schema))
-    return bytes(packed.getvalue().to_pybytes())
+            if room is not None and packed.tell() >= room:
+                end = batch["offset"][-1].as_py() + 1
+                break
+    return packed.getvalue().to_pybytes(), end
 
 
 @cache
@@ -53,6 +69,7 @@ def _workers() -> ProcessPoolExecutor:
 
 def _prepare() -> None:
     """A worker ends with its parent, and with nothing else: signals may go to all processes of a run, whose batch is not done."""
+    pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -6,11 +6,13 @@ files skipped by their statistics.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -95,6 +97,12 @@ class DeltaRsQuestions(Questions):
     def file_count(self, table: str) -> int:
         """See `Questions`."""
         return len(self.opened(table).file_uris())
+
+    def row_bytes(self, table: str) -> int:
+        """See `Questions`."""
+        files = pa.table(self.opened(table).get_add_actions())
+        rows = pc.sum(files["num_records"]).as_py()
+        return math.ceil(pc.sum(files["size_bytes"]).as_py() / rows) if rows else 0
 
     def path(self, table: str) -> str:
         """The path or URI of a table, as delta-rs takes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, reduce
@@ -92,6 +93,11 @@ class SparkQuestions(Questions):
     def file_count(self, table: str) -> int:
         """See `Questions`."""
         return int(self._detail(table, "numFiles"))
+
+    def row_bytes(self, table: str) -> int:
+        """See `Questions`."""
+        rows = self.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py()
+        return math.ceil(self._detail(table, "sizeInBytes") / rows) if rows else 0
 
     def _detail(self, table: str, column: str) -> Any:
         return self._delta(table).detail().select(column).collect()[0][0]

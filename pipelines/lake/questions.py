@@ -110,6 +110,9 @@ class Questions(Protocol):
     def file_count(self, table: str) -> int:
         """How many data files the last version has."""
 
+    def row_bytes(self, table: str) -> int:
+        """About how many bytes a row has in the files of the last version, where values are packed; 0 where there is no row."""
+
 
 def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:
     """By delta-rs where it can open every table, else by Spark, whose session is asked for with the first question."""

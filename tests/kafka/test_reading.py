@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from pipelines.core.reading import KAFKA
 from pipelines.errors import DataLossError, KafkaUnreachableError, TopicChangedError
-from pipelines.kafka.reading import Range, read_backwards, read_range, read_tails
+from pipelines.kafka.reading import BATCH_BYTES, Range, read_backwards, read_range, read_tails
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.topics import create_topics, produce, produce_transaction
@@ -62,6 +62,14 @@ def test_batches_hold_at_most_max_records_and_are_filled(kafka: str, settings: K
     send(kafka, topic, 1050)
     sizes = [batch.num_rows for batch in read_range(settings, Range(topic, 0, 0, 1050), max_records=100)]
     assert sizes == [100] * 10 + [50]
+
+
+def test_batches_of_large_records_hold_fewer(kafka: str, settings: KafkaSettings, topic: str) -> None:
+    create_topics(kafka, topic, partitions=1)
+    produce(kafka, topic, [(0, bytes(900_000)) for _ in range(100)])
+    batches = list(read_range(settings, Range(topic, 0, 0, 100)))
+    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(100))
+    assert max(batch.nbytes for batch in batches) <= BATCH_BYTES + 1_000_000
 
 
 def test_a_record_is_as_kafka_has_it(kafka: str, settings: KafkaSettings, topic: str) -> None:

@@ -21,7 +21,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.workers import read_decoded
 from pipelines.settings import KafkaSettings
 from tests.kafka.test_reading import send
-from tests.support.topics import create_topics
+from tests.support.topics import create_topics, produce
 
 DEADLINE_S = 60
 AS_IT_IS = pa.table
@@ -45,12 +45,34 @@ def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
     kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "SMALLEST_SPLIT", 10)
-    create_topics(kafka, topic, partitions=1)
-    send(kafka, topic, 100)
-    wanted = [Range(topic, 0, 60, 100), Range(topic, 0, 5, 5), Range(topic, 0, 0, 20)]
-    found = read_decoded(settings, wanted, AS_IT_IS, KAFKA)
+    create_topics(kafka, topic, partitions=3)
+    produce(kafka, topic, [(p, b"%d" % i) for i in range(100) for p in range(2)])
+    wanted = [Range(topic, 1, 60, 100), Range(topic, 2, 5, 5), Range(topic, 0, 0, 20)]
+    found, ends = read_decoded(settings, wanted, AS_IT_IS, KAFKA)
     assert found == pa.Table.from_batches([batch for one in wanted for batch in read_range(settings, one)], KAFKA)
-    assert read_decoded(settings, [], AS_IT_IS, KAFKA) == KAFKA.empty_table()
+    assert ends == {0: 20, 1: 100, 2: 5}
+    assert read_decoded(settings, [], AS_IT_IS, KAFKA) == (KAFKA.empty_table(), {})
+
+
+def test_large_records_are_read_as_far_as_there_is_room_without_a_gap(
+    kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "SMALLEST_SPLIT", 10)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    create_topics(kafka, topic, partitions=2)
+    produce(kafka, topic, [(p, b"%d" % i + bytes(900_000)) for i in range(60) for p in (0, 1)][:90])
+    last = {0: 45, 1: 45}
+    position, seen = {0: 0, 1: 0}, places(KAFKA.empty_table())
+    while position != last:
+        found, ends = read_decoded(settings, [Range(topic, p, position[p], last[p]) for p in last], AS_IT_IS, KAFKA, 8 * 2**20)
+        assert 0 < found.nbytes < 64 * 2**20
+        assert [(p, o) for p in last for o in range(position[p], ends[p])] == places(found)
+        position, seen = ends, seen + places(found)
+    assert sorted(seen) == [(p, o) for p in last for o in range(last[p])]
+
+
+def places(found: pa.Table) -> list[tuple[int, int]]:
+    return list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
 def test_what_a_worker_fails_of_is_raised_as_it_is(kafka: str, settings: KafkaSettings, topic: str) -> None:

@@ -141,7 +141,7 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
         asked.select("late", ["offset"])
     with pytest.raises(NoTableError):
         asked.summary("late", [], {"n": ("count", "*")})
-    for ask in (asked.version, asked.history, asked.columns, asked.properties, asked.file_count):
+    for ask in (asked.version, asked.history, asked.columns, asked.properties, asked.file_count, asked.row_bytes):
         with pytest.raises(NoTableError):
             ask("late")
     assert not (either_store.folder / "late").exists(), "asking creates nothing"
@@ -231,6 +231,7 @@ def test_every_question_sees_the_last_commit(either_store: Store) -> None:
     for count in range(2):
         assert (asked.version("bronze_tracking"), asked.file_count("bronze_tracking")) == (count, count)
         assert len(offsets(either_store, ())) == count
+        assert (100 < asked.row_bytes("bronze_tracking") < 100_000) == bool(count)
         either_store.add("bronze_tracking", bronze_row(5, count))
     assert asked.properties("bronze_tracking").items() >= stored.properties.items()
 

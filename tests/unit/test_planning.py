@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.core.plan import Cursor, TopicPartition
+from pipelines import extent, planning
+from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.extent import Extent, Pending, pending
 from pipelines.lake.questions import Aggregates, Questions, Where
@@ -22,8 +23,11 @@ COMPARE: Mapping[str, Any] = {"=": operator.eq, "<": operator.lt, "<=": operator
 class Asked:
     """Tables in memory; they answer as the lake's do, minima being the only aggregates."""
 
-    def __init__(self, tables: Mapping[str, list[dict[str, Any]]]) -> None:
-        self.tables = tables
+    def __init__(self, tables: Mapping[str, list[dict[str, Any]]], row_bytes: int = 1) -> None:
+        self.tables, self._row_bytes = tables, row_bytes
+
+    def row_bytes(self, _: str) -> int:
+        return self._row_bytes
 
     def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
         rows = [row for row in self.tables[table] if any(all(_holds(row, *each) for each in term) for term in where or [[]])]
@@ -36,8 +40,8 @@ class Asked:
         return found.rename_columns([*by, name])
 
 
-def answering(**tables: list[dict[str, Any]]) -> Questions:
-    return Asked(tables)  # type: ignore[return-value]
+def answering(row_bytes: int = 1, **tables: list[dict[str, Any]]) -> Questions:
+    return Asked(tables, row_bytes)  # type: ignore[return-value]
 
 
 def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
@@ -57,6 +61,26 @@ def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: P
     assert silver.next() is None, "no clock without the other source"
     assert silver.heads()[TopicPartition("tracking", 0)] == 50
     assert silver.heads()[TopicPartition("tracking", 1)] == 550
+
+
+def test_a_batch_of_large_records_has_fewer_and_none_is_left_out(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    rows = [{"partition": 0, "offset": offset, "event_time": offset} for offset in range(planning.FEW)]
+    asked = answering(planning.MAX_BYTES // 1000, bronze_tracking=rows, bronze_orders=rows)
+    silver = Planner(asked, settings, 0, {TopicPartition(source, 0): Cursor() for source in settings.sources}, {}, {})
+    merged: dict[TopicPartition, int] = {}
+    while plan := silver.next():
+        taken = {tp: done.until_offset - done.from_offset for tp, done in plan.ranges.items()}
+        # The batch that is small enough not to be weighed is the last one.
+        assert sum(taken.values()) <= 1000 or silver.bronze_ends().items() <= plan_ends(plan).items()
+        assert all(done.from_offset == merged.get(tp, 0) for tp, done in plan.ranges.items())
+        merged = plan_ends(plan)
+        silver.done(plan)
+    assert merged == {TopicPartition(source, 0): len(rows) for source in settings.sources}
+
+
+def plan_ends(plan: BatchPlan) -> dict[TopicPartition, int]:
+    return {tp: done.until_offset for tp, done in plan.ranges.items()}
 
 
 def finished(partition: int, time: int, key: str, *, valid: bool = True) -> dict[str, Any]:
@@ -88,4 +112,9 @@ def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     found = pending(answering(silver=rows), {}, 3, 100, 3)
     assert found.pieces == [{0: Extent(0, 0), 1: Extent(0, 0)}, {1: Extent(1, 1), 2: Extent(0, 0)}, {2: Extent(1, 2)}]
     assert found.extents == {0: Extent(0, 0), 1: Extent(0, 1), 2: Extent(0, 2)}
+    many = [finished(0, time, "a") for time in range(extent.FEW + 1)]
+    large = pending(answering(extent.PIECE_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
+    assert [piece[0] for piece in large.pieces] == [Extent(n, min(n + 99, extent.FEW)) for n in range(0, len(many), 100)]
+    larger = pending(answering(extent.LIMIT_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
+    assert (larger.extents, larger.has_more) == ({0: Extent(0, 99)}, True)
     assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False)
