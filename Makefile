@@ -14,7 +14,7 @@ help:
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make check     lint, format check, types"
-	@echo "make bench     the benchmarks: eight points with their marks (BENCH='1 8 --records 550000' for some of them, smaller)"
+	@echo "make bench     the benchmarks: nine points with their marks, on both engines (BENCH='1 8 --records 550000' for some of them, smaller)"
 	@echo "make format    rewrite the code in the project's format"
 
 install: $(STAMP)

@@ -3,7 +3,7 @@
 python -m benchmarks                      every point
 python -m benchmarks 1 8 --records 550000
 python -m benchmarks --scale 0.02 --warm-up 20 --seconds 10 --rounds 4      a quick look whether everything works
-python -m benchmarks --full --out benchmarks/baseline.json
+python -m benchmarks --full --engine embedded
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import backlog, batches, latency, machine
-from benchmarks.points import Result, Sizes, print_results
+from benchmarks.points import ENGINES, Result, Sizes, print_results
 from benchmarks.programs import ProgramError, tell
-
-BASELINE = Path(__file__).with_name("baseline.json")
 
 
 def main() -> None:
@@ -37,7 +35,6 @@ def main() -> None:
         "sizes": asdict(sizes),
         "results": [],
     }
-    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else None
     results: list[Result] = []
     failed = False
     try:
@@ -45,15 +42,15 @@ def main() -> None:
             # Last come those that start Spark in this process, where it stays.
             for measured in (backlog, latency, batches):
                 try:
-                    for figure in measured.measure(set(options.points), sizes, Path(name)):
-                        results.append(replace(figure, engine=sizes.engine))
-                        document["results"].append(results[-1].document())
+                    for result in measured.measure(set(options.points), sizes, Path(name)):
+                        results.append(result)
+                        document["results"].append(result.document())
                         options.out.write_text(json.dumps(document, indent=2) + "\n")
                 except ProgramError as error:
                     tell(f"not measured: {error}")
                     failed = True
     finally:
-        print_results(results, document, baseline)
+        print_results(results, document)
     sys.exit(1 if failed else 0)
 
 
@@ -62,8 +59,8 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("points", metavar="POINT", type=int, nargs="*", help="1 to 8; without any, all of them")
-    parser.add_argument("--engine", choices=["spark", "embedded"], default=defaults.engine, help="what is measured (%(default)s)")
+    parser.add_argument("points", metavar="POINT", type=int, nargs="*", help="1 to 9; without any, all of them")
+    parser.add_argument("--engine", choices=ENGINES, help="what is measured; without one, both in turns")
     parser.add_argument("--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)")
     parser.add_argument("--full", action="store_true", help="ten times the records for point 6, 20 million rows for point 4")
     parser.add_argument("--scale", type=float, default=1.0, help="so much of every number of records and rows (%(default)s)")
@@ -73,16 +70,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=defaults.measured_s, help="seconds of point 2 (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)")
     options = parser.parse_args()
-    if not set(options.points) <= set(range(1, 9)):
-        parser.error("the points are 1 to 8")
-    options.points = options.points or list(range(1, 9))
+    if not set(options.points) <= set(range(1, 10)):
+        parser.error("the points are 1 to 9")
+    options.points = options.points or list(range(1, 10))
     return options
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
     sizes = replace(
         Sizes(),
-        engine=options.engine,
+        engines=ENGINES if options.engine is None else (options.engine,),
         records=options.records,
         partitions=options.partitions,
         rounds=options.rounds,

@@ -1,4 +1,4 @@
-"""Points 1, 6, 7 and 8: a backlog from the start of the process to its end, with every table written and every message out.
+"""Points 1, 6, 7, 8 and 9: a backlog from the start of the process to its end, with every table written and every message out.
 
 Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the floors and the peers, over the
 same topics of the same broker, one after the other.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +25,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import Publisher
 from pipelines.settings import load_settings
 
-NUMBERS = frozenset({1, 6, 7, 8})
+NUMBERS = frozenset({1, 6, 7, 8, 9})
 WARM_UP, FLOOR_B = "floor_nothing", "floor_append"
 PEERS = {
     WARM_UP: points.OF_FLOOR_A,
@@ -56,22 +56,22 @@ class Run:
 
 @dataclass(frozen=True)
 class River:
-    """A broker whose topics hold the whole input, and the engine that runs over it."""
+    """A broker whose topics hold the whole input."""
 
     folder: Path
-    engine: str
     bootstrap_servers: str
     partitions: int
     records: int
     sessions: int
     input_bytes: int
 
-    def run(self, name: str, master: str | None = None) -> Run:
+    def run(self, engine: str, name: str, master: str | None = None) -> Run:
         """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not every session came out."""
+        name = f"{engine}_{name}"
         folder = self.folder / name
         spark = {} if master is None else {"spark.master": master}
         settings = load_settings(
-            write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}", engine=self.engine, spark=spark)
+            write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}", engine=engine, spark=spark)
         )
         with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
@@ -98,7 +98,7 @@ class River:
 
 
 @contextmanager
-def river(folder: Path, records: int, partitions: int, engine: str = "spark") -> Iterator[River]:
+def river(folder: Path, records: int, partitions: int) -> Iterator[River]:
     """A broker with so many records, a session's order among eleven of them; nothing of it is left afterwards."""
     orders = max(1, records // 11)
     try:
@@ -106,55 +106,61 @@ def river(folder: Path, records: int, partitions: int, engine: str = "spark") ->
             settings = load_settings(write_configuration(folder, bootstrap_servers))
             count, size = fill_topics(Cluster(settings.kafka), settings, records - orders, orders, partitions)
             tell(f"{count:,} records in {partitions} partitions, {size:,} bytes")
-            yield River(folder, engine, bootstrap_servers, partitions, count, orders, size)
+            yield River(folder, bootstrap_servers, partitions, count, orders, size)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
-    """The chosen ones of these points."""
+    """The chosen ones of these points; the engines in turns."""
     if not numbers & NUMBERS:
         return
-    with river(folder / "backlog", sizes.records, sizes.partitions, sizes.engine) as small:
+    with river(folder / "backlog", sizes.records, sizes.partitions) as small:
         small.peer(WARM_UP)  # the first one reads Spark's own files from the disk
-        plain = small.run("plain")
+        plain = {engine: small.run(engine, "plain") for engine in sizes.engines}
         if 1 in numbers:
             yield from _against_others(small, plain)
-        if 7 in numbers and sizes.engine == "spark":
-            yield _cores(small, plain)
-        if 8 in numbers:
-            yield from _disk(small, plain)
+        for engine, run in plain.items():
+            if 7 in numbers and engine == "spark":
+                yield _cores(small, run)
+            if 8 in numbers:
+                yield from _disk(small, engine, run)
+            if 9 in numbers:
+                yield from _starts(engine, run)
     if 6 in numbers:
-        with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions, sizes.engine) as large:
-            yield from _memory(small, plain, large)
+        with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions) as large:
+            floor, _ = large.peer(FLOOR_B)
+            for engine, run in plain.items():
+                yield from _large(large, engine, floor, run)
     if 7 in numbers:
-        with river(folder / "wide", sizes.records, sizes.many_partitions, sizes.engine) as wide:
-            seconds = wide.run("plain").seconds
-            details = {wide.partitions: round(seconds, 1), small.partitions: round(plain.seconds, 1)}
-            yield Result(points.MANY_PARTITIONS, seconds / plain.seconds, {"seconds_by_partitions": details})
+        with river(folder / "wide", sizes.records, sizes.many_partitions) as wide:
+            for engine, run in plain.items():
+                seconds = wide.run(engine, "plain").seconds
+                details = {wide.partitions: round(seconds, 1), small.partitions: round(run.seconds, 1)}
+                yield Result(points.MANY_PARTITIONS, engine, seconds / run.seconds, {"seconds_by_partitions": details})
 
 
-def _against_others(small: River, plain: Run) -> Iterator[Result]:
-    """Point 1. What the mark is about is run twice, in turns, and the better of both counts: the machine is slower at times."""
+def _against_others(small: River, plain: Mapping[str, Run]) -> Iterator[Result]:
+    """Point 1. What the marks are about is run twice, in turns, and the better of both counts: the machine is slower at times."""
     taken: dict[str, list[tuple[float, int]]] = {}
     for name in PEERS:
         _try_peer(small, name, taken)
-    runs = [plain, small.run("again")]
+    runs = {engine: [run, small.run(engine, "again")] for engine, run in plain.items()}
     _try_peer(small, FLOOR_B, taken)
-    best = min(runs, key=lambda run: run.seconds)
-    steady = small.records / (best.seconds - best.steps.get("lake", 0.0))
-    details = {
-        "records": small.records,
-        "seconds": [round(run.seconds, 1) for run in runs],
-        "records_per_second_after_start": round(steady),
-        "seconds_until_the_last_news_of": best.steps,
-        "share_of": best.shares(),
-    }
-    yield Result(points.BACKLOG, small.records / best.seconds, details)
-    for name, of_peer in taken.items():
-        seconds, messages = min(of_peer)
-        details = {"seconds": [round(each, 1) for each, _ in of_peer], "messages": messages, "sessions": small.sessions}
-        yield Result(PEERS[name], seconds / best.seconds, {"records_per_second": round(small.records / seconds), **details})
+    for engine, both in runs.items():
+        best = min(both, key=lambda run: run.seconds)
+        details = {
+            "records": small.records,
+            "seconds": [round(run.seconds, 1) for run in both],
+            "seconds_until_the_last_news_of": best.steps,
+            "share_of": best.shares(),
+        }
+        yield Result(points.BACKLOG, engine, small.records / best.seconds, details)
+        for name, of_peer in taken.items():
+            seconds, messages = min(of_peer)
+            details = {"seconds": [round(each, 1) for each, _ in of_peer], "messages": messages, "sessions": small.sessions}
+            rate = {"records_per_second": round(small.records / seconds)}
+            yield Result(PEERS[name], engine, seconds / best.seconds, rate | details)
 
 
 def _try_peer(river: River, name: str, taken: dict[str, list[tuple[float, int]]]) -> None:
@@ -165,33 +171,48 @@ def _try_peer(river: River, name: str, taken: dict[str, list[tuple[float, int]]]
         tell(f"{name} is left out: {error}")
 
 
-def _memory(small: River, plain: Run, large: River) -> Iterator[Result]:
+def _large(large: River, engine: str, floor: float, plain: Run) -> Iterator[Result]:
     """Point 6; the broker is not counted."""
-    run = large.run("plain")
-    peaks = {large.records: run.peak_bytes, small.records: plain.peak_bytes}
-    yield Result(points.LARGE_BACKLOG, large.records / run.seconds, {"records": large.records, "seconds": round(run.seconds, 1)})
-    yield Result(points.MEMORY, run.peak_bytes / 2**30, {"peak_bytes_by_records": peaks})
-    yield Result(points.MEMORY_GROWTH, run.peak_bytes / plain.peak_bytes)
+    run = large.run(engine, "plain")
+    seconds = {"seconds": round(run.seconds, 1), "seconds_of_floor_b": round(floor, 1)}
+    yield Result(points.LARGE_BACKLOG, engine, large.records / run.seconds, {"records": large.records, **seconds})
+    yield Result(points.LARGE_OF_FLOOR_B, engine, floor / run.seconds)
+    yield Result(points.MEMORY, engine, run.peak_bytes / 2**30, {"peak_bytes": [run.peak_bytes, plain.peak_bytes]})
+    yield Result(points.MEMORY_GROWTH, engine, run.peak_bytes / plain.peak_bytes)
 
 
 def _cores(small: River, plain: Run) -> Result:
     """Point 7."""
-    two = plain if os.cpu_count() == 2 else small.run("two", "local[2]")
-    one = small.run("one", "local[1]")
-    return Result(points.CORES, one.seconds / two.seconds, {"seconds": {2: round(two.seconds, 1), 1: round(one.seconds, 1)}})
+    two = plain if os.cpu_count() == 2 else small.run("spark", "two", "local[2]")
+    one = small.run("spark", "one", "local[1]")
+    seconds = {"seconds": {2: round(two.seconds, 1), 1: round(one.seconds, 1)}}
+    return Result(points.CORES, "spark", one.seconds / two.seconds, seconds)
 
 
-def _disk(small: River, plain: Run) -> Iterator[Result]:
+def _disk(small: River, engine: str, plain: Run) -> Iterator[Result]:
     """Point 8; whatever maintenance replaces is kept until the retention is over."""
     lake = plain.folder / "lake"
-    yield Result(points.DISK, bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes})
-    with program(plain.folder, "-m", "pipelines", "maintain") as running:
-        running.wait()
-    yield Result(points.DISK_MAINTAINED, bytes_in(lake) / small.input_bytes)
+    yield Result(points.DISK, engine, bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes})
+    _command(plain.folder, "maintain")
+    yield Result(points.DISK_MAINTAINED, engine, bytes_in(lake) / small.input_bytes)
     present = sum(
         Path(file).stat().st_size for log in lake.glob("*/_delta_log") for file in DeltaTable(str(log.parent)).file_uris()
     )
-    yield Result(points.DISK_PRESENT, present / small.input_bytes)
+    yield Result(points.DISK_PRESENT, engine, present / small.input_bytes)
+
+
+def _starts(engine: str, plain: Run) -> Iterator[Result]:
+    """Point 9: the better of two each."""
+    for point, command in ((points.NOTHING_TO_DO, ("run", "--once")), (points.STATUS, ("status",))):
+        seconds = [_command(plain.folder, *command) for _ in range(2)]
+        yield Result(point, engine, min(seconds), {"seconds": [round(each, 2) for each in seconds]})
+
+
+def _command(folder: Path, *arguments: str) -> float:
+    """How long a command takes, as a process from its start to its end."""
+    with program(folder, "-m", "pipelines", *arguments) as running:
+        running.wait()
+    return running.seconds
 
 
 def _steps(log: str, began: float) -> dict[str, float]:

@@ -105,34 +105,37 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
         return
     spark = spark_session({})
     try:
-        if numbers & {3, 4}:
-            yield from _beside_history(numbers, sizes, spark, folder / "history")
-        if 5 in numbers:
-            yield from _beside_open_rows(sizes, spark, folder / "open")
+        for engine in sizes.engines:
+            if numbers & {3, 4}:
+                yield from _beside_history(numbers, sizes, spark, engine, folder / "history")
+            if 5 in numbers:
+                yield from _beside_open_rows(sizes, spark, engine, folder / "open")
     finally:
         spark.stop()
 
 
-def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
+def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, engine: str, folder: Path) -> Iterator[Result]:
     """Points 3 and 4. Where only the clock moves, nothing times out; beside the records, about fifty rows do."""
     lengths = [sizes.short_history, sizes.history] if 4 in numbers else [sizes.short_history]
-    lakes = [_lake(folder / str(i), spark, sizes.engine, timed_out=rows, open_rows=OPEN_ROWS) for i, rows in enumerate(lengths)]
+    lakes = [_lake(folder / str(i), spark, engine, timed_out=rows, open_rows=OPEN_ROWS) for i, rows in enumerate(lengths)]
     clock = [[lake.seconds() for lake in lakes] for _ in range(sizes.rounds)]
     small = [[lake.seconds(touched=500, new=500, step_ms=1000) for lake in lakes] for _ in range(sizes.rounds)]
     if 3 in numbers:
-        yield Result(points.CLOCK_BATCH, _warm(clock)[0], {"rounds": _rounded(clock)})
-        yield Result(points.SMALL_BATCH, _warm(small)[0], {"rounds": _rounded(small)})
-        yield from _with_change_data_feed(sizes, spark, folder, lakes[0])
+        yield Result(points.CLOCK_BATCH, engine, _warm(clock)[0], {"rounds": _rounded(clock)})
+        yield Result(points.SMALL_BATCH, engine, _warm(small)[0], {"rounds": _rounded(small)})
+        yield from _with_change_data_feed(sizes, spark, engine, folder, lakes[0])
     if 4 in numbers:
         restarts = [[lake.restart_seconds() for lake in lakes] for _ in range(sizes.rounds)]
-        yield _ratio(points.HISTORY, lengths, small)
-        yield _ratio(points.HISTORY_RESTART, lengths, restarts)
+        yield _ratio(points.HISTORY, engine, lengths, small)
+        yield _ratio(points.HISTORY_RESTART, engine, lengths, restarts)
     shutil.rmtree(folder)
 
 
-def _with_change_data_feed(sizes: Sizes, spark: SparkSession, folder: Path, without: SmallBatches) -> Iterator[Result]:
+def _with_change_data_feed(
+    sizes: Sizes, spark: SparkSession, engine: str, folder: Path, without: SmallBatches
+) -> Iterator[Result]:
     """What the option costs: the same batches in a lake that has it, in turns with one that has not."""
-    fed = _lake(folder / "fed", spark, sizes.engine, timed_out=sizes.short_history, open_rows=OPEN_ROWS, change_data_feed=True)
+    fed = _lake(folder / "fed", spark, engine, timed_out=sizes.short_history, open_rows=OPEN_ROWS, change_data_feed=True)
     silvers = [Path(f"{lake.settings.lake}/{tables.SILVER}") for lake in (fed, without)]
     before = [bytes_in(silver) for silver in silvers]
     rounds = [
@@ -140,20 +143,20 @@ def _with_change_data_feed(sizes: Sizes, spark: SparkSession, folder: Path, with
     ]
     with_it, without_it = _warm(rounds)
     grown = [bytes_in(silver) - size for silver, size in zip(silvers, before, strict=True)]
-    yield Result(points.CHANGE_FEED, with_it / without_it, {"rounds": _rounded(rounds)})
-    yield Result(points.CHANGE_FEED_DISK, grown[0] / grown[1], {"bytes": grown, "batches": len(rounds)})
+    yield Result(points.CHANGE_FEED, engine, with_it / without_it, {"rounds": _rounded(rounds)})
+    yield Result(points.CHANGE_FEED_DISK, engine, grown[0] / grown[1], {"bytes": grown, "batches": len(rounds)})
 
 
-def _beside_open_rows(sizes: Sizes, spark: SparkSession, folder: Path) -> Iterator[Result]:
+def _beside_open_rows(sizes: Sizes, spark: SparkSession, engine: str, folder: Path) -> Iterator[Result]:
     """Point 5. Hardly a row times out meanwhile."""
-    many = _lake(folder / "many", spark, sizes.engine, timed_out=0, open_rows=sizes.open_rows)
-    few = _lake(folder / "few", spark, sizes.engine, timed_out=0, open_rows=sizes.few_open_rows)
-    full = _lake(folder / "full", spark, sizes.engine, timed_out=0, open_rows=sizes.few_open_rows, parts=10)
+    many = _lake(folder / "many", spark, engine, timed_out=0, open_rows=sizes.open_rows)
+    few = _lake(folder / "few", spark, engine, timed_out=0, open_rows=sizes.few_open_rows)
+    full = _lake(folder / "full", spark, engine, timed_out=0, open_rows=sizes.few_open_rows, parts=10)
     rounds = [[lake.seconds(touched=1000) for lake in (many, few, full)] for _ in range(max(2, sizes.rounds // 2))]
     of_many, of_few, of_full = _warm(rounds)
-    yield Result(points.OPEN_STATE, of_many, {"open_rows": sizes.open_rows, "rounds": _rounded(rounds)})
-    yield Result(points.OPEN_GROWTH, of_many / of_few, {"open_rows": [sizes.open_rows, sizes.few_open_rows]})
-    yield Result(points.OPEN_CONTENT, of_full / of_few, {"open_rows": sizes.few_open_rows})
+    yield Result(points.OPEN_STATE, engine, of_many, {"open_rows": sizes.open_rows, "rounds": _rounded(rounds)})
+    yield Result(points.OPEN_GROWTH, engine, of_many / of_few, {"open_rows": [sizes.open_rows, sizes.few_open_rows]})
+    yield Result(points.OPEN_CONTENT, engine, of_full / of_few, {"open_rows": sizes.few_open_rows})
     shutil.rmtree(folder)
 
 
@@ -166,10 +169,10 @@ def _rounded(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[round(seconds, 3) for seconds in times] for times in rounds]
 
 
-def _ratio(point: points.Point, lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> Result:
+def _ratio(point: points.Point, engine: str, lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> Result:
     short, long = _warm(rounds)
     seconds = {lengths[0]: round(short, 3), lengths[1]: round(long, 3)}
-    return Result(point, long / short, {"seconds_by_timed_out_rows": seconds})
+    return Result(point, engine, long / short, {"seconds_by_timed_out_rows": seconds})
 
 
 def _lake(

@@ -112,15 +112,16 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The point, where it is chosen."""
     if not numbers & NUMBERS:
         return
-    try:
-        with embedded_broker(folder / "latency" / "broker") as bootstrap_servers:
-            yield from _measure(bootstrap_servers, sizes, folder / "latency")
-    finally:
-        shutil.rmtree(folder / "latency", ignore_errors=True)
+    for engine in sizes.engines:
+        try:
+            with embedded_broker(folder / "latency" / "broker") as bootstrap_servers:
+                yield from _measure(bootstrap_servers, engine, sizes, folder / "latency")
+        finally:
+            shutil.rmtree(folder / "latency", ignore_errors=True)
 
 
-def _measure(bootstrap_servers: str, sizes: Sizes, folder: Path) -> Iterator[Result]:
-    settings = load_settings(write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, engine=sizes.engine))
+def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) -> Iterator[Result]:
+    settings = load_settings(write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, engine=engine))
     cluster = Cluster(settings.kafka)
     for topic in TOPICS:
         cluster.create_topic(topic, sizes.partitions, {"retention.ms": "-1"})
@@ -141,8 +142,8 @@ def _measure(bootstrap_servers: str, sizes: Sizes, folder: Path) -> Iterator[Res
         raise ProgramError("no merge record could be published within the measured time")
     p50, p95, p99 = (float(value) for value in np.percentile(measured, [50, 95, 99]))
     details = {"merge_records": len(measured), "p99": round(p99, 3), "worst": round(max(measured), 3), "records_sent": sent}
-    yield Result(points.LATENCY_MEDIAN, p50, {**details, "records_per_second": sizes.rate, "timeout_ms": TIMEOUT_MS})
-    yield Result(points.LATENCY_95, p95)
+    yield Result(points.LATENCY_MEDIAN, engine, p50, {**details, "records_per_second": sizes.rate, "timeout_ms": TIMEOUT_MS})
+    yield Result(points.LATENCY_95, engine, p95)
 
 
 def _is_over(until: float, receiver: Receiver, running: Program) -> bool:

@@ -38,9 +38,9 @@ def _java_version() -> str:
 
 
 class PeakMemory:
-    """Samples the resident memory of a process and all that it starts; `peak_bytes` is the largest sum seen.
+    """Samples the memory of a process and all that it starts; `peak_bytes` is the largest sum seen.
 
-    Pages that processes share are counted in each of them, so the sum is never too small.
+    A page that processes share counts in each of them in proportion (PSS), so that the sum is what the machine needs.
     """
 
     def __init__(self, pid: int) -> None:
@@ -72,7 +72,7 @@ class PeakMemory:
     def _keep_looking(self) -> None:
         while not self._ended.wait(_INTERVAL_S):
             self._find_family()
-            self.peak_bytes = max(self.peak_bytes, sum(map(_resident_bytes, self._family)))
+            self.peak_bytes = max(self.peak_bytes, sum(map(_bytes_of, self._family)))
 
     def _find_family(self) -> None:
         """Whoever was seen once stays in it: a child may outlive its parent."""
@@ -81,8 +81,8 @@ class PeakMemory:
         self._family = {member for member in self._family if member.is_running()}
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def _bytes_of(process: psutil.Process) -> int:
     try:
-        return int(process.memory_info().rss)
+        return int(process.memory_full_info().pss)
     except psutil.Error:
         return 0

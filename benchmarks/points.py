@@ -2,87 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
+_WIDTH = 130
+"""Of the table where it goes to a file."""
+
+
+ENGINES = ("spark", "embedded")
+
 
 @dataclass(frozen=True)
 class Point:
-    """A figure of one of the eight points; a mark is None where the figure is only reported."""
+    """A figure of one of the nine points, and its first and second mark on each engine; one without a mark is only reported."""
 
     number: int
     name: str
     unit: str
-    first_mark: float | None
-    second_mark: float | None
     better: Literal["higher", "lower"]
+    spark: tuple[float, ...] = ()
+    embedded: tuple[float, ...] = ()
+
+    def marks(self, engine: str) -> tuple[float, ...]:
+        """The first mark and the second one, as far as there are any."""
+        return self.spark if engine == "spark" else self.embedded
 
     def reaches(self, value: float, mark: float) -> bool:
         """Whether the figure is as good as the mark."""
         return value >= mark if self.better == "higher" else value <= mark
 
 
-BACKLOG = Point(1, "backlog, whole run", "records/s", None, None, "higher")
-OF_FLOOR_A = Point(1, "backlog, of floor A (Kafka into nothing)", "x", None, None, "higher")
-OF_FLOOR_B = Point(1, "backlog, of floor B (raw append)", "x", 0.5, 0.7, "higher")
-OF_MERGE_JOB = Point(1, "backlog, of a tuned MERGE job", "x", 2.0, None, "higher")
-OF_STATE_JOB = Point(1, "backlog, of transformWithState", "x", 2.0, None, "higher")
-LATENCY_MEDIAN = Point(2, "latency, median", "s", 3.0, 2.0, "lower")
-LATENCY_95 = Point(2, "latency, 95th percentile", "s", 5.0, 3.5, "lower")
-CLOCK_BATCH = Point(3, "batch that only moves the clock", "s", 0.8, 0.5, "lower")
-SMALL_BATCH = Point(3, "batch of 1,000 records", "s", 2.5, 1.5, "lower")
-CHANGE_FEED = Point(3, "the same with the change data feed, to without", "x", None, None, "lower")
-CHANGE_FEED_DISK = Point(3, "bytes that such batches add to silver, to without", "x", None, None, "lower")
-HISTORY = Point(4, "batch, long history to short", "x", 1.15, None, "lower")
-HISTORY_RESTART = Point(4, "silver's restart, long history to short", "x", 1.15, None, "lower")
-OPEN_STATE = Point(5, "batch that touches 1,000 of many open rows", "s", 3.0, None, "lower")
-OPEN_GROWTH = Point(5, "same batch, many open rows to few", "x", None, None, "lower")
-OPEN_CONTENT = Point(5, "same batch, open rows of ten times the content", "x", None, None, "lower")
-LARGE_BACKLOG = Point(6, "large backlog, whole run", "records/s", None, None, "higher")
-MEMORY = Point(6, "peak memory, large backlog", "GiB", 3.0, None, "lower")
-MEMORY_GROWTH = Point(6, "peak memory, large backlog to small", "x", 1.0, None, "lower")
-CORES = Point(7, "local[2] to local[1]", "x", 1.6, None, "higher")
-MANY_PARTITIONS = Point(7, "seconds, many partitions to few", "x", 1.2, None, "lower")
-DISK = Point(8, "lake per byte of input, after a run", "x", None, None, "lower")
-DISK_MAINTAINED = Point(8, "lake per byte of input, after maintain", "x", None, None, "lower")
-DISK_PRESENT = Point(8, "the same, without what the retention keeps", "x", None, None, "lower")
+BACKLOG = Point(1, "backlog, whole run", "records/s", "higher")
+OF_FLOOR_A = Point(1, "backlog, of floor A (Kafka into nothing)", "x", "higher")
+OF_FLOOR_B = Point(1, "backlog, of floor B (raw append)", "x", "higher", (0.5, 0.7), (1.7, 2.2))
+OF_MERGE_JOB = Point(1, "backlog, of a tuned MERGE job", "x", "higher")
+OF_STATE_JOB = Point(1, "backlog, of transformWithState", "x", "higher")
+LATENCY_MEDIAN = Point(2, "latency, median", "s", "lower", (6.0, 4.0), (1.0, 0.5))
+LATENCY_95 = Point(2, "latency, 95th percentile", "s", "lower", (10.0, 7.0), (2.0, 1.0))
+CLOCK_BATCH = Point(3, "batch that only moves the clock", "s", "lower", (0.8, 0.5), (0.1, 0.05))
+SMALL_BATCH = Point(3, "batch of 1,000 records", "s", "lower", (2.5, 1.5), (0.4, 0.2))
+CHANGE_FEED = Point(3, "the same with the change data feed, to without", "x", "lower")
+CHANGE_FEED_DISK = Point(3, "bytes that such batches add to silver, to without", "x", "lower")
+HISTORY = Point(4, "batch, long history to short", "x", "lower", (1.15,), (1.15,))
+HISTORY_RESTART = Point(4, "silver's restart, long history to short", "x", "lower", (1.15,), (1.15,))
+OPEN_STATE = Point(5, "batch that touches 1,000 of many open rows", "s", "lower", (5.0,), (3.0, 1.0))
+OPEN_GROWTH = Point(5, "same batch, many open rows to few", "x", "lower")
+OPEN_CONTENT = Point(5, "same batch, open rows of ten times the content", "x", "lower")
+LARGE_BACKLOG = Point(6, "large backlog, whole run", "records/s", "higher")
+LARGE_OF_FLOOR_B = Point(6, "large backlog, of floor B", "x", "higher", (0.5, 0.7), (0.8, 1.2))
+MEMORY = Point(6, "peak memory, large backlog", "GiB", "lower", (3.0,), (1.5,))
+MEMORY_GROWTH = Point(6, "peak memory, large backlog to small", "x", "lower", (1.1,), (1.1,))
+CORES = Point(7, "seconds, local[1] to local[2]", "x", "higher")
+MANY_PARTITIONS = Point(7, "seconds, many partitions to few", "x", "lower", (1.3,), (1.2,))
+DISK = Point(8, "lake per byte of input, after a run", "x", "lower")
+DISK_MAINTAINED = Point(8, "lake per byte of input, after maintain", "x", "lower", (1.0,), (1.0,))
+DISK_PRESENT = Point(8, "the same, without what the retention keeps", "x", "lower")
+NOTHING_TO_DO = Point(9, "run --once with nothing to do", "s", "lower", (10.0,), (1.5,))
+STATUS = Point(9, "status", "s", "lower", (1.5,), (1.5,))
 
 
 @dataclass(frozen=True)
 class Result:
-    """A point's figure, the engine and the kind of lake that it was measured with, and what it was made of."""
+    """A point's figure, the engine that it was measured with, and what it was made of."""
 
     point: Point
+    engine: str
     value: float
     details: Mapping[str, object] = field(default_factory=dict)
-    engine: str = "spark"
-    lake: str = "folder"
 
     def document(self) -> dict[str, object]:
         """The result as JSON keeps it."""
-        point = self.point
         return {
-            "point": point.number,
-            "name": point.name,
+            "point": self.point.number,
+            "name": self.point.name,
             "engine": self.engine,
-            "lake": self.lake,
+            "lake": "folder",
             "value": round(self.value, 3),
-            "unit": point.unit,
-            "first_mark": point.first_mark,
-            "second_mark": point.second_mark,
+            "unit": self.point.unit,
+            "marks": list(self.point.marks(self.engine)),
             "details": dict(self.details),
         }
+
+    def summary(self) -> str:
+        """The figure, its marks, and the best of them that it reaches."""
+        figure = f"{self.value:,.0f}" if self.value >= 1000 else f"{self.value:.2f}"
+        marks = self.point.marks(self.engine)
+        if not marks:
+            return f"{figure} {self.point.unit}"
+        reached = [name for name, mark in zip(("first", "second"), marks, strict=False) if self.point.reaches(self.value, mark)]
+        return f"{figure} {self.point.unit} ({' / '.join(f'{mark:g}' for mark in marks)}: {reached[-1] if reached else 'no'})"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured, and on which engine; `full` is what the marks were set for, the defaults are less."""
+    """How much is measured, and on which engines; `full` is what the marks were set for, the defaults are less."""
 
-    engine: str = "spark"
+    engines: tuple[str, ...] = ENGINES
     records: int = 1_100_000
     large_factor: int = 3
     partitions: int = 4
@@ -107,65 +126,13 @@ class Sizes:
         return replace(self, **changed)
 
 
-def print_results(results: Sequence[Result], document: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> None:
-    """A table of the points: figure, marks, which of them are reached, and what the figure was in the baseline."""
-    known = {} if baseline is None else {_key(result): result["value"] for result in baseline["results"]}
-    columns = ["point", "", "engine", "lake", "figure", "first mark", "second mark", "reached"]
-    columns += ["baseline"] if baseline else []
-    table = Table(*columns, title=_title(document, baseline), title_justify="left")
-    for result in sorted(results, key=lambda result: result.point.number):
-        point = result.point
-        cells = [
-            str(point.number),
-            point.name,
-            result.engine,
-            result.lake,
-            f"{_figure(result.value)} {point.unit}",
-            _mark(point, point.first_mark),
-            _mark(point, point.second_mark),
-            _reached(result),
-        ]
-        if baseline is not None:
-            before = known.get(_key(result.document()))
-            cells.append("–" if before is None else _figure(before))
-        table.add_row(*cells)
-    Console().print(table)
-
-
-def _key(result: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What two figures must have in common to be compared; documents of earlier versions know one engine and one kind of lake."""
-    return result["name"], result.get("engine", "spark"), result.get("lake", "folder")
-
-
-def _title(document: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    machine = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
-    if baseline is None:
-        return machine
-    others = _names_of(
-        {
-            "another machine": baseline["machine"] != document["machine"],
-            "other sizes": baseline["sizes"] != document["sizes"],
-        }
-    )
-    return f"{machine}\nthe baseline is of {others or 'this machine'}"
-
-
-def _names_of(facts: Mapping[str, bool]) -> str:
-    return " and ".join(name for name, is_so in facts.items() if is_so)
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
-
-
-def _mark(point: Point, mark: float | None) -> str:
-    return "–" if mark is None else f"{'>=' if point.better == 'higher' else '<='} {mark:g}"
-
-
-def _reached(result: Result) -> str:
-    """The best of the marks that the figure reaches."""
-    marks: Iterable[tuple[str, float | None]] = (("second", result.point.second_mark), ("first", result.point.first_mark))
-    named = [(name, mark) for name, mark in marks if mark is not None]
-    if not named:
-        return "–"
-    return next((name for name, mark in named if result.point.reaches(result.value, mark)), "no")
+def print_results(results: Sequence[Result], document: Mapping[str, Any]) -> None:
+    """A table of the points: by engine the figure, its marks, and which of them it reaches."""
+    engines = [engine for engine in ENGINES if any(result.engine == engine for result in results)]
+    title = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
+    table = Table("point", "", *engines, title=f"{title}; a lake in a folder", title_justify="left")
+    of = {(result.point, result.engine): result.summary() for result in results}
+    for point in sorted({result.point: None for result in results}, key=lambda point: point.number):
+        table.add_row(str(point.number), point.name, *[of.get((point, engine), "") for engine in engines])
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)

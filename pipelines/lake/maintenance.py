@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 COMPACT_EVERY: Final = 50
 """Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
 
+FEW_FILES: Final = 4
+"""A table of no more files is left as it is: fewer would gain nothing, and the old ones would stay until the retention is over."""
+
 VACUUM_EVERY_S: Final = 6 * 3600.0
 """Listing all files of a table costs most where there is nothing to remove."""
 
@@ -39,7 +42,7 @@ class Maintenance:
             self._vacuumed_at_s = self.now_s()
         if self._commits % self.every == 0:
             for name in self.names:
-                self.engine.compact(name)
+                _compact(self.engine, name)
             if self.now_s() - self._vacuumed_at_s > VACUUM_EVERY_S:
                 for name in self.names:
                     _vacuum(self.engine, name)
@@ -51,7 +54,7 @@ def maintain(engine: Engine, names: Sequence[str]) -> list[dict[str, object]]:
     done: list[dict[str, object]] = []
     for name in names:
         before = engine.questions.file_count(name)
-        engine.compact(name)
+        _compact(engine, name)
         removed = _vacuum(engine, name)
         after = engine.questions.file_count(name)
         done.append({"table": name, "files_before": before, "files": after, "old_files_removed": removed})
@@ -63,6 +66,11 @@ def keep_properties(engine: Engine, table: str) -> None:
     wanted = engine.lake.layout[table].properties
     if wanted.items() - engine.questions.properties(table).items():
         engine.set_properties(table, wanted)
+
+
+def _compact(engine: Engine, table: str) -> None:
+    if engine.questions.file_count(table) > FEW_FILES:
+        engine.compact(table)
 
 
 def _vacuum(engine: Engine, table: str) -> int:

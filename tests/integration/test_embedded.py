@@ -11,6 +11,8 @@ import pytest
 
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.quality import silver_suite
 from tests.support.configurations import settings_for
 from tests.support.rivers import Losses, River
@@ -72,3 +74,17 @@ def test_a_lake_that_the_engine_cannot_open_is_refused_in_one_sentence(tmp_path:
     for place in (catalog, {"lake": "dbfs:/shop", "checkpoints": str(tmp_path)}, {"lake": str(tmp_path / "100%")}):
         with pytest.raises(ConfigurationError, match=r"engine: embedded cannot open .*; name a folder"):
             open_engine(settings_for(tmp_path, engine="embedded", **place))
+
+
+def test_the_log_of_a_table_is_summed_up_and_cleaned_up(tmp_path: Path) -> None:
+    """As Delta on Spark does it at every so many commits."""
+    engine = open_engine(settings_for(tmp_path, engine="embedded").model_copy(update={"retention_ms": 1}))
+    layout = engine.lake.layout[tables.SILVER]
+    engine.create(layout)
+    commits = 3 * int(layout.properties["delta.checkpointInterval"])
+    for _ in range(commits):
+        engine.append(tables.SILVER, layout.rows([]))
+    log = Path(engine.lake.address(tables.SILVER)) / "_delta_log"
+    assert (log / "_last_checkpoint").exists()
+    assert len(list(log.glob("*.json"))) < commits
+    assert DeltaRsQuestions(engine.lake).version(tables.SILVER) == commits
