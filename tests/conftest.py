@@ -25,7 +25,7 @@ os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 @pytest.fixture(scope="session")
 def root_session() -> Iterator[SparkSession]:
     """One Spark for the whole run: starting it costs more than most tests."""
-    spark = spark_session({})
+    spark = spark_session({"spark.sql.shuffle.partitions": "2"})
     yield spark
     spark.stop()
 

@@ -23,7 +23,7 @@ from pipelines.owner import Owner
 from pipelines.run import create_missing
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
-from tests.support.lakes import engine_for, fill_bronze
+from tests.support.lakes import engine_for, fill_bronze, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 
 PAGE = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ class Example:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.folder = folder
         write_example(folder / "demo-lake")
-        self.settings: Settings = load_settings(folder / "demo-lake" / "watersmeet.yml", {})
+        self.settings: Settings = quickly(load_settings(folder / "demo-lake" / "watersmeet.yml", {}))
         self.spark, self.engine = spark, engine_for(spark, self.settings)
         create_missing(self.engine)
         rows = [cells(line) for line in PAGE.splitlines() if re.match(r"\| \d \| `(tracking|orders)` \|", line)]

@@ -169,9 +169,11 @@ def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_sta
     assert "Traceback" not in following.errors.read_text()
 
 
-def test_a_run_afterwards_publishes_nothing_again(project: Project) -> None:
+def test_a_run_afterwards_publishes_nothing_again_whatever_its_engine(project: Project) -> None:
+    values = yaml.safe_load((project.folder / "watersmeet.yml").read_text())
+    (project.folder / "embedded.yml").write_text(yaml.safe_dump({**values, "engine": "embedded"}, sort_keys=False))
     before = project.messages()
-    done = project.watersmeet("run", "--once")
+    done = project.watersmeet("run", "--once", "-c", "embedded.yml")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert project.messages() == before
     assert [(m.partition, m.seq, m.id) for m in before] == [(0, 0, "0/10/a"), (0, 1, "0/1005/b"), (1, 0, "1/10/d")]
@@ -275,7 +277,7 @@ def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSe
     create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])
     settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__topic="cli_foreign")
-    run = Run(settings, ["gold"], Reporter(), threading.Event())
+    run = Run(settings.model_copy(update={"engine": "spark"}), ["gold"], Reporter(), threading.Event())
     assert isinstance(run.engine, SparkEngine)
     with pytest.raises(ForeignMessageError, match=r"cli_foreign\[1\] ends with a message at offset 0"):
         run.until_stopped()
@@ -325,7 +327,7 @@ def test_a_sink_that_would_lose_or_refuse_messages_is_named(
 
 
 def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:
-    settings = settings_for(folder, **{f"publish__{name}": value for name, value in publish.items()})
+    settings = settings_for(folder, engine="spark", **{f"publish__{name}": value for name, value in publish.items()})
     return check_expressions(engine_for(spark, settings), settings)
 
 

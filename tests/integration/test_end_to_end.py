@@ -69,8 +69,8 @@ def run_once(settings: Settings, *layers: str) -> None:
 
 @dataclass
 class Runs:
-    """One input on a broker, run through the layers twice: at once; and in small steps by several starts, with every checkpoint
-    deleted between them.
+    """One input on a broker, run through the layers twice: at once; and, always by the embedded engine, in small steps by several
+    starts, with every checkpoint deleted between them.
     """
 
     kafka: str
@@ -94,11 +94,11 @@ def runs(
     create_topics(kafka, *topics.values(), partitions=PARTITIONS, **{"max.message.bytes": "2000000"})
     cases = inputs()
     folders = tmp_path_factory.mktemp("at_once"), tmp_path_factory.mktemp("in_steps")
-    with place_of(kind, root_session, folders[0]) as one, place_of(kind, root_session, folders[1]) as other:
+    with place_of(kind, root_session, folders[0]) as place:
         common = {"bootstrap": kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
-        at_once = settings_for(folders[0], publish__topic=f"{kind}-merged", **common, **one)
+        at_once = settings_for(folders[0], publish__topic=f"{kind}-merged", **common, **place)
         small: dict[str, Any] = {"merge__max_records_per_batch": 280, "kafka__max_offsets_per_batch": 60}
-        in_steps = settings_for(folders[1], publish__topic=f"{kind}-merged-in-steps", **common, **small, **other)
+        in_steps = settings_for(folders[1], publish__topic=f"{kind}-merged-in-steps", **common, **small)
         sent = {(source, p): 0 for source in SOURCES for p in cases}
         for share in (0.5, 1.0):
             for (source, p), begun in sent.items():
@@ -116,9 +116,6 @@ def runs(
         run_once(in_steps)
         run_once(at_once)
         yield Runs(kafka, cases, topics, at_once, in_steps)
-
-
-on_a_folder = pytest.mark.parametrize("runs", ["embedded-folder", "spark-folder"], indirect=True)
 
 
 def asked(spark: SparkSession, settings: Settings) -> Questions:
@@ -254,7 +251,7 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spa
     assert questions.version(tables.PUBLISHED) == notes
 
 
-@on_a_folder
+@pytest.mark.parametrize("runs", KINDS[:1], indirect=True)
 def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkSession, runs: Runs, tmp_path: Path) -> None:
     sink = f"chosen-{runs.sink}"
     settings = settings_for(

@@ -11,6 +11,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
+from pipelines.lake.by_spark import table_rows
 from pipelines.lake.decisions import decision_rows
 from pipelines.lake.location import Lake
 from pipelines.live import live
@@ -38,7 +39,7 @@ def test_it_is_silver_and_the_models_waiting_records(spark: SparkSession, tmp_pa
     lake.merge()
     rows = live_rows(spark, lake.settings)
     merged = rows.where("status <> 'waiting'").drop("waits_for")
-    silver = lake.engine.read(tables.SILVER, merged.columns)
+    silver = table_rows(spark, lake.engine.lake, tables.SILVER).select(merged.columns)
     assert merged.exceptAll(silver).isEmpty()
     assert merged.count() == silver.count()
     expected: dict[tuple[int, str], tuple[dict[str, list[tuple[int, int, str]]], list[str]]] = {}

@@ -5,8 +5,10 @@ outputs.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbformat
 import psutil
@@ -57,13 +59,13 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     published records, late and refused ones, a word of the idle policy, and a partition that has no clock.
     """
     folder: Path = tmp_path_factory.mktemp("notebooks")
-    settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0")
+    settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0", engine="spark")
     file = write_configuration(settings, folder)
     cases = {partition: random_case(seed, sources=SOURCES) for partition, seed in enumerate(SEEDS)}
     lake = CaseLake(engine_for(root_session, settings), settings, cases)
     for share in (0.5, 1.0):
         lake.arrive(share)
-        lake.merge()
+        lake.merge(lake.quick)
     publish_silver(lake)
     head = cases[0].merged(SOURCES).heads["orders"]
     last_offset = len(cases[0].values["orders"]) - 1
@@ -92,15 +94,40 @@ def publish_silver(lake: CaseLake) -> None:
     lake.owner().append(tables.PUBLISHED, lake.engine.lake.layout[tables.PUBLISHED].rows(rows))
 
 
-@pytest.fixture
-def _own_jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's own files go where they do not pile up."""
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+class Executed(NamedTuple):
+    """A notebook after its cells were run, which files of the lake it has changed, and what it has left behind."""
+
+    notebook: Any
+    changed: list[str]
+    left: list[Path]
 
 
-def execute(notebook: Any, folder: Path) -> None:
-    """Runs the cells in a kernel of this Python, with a Spark of its own; no process of it is left behind."""
+@pytest.fixture(scope="module")
+def executed(configuration: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Executed]:
+    """All of them, one after the other in a kernel that forgets every name in between: they share its Spark, as on a cluster."""
+    lake, folder, found = configuration.parent / "lake", tmp_path_factory.mktemp("kernel"), {}
+    cells = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "TMPDIR"):  # where they do not pile up
+            (folder / name).mkdir()
+            environment.setenv(name, str(folder / name))
+        environment.setenv("WATERSMEET_LAKE", str(lake))
+        environment.setenv("WATERSMEET_CONFIG", str(configuration))
+        with kernel(cells, folder) as client:
+            for path in NOTEBOOKS:
+                notebook, before = read(path), contents(lake)
+                forget = nbformat.v4.new_code_cell("%reset -f")  # type: ignore[no-untyped-call]
+                for cell in [forget, *notebook.cells]:
+                    cells.cells.append(cell)
+                    client.execute_cell(cell, len(cells.cells) - 1)
+                changed = sorted(name for name, _ in contents(lake).items() ^ before.items())
+                found[path] = Executed(notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*")))
+    return found
+
+
+@contextmanager
+def kernel(notebook: Any, folder: Path) -> Iterator[NotebookClient]:
+    """A kernel of this Python, with a Spark of its own; no process of it is left behind."""
     client = NotebookClient(notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": str(folder)}})
     before = set(psutil.Process().children(recursive=True))
     started: set[psutil.Process] = set()
@@ -108,8 +135,7 @@ def execute(notebook: Any, folder: Path) -> None:
     try:
         with client.setup_kernel():
             try:
-                for index, cell in enumerate(notebook.cells):
-                    client.execute_cell(cell, index)
+                yield client
             finally:
                 started = set(psutil.Process().children(recursive=True)) - before
                 names = [process.name() for process in started]
@@ -134,21 +160,11 @@ def test_every_notebook_is_tried() -> None:
     assert [path.stem for path in NOTEBOOKS] == list(ANSWERS)
 
 
-@pytest.mark.usefixtures("_own_jupyter")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(
-    path: Path, configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake, temporary = configuration.parent / "lake", tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setenv("WATERSMEET_LAKE", str(lake))
-    monkeypatch.setenv("WATERSMEET_CONFIG", str(configuration))
-    before = contents(lake)
-    notebook = read(path)
-    execute(notebook, tmp_path)
-    assert contents(lake) == before
-    assert list(temporary.glob("watersmeet-*")) == [], "what it made for itself is gone"
+def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, executed: dict[Path, Executed]) -> None:
+    notebook, changed, left = executed[path]
+    assert changed == []
+    assert left == [], "what it made for itself is gone"
     for cell in code_cells(notebook):
         assert cell.outputs, f"shows nothing: {cell.source}"
         said = [output.text for output in cell.outputs if output.output_type == "stream"]

@@ -52,7 +52,7 @@ def as_rows(found: pa.Table) -> Rows:
 @pytest.fixture(scope="module")
 def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CaseLake:
     """Silver after many batches, each of them a MERGE by Spark that left deletion vectors."""
-    settings = settings_for(tmp_path_factory.mktemp("readers"), merge__max_records_per_batch=200)
+    settings = settings_for(tmp_path_factory.mktemp("readers"), engine="spark", merge__max_records_per_batch=200)
     lake = CaseLake(engine_for(root_session, settings), settings, {p: random_case(7300 + p) for p in range(4)})
     for share in (0.3, 0.6, 1.0):
         lake.arrive(share)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.dev.init import schemas_directory
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
+from pipelines.lake.by_spark import table_rows
 from pipelines.quality import SUITE_FILE, CheckResult, check_silver, silver_suite
 from pipelines.settings import Settings
 from tests.support.cases import Case, keyed
@@ -54,7 +55,7 @@ def silver(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory)
     case_lake = CaseLake(engine_for(root_session, settings), settings, {0: Case(values, 100, arrivals)})
     case_lake.arrive()
     case_lake.merge()
-    table = case_lake.engine.read(tables.SILVER, case_lake.engine.lake.layout[tables.SILVER].schema.names)
+    table = table_rows(root_session, case_lake.engine.lake, tables.SILVER)
     rows = [row.asDict() for row in table.orderBy("event_time").collect()]
     assert [(row["merge_key"], row["status"], row["valid"]) for row in rows] == [
         ("a", "timed_out", True),

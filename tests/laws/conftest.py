@@ -1,4 +1,4 @@
-"""Every law holds on every engine and every kind of lake; the ids of the tests name both, as in `spark-catalog`."""
+"""Every law holds on every engine and, where they differ, every kind of lake; a test's id names both, as in `spark-catalog`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from pipelines.settings import Settings
 from tests.support.cases import Case
 from tests.support.configurations import settings_for
 from tests.support.lakes import KINDS, CaseLake, engine_for, place_of
+
+QUICK = "embedded-folder"
+"""Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
+
+in_folders = pytest.mark.parametrize("kind", ["embedded-folder", "spark-folder"], indirect=True, scope="module")
+"""For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/faults try."""
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]

@@ -16,17 +16,18 @@ from pipelines.beginning import EARLIEST, Beginning
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
+from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.observability import Reporter
 from pipelines.owner import Owner
-from pipelines.run import Run
+from pipelines.run import Run, create_missing
 from pipelines.settings import KafkaSettings, Settings
-from tests.laws.conftest import MakeLake, MakeSettings
+from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import delete_records, delete_topic, extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
-from tests.support.lakes import CaseLake, engine_for, fill_bronze
+from tests.support.lakes import CaseLake, engine_for, fill_bronze, quickly
 from tests.support.topics import create_topics, produce, published
 
 PARTITIONS = 2
@@ -65,8 +66,9 @@ def begun(new_settings: MakeSettings, root_session: SparkSession, kafka: str, ki
     settings = new_settings(bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()})
     engine = engine_for(root_session, settings)
     wanted = [*map(tables.bronze, SOURCES), tables.RESETS, tables.RECOVERED, tables.SILVER, tables.PROGRESS]
+    maker = engine if engine.lake.is_catalog else open_engine(quickly(settings))
     for name in wanted:
-        engine.create(engine.lake.layout[name])
+        maker.create(engine.lake.layout[name])
     return Begun(engine, settings)
 
 
@@ -99,6 +101,7 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
     assert {source: begun.beginning(start).next_offsets(source) for source in SOURCES} == dict(zip(SOURCES, offsets, strict=True))
 
 
+@in_folders
 @pytest.mark.parametrize("start", ["latest", "timestamp"])
 def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: Begun, start: str) -> None:
     told, *offsets = STARTS[start]
@@ -106,11 +109,12 @@ def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: 
     found = {source: begun.beginning("earliest").next_offsets(source) for source in SOURCES}
     assert found == dict(zip(SOURCES, offsets, strict=True))
     first = offsets[0][0]
-    bronze = Bronze(Owner(begun.engine, token=1), begun.settings, "tracking")
+    bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, first): keyed("a", 1), (0, first + 1): keyed("a", 2)})
     assert begun.beginning("earliest").next_offsets("tracking") == {0: first + 2, 1: first}
 
 
+@in_folders
 def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
     with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 11 is beyond"):
         begun.beginning({"offsets": {"tracking": {0: 11}}}).decide()
@@ -121,7 +125,7 @@ def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
 
 def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
     topic = begun.settings.sources["tracking"].topic
-    bronze = Bronze(Owner(begun.engine, token=1), begun.settings, "tracking")
+    bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
     delete_records(kafka, topic, 0, 6)
     delete_records(kafka, topic, 1, 2)
@@ -137,8 +141,9 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: B
     assert begun.resets() == [("tracking", 0, 4, 6, "on_data_loss: continue")]
 
 
+@in_folders
 def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
-    bronze = Bronze(Owner(begun.engine, token=1), begun.settings, "tracking")
+    bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, 17): keyed("a", 1)})
     with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 18 is to be read next"):
         begun.beginning("earliest").checked_offsets("tracking")
@@ -149,7 +154,8 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     silent = begun.settings.merge.model_copy(update={"idle_after_ms": 1})
     settings = begun.settings.model_copy(update={"merge": silent})
     topic = settings.sources["tracking"].topic
-    Run(settings, ["bronze", "silver"], Reporter()).once()
+    create_missing(begun.engine)
+    Run(quickly(settings), ["bronze", "silver"], Reporter()).once()
     assert begun.engine.questions.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
     longer = settings.model_copy(update={"merge": settings.merge.model_copy(update={"timeout_ms": 400})})
     with pytest.raises(ConfigurationError, match=r"merge\.timeout: the lake was begun with `100 ms`, and `400 ms` would make"):
@@ -197,8 +203,8 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows([("orders", f"{name}-orders", 0, 0, 2900, 0)])
     lake.owner().append(tables.IDLE_HEARTBEATS, idle)
     lake.arrive()
-    lake.merge()
-    list(Gold(lake.owner(), lake.settings, 4).drain())
+    lake.merge(lake.quick)
+    list(Gold(lake.owner(lake.quick), lake.settings, 4).drain())
     assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
 
     for p, case in cases.items():
@@ -228,6 +234,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
 
 
+@in_folders
 def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> None:
     sink = f"{begun.settings.sources['tracking'].topic}-foreign"
     create_topics(kafka, sink, partitions=PARTITIONS)

@@ -14,7 +14,7 @@ from pipelines.errors import QuarantineLimitError
 from pipelines.lake import tables
 from pipelines.owner import Owner
 from pipelines.reset import Reset
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
@@ -100,7 +100,7 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     read_of = [row for row in expected_quarantine(cases) if row[1] == "orders" or row[2] >= begins[row[0]]]  # type: ignore[operator,index]
     assert lake.quarantined() == read_of
     assert len(read_of) > 0
-    lake.merge()
+    lake.merge(lake.quick)
 
     owner = lake.owner()
     back = Reset(owner, lake.settings, lake.start(), PARTITIONS, "earliest")
@@ -117,11 +117,12 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     for source in SOURCES:
         assert records(lake, source) == expected(cases, source)
     assert lake.quarantined() == expected_quarantine(cases)
-    lake.merge()
+    lake.merge(lake.quick)
     assert lake.silver() == expected_silver(cases)
     assert lake.late() == expected_late(cases)
 
 
+@in_folders
 def test_too_many_refused_records_stop_the_run_before_any_is_written(new_lake: MakeLake, kafka: str, kind: str) -> None:
     good: list[bytes | None] = [keyed("a", 5)]
     bad: list[bytes | None] = [b"{"]

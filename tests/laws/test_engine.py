@@ -6,10 +6,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from pipelines.core.types import TIME
@@ -20,7 +23,7 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from tests.laws.conftest import MakeSettings
-from tests.support.lakes import delta_table, engine_for
+from tests.support.lakes import delta_table, engine_for, folder_of
 
 APPLICATION = "test"
 DEADLINE_S = 120
@@ -309,3 +312,17 @@ def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:
     assert seqs(engine, 10) == before
     engine.set_properties(tables.PUBLISHED, {"delta.logRetentionDuration": "interval 9 days"})
     assert engine.questions.properties(tables.PUBLISHED)["delta.logRetentionDuration"] == "interval 9 days"
+
+
+@pytest.mark.parametrize("kind", ["spark-folder", "spark-catalog"], indirect=True)
+def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) -> None:
+    """A question for one key then opens few of them."""
+    for time in (10, 20):
+        rows: list[tuple[Any, ...]] = [(11, "a", "timed_out", time, time, [], [], True, None, 0)]
+        engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].rows(rows))
+    engine.compact(tables.SILVER)
+    uris = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}").file_uris()
+    [file] = [unquote(uri) for uri in uris if "status=timed_out" in uri]
+    group = parquet.ParquetFile(file).metadata.row_group(0)
+    [key] = [chunk for n in range(group.num_columns) if (chunk := group.column(n)).path_in_schema == "merge_key"]
+    assert key.bloom_filter_length

@@ -77,12 +77,12 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     river = River(kafka, new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink, name=sink))
     lake, seen = river.lake, river.seen
     lake.arrive(0.6)
-    lake.merge()
+    lake.merge(lake.quick)
     seen["publications"] = list(river.gold().drain())
     seen["first"], seen["first expected"] = river.published(), finished(lake)
 
     lake.arrive()
-    lake.merge()
+    lake.merge(lake.quick)
     with pytest.raises(CrashError):
         list(river.gold(tables.PUBLISHED).drain())
     seen["unnoted"] = notes(lake)
@@ -98,7 +98,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     for case in lake.cases.values():
         extended(case, 10**6)
     lake.arrive()
-    lake.merge()
+    lake.merge(lake.quick)
     list(river.gold().drain())
     seen["refilled"], seen["third expected"] = river.published(), expected_messages(lake.cases)
 

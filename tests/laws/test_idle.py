@@ -10,7 +10,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, decisions_of
@@ -46,13 +46,14 @@ def more(lake: CaseLake, partition: int, *orders: bytes) -> None:
     lake.cases[partition].arrivals += ["orders"] * len(orders)
 
 
+@in_folders
 def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: MakeLake) -> None:
     cases = rich_cases(RANDOM, 5000, refused=False)
     cases[SILENT] = case_of([keyed("a", 20), heartbeat(500)], [keyed("a", 10)])
     cases[BOTH] = case_of([heartbeat(50)], [heartbeat(50)])
     lake, clock = new_lake(cases, merge__idle_after="10s"), Clock()
     silence = Quiet(lake.settings, 10_000, now_s=clock)
-    silver = lake.start(silence)
+    silver = lake.start(silence, lake.quick)
     lake.arrive()
     list(silver.drain())
     clock.now = 9.9

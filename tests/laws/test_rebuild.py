@@ -37,7 +37,7 @@ def questions_of(lake: CaseLake, directory: Path) -> Questions:
 
 def jump(lake: CaseLake) -> None:
     """A deliberate reset: in every other partition forward by two offsets, in the others to the beginning."""
-    silver = lake.start()
+    silver = lake.start(engine=lake.quick)
     ranges = {
         tp: OffsetRange(at.next_offset, at.next_offset + 2 if tp.partition % 2 else 0, None, None, None)
         for tp, at in silver.planner.cursors.items()
@@ -54,13 +54,13 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
     cases[IDLE] = Case(silent, 100, ["tracking"] * 4 + ["orders", "tracking"])
     lake = new_lake(cases, merge__max_records_per_batch=30 * 2 * len(cases))
     lake.arrive(0.6)
-    lake.merge()
+    lake.merge(lake.quick)
     jump(lake)
     at = lake.start().planner.cursors[TopicPartition("orders", IDLE)]
     decided = [(TopicPartition("orders", IDLE), IdleDecision(at.next_offset - 1, time)) for time in (200, 400)]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13))
     lake.arrive(0.9)
-    lake.merge()
+    lake.merge(lake.quick)
     silver, late = lake.silver(), lake.late()
 
     told: list[int] = []
@@ -80,7 +80,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
     assert any(row[0] == IDLE and row[2] == "timed_out" for row in silver), "with the idle policy's decisions"
 
     lake.arrive()
-    assert lake.merge() > 0
+    assert lake.merge(lake.quick) > 0
     assert lake.silver() != silver
     assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
     broken = shutil.copytree(again, tmp_path / "broken")

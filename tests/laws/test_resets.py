@@ -7,7 +7,7 @@ import pytest
 from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, as_tuples
@@ -74,10 +74,11 @@ def publish_half(lake: CaseLake, merged: dict[int, PartitionMerge]) -> dict[int,
     return out
 
 
+@in_folders
 def test_a_reset_takes_up_again_or_passes_over_and_a_crash_in_it_is_completed(new_lake: MakeLake) -> None:
     lake = new_lake(rich_cases(PARTITIONS, 2500, refused=False, wealth="late timed_out open"))
     lake.arrive(0.6)
-    lake.merge()
+    lake.merge(lake.quick)
     arrived = {p: round(0.6 * len(case.arrivals)) for p, case in lake.cases.items()}
     nowhere = dict.fromkeys(SOURCES, 0)
     before = {p: model_of(case, nowhere, arrived[p], {}) for p, case in lake.cases.items()}

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.errors import LeaseLostError
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -21,6 +21,7 @@ def batches(lake: CaseLake) -> tuple[int, int]:
     return lake.questions.version(tables.SILVER), noted.num_rows
 
 
+@in_folders
 def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(new_lake: MakeLake) -> None:
     lake = new_lake(rich_cases(16, 500, SOURCES, refused=False), sources=SOURCES)
 

@@ -41,9 +41,9 @@ def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(gi
     assert ours.conf.get("spark.sql.shuffle.partitions") == "3", "settings under `spark:` are those of a session of our own"
     assert ours.conf.get("spark.app.id") == given.conf.get("spark.app.id"), "the same cluster"
 
-    settings = settings_for(tmp_path)
+    settings = settings_for(tmp_path, engine="spark")
     lake = CaseLake(engine_for(ours, settings), settings, {0: random_case(3)})
-    lake.arrive()
+    lake.arrive(engine=lake.engine)
     assert lake.merge() > 0
     rows = lake.engine.lake.layout[tables.PUBLISHED].schema.empty_table()
     lake.engine.append(tables.PUBLISHED, rows, Commit("test", 1, 1))

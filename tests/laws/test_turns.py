@@ -17,7 +17,7 @@ from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 
-SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+SHARES = (0.3, 0.7, 1.0)
 
 
 @pytest.mark.parametrize("first", ["spark", "embedded"])
@@ -30,7 +30,7 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: Spar
     for turn, share in enumerate(SHARES):
         lake.engine = turns[turn % 2]
         lake.token += 1
-        lake.arrive(share)
+        lake.arrive(share, lake.engine)
         with pytest.raises(CrashError):
             list(lake.start(engine=dying_at(lake.engine, "append", tables.PROGRESS, times=1)).drain())
         lake.engine = turns[(turn + 1) % 2]

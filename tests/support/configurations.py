@@ -24,9 +24,13 @@ SMALLEST: dict[str, Any] = {
 
 
 def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
-    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name with `__`."""
+    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name with `__`.
+
+    Its engine is the embedded one, which takes a tenth of Spark's time, unless a test is about Spark.
+    """
     values: dict[str, Any] = {
         "name": "test",
+        "engine": "embedded",
         "lake": str(folder / "lake"),
         "kafka": {"bootstrap_servers": bootstrap},
         "sources": {

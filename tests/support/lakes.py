@@ -21,6 +21,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.engine import Engine
+from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.spark import SparkEngine
 from pipelines.kafka.silence import Silence
@@ -52,15 +53,26 @@ def place_of(kind: str, spark: SparkSession, folder: Path) -> Iterator[dict[str,
     spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder / schema}'")
     try:
         location = {"catalog": "spark_catalog", "schema": schema}
-        yield {"lake": location, "checkpoints": str(folder / "checkpoints")}
+        yield {"engine": engine, "lake": location, "checkpoints": str(folder / "checkpoints")}
     finally:
         spark.sql(f"DROP SCHEMA spark_catalog.`{schema}` CASCADE")
+
+
+def folder_of(settings: Settings) -> str:
+    """Where the tables have their files in a place of `place_of`."""
+    lake = settings.lake
+    return lake if isinstance(lake, str) else str(Path(settings.checkpoints).parent / lake.schema_name)
 
 
 def engine_for(spark: SparkSession, settings: Settings) -> Engine:
     """The engine of a configuration, in a session with the layers' settings."""
     by_spark = SparkEngine(spark, Lake(settings))
     return by_spark if settings.engine == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
+
+
+def quickly(settings: Settings) -> Settings:
+    """The same lake by the folders of its tables and without Spark: for what a test only needs to be there."""
+    return settings.model_copy(update={"engine": "embedded", "lake": folder_of(settings)})
 
 
 def delta_table(spark: SparkSession, lake: Lake, table: str) -> DeltaTable:
@@ -74,6 +86,7 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
     heartbeat = {"field": "type", "equals": "heartbeat"}
     values = {
         "name": settings.name,
+        "engine": settings.engine,
         "lake": str(settings.lake),
         "kafka": {"bootstrap_servers": settings.kafka.bootstrap_servers},
         "sources": {
@@ -125,6 +138,7 @@ class CaseLake:
 
     def __post_init__(self) -> None:
         create_missing(self.engine)
+        self.quick = open_engine(quickly(self.settings))
         self._arrived = dict.fromkeys(self.cases, 0)
 
     @property
@@ -147,11 +161,11 @@ class CaseLake:
             self._arrived[partition] = until
         return new
 
-    def arrive(self, share: float = 1.0) -> None:
-        """Bronze gets the next records of every case, up to this share of all of them."""
-        new = self.new(share)
+    def arrive(self, share: float = 1.0, engine: Engine | None = None) -> None:
+        """Bronze gets the next records of every case, up to this share of all; by the quick engine, unless one is named."""
+        by, new = engine or self.quick, self.new(share)
         with ThreadPoolExecutor(len(new)) as pool:
-            list(pool.map(lambda source: fill_bronze(Bronze(self.owner(), self.settings, source), new[source]), new))
+            list(pool.map(lambda source: fill_bronze(Bronze(self.owner(by), self.settings, source), new[source]), new))
 
     def owner(self, engine: Engine | None = None) -> Owner:
         """A process that has just taken the layers over, with the token of the one before."""
@@ -161,9 +175,9 @@ class CaseLake:
         """A start of silver."""
         return Silver(self.owner(engine), self.settings, self.partitions, silence)
 
-    def merge(self) -> int:
+    def merge(self, engine: Engine | None = None) -> int:
         """One start of silver that drains what there is; returns the number of batches."""
-        plans = list(self.start().drain())
+        plans = list(self.start(engine=engine).drain())
         self.plans += plans
         return len(plans)
 

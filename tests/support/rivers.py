@@ -113,7 +113,8 @@ class RunProcess:
 
     def resume(self) -> None:
         for process in self.family():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):  # Spark ends idle workers, as soon as it can
+                process.resume()
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
         try:
@@ -190,6 +191,11 @@ class River:
         river = cls(kafka, folder, partitions, seed, config, cases)
         river.write()
         return river
+
+    def by_embedded(self) -> None:
+        """Whoever starts next works on the same files without Spark."""
+        self.config |= {"engine": "embedded", "lake": str(self.as_folder.lake)}
+        self.write()
 
     def write(self) -> None:
         self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
