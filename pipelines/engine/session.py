@@ -31,6 +31,9 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # An expression that meets a value it cannot handle (orders[0] of none) gives null instead of stopping the stream: a null
     # `valid` counts as false.
     "spark.sql.ansi.enabled": "false",
+    # Whether an expression gives the same in every run is read in the whole plan (`engine.expressions`).
+    "spark.sql.maxPlanStringLength": str(2**31 - 16),
+    "spark.sql.debug.maxToStringFields": "1000",
     # Batches are small and their shape is known: planning again between stages costs more than it saves.
     "spark.sql.adaptive.enabled": "false",
     # MERGE reads its source twice; without this the whole merge would run twice.

@@ -18,7 +18,7 @@ COMPACT_EVERY: Final = 50
 """Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
 
 FEW_FILES: Final = 4
-"""A table of no more files is left as it is: fewer would gain nothing, and the old ones would stay until the retention is over."""
+"""A table of no more files is left as it is: fewer gain nothing, and the old ones stay until the retention is over."""
 
 VACUUM_EVERY_S: Final = 6 * 3600.0
 """Listing all files of a table costs most where there is nothing to remove."""

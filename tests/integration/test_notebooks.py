@@ -59,7 +59,7 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     published records, late and refused ones, a word of the idle policy, and a partition that has no clock.
     """
     folder: Path = tmp_path_factory.mktemp("notebooks")
-    settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0", engine="spark")
+    settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0")
     file = write_configuration(settings, folder)
     cases = {partition: random_case(seed, sources=SOURCES) for partition, seed in enumerate(SEEDS)}
     lake = CaseLake(engine_for(root_session, settings), settings, cases)

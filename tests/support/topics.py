@@ -10,6 +10,9 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from pipelines.kafka.cluster import Cluster
+from pipelines.settings import KafkaSettings
+
 
 class Published(NamedTuple):
     """A message as a consumer sees it, without its offset: that differs where transactions are cut differently."""
@@ -27,6 +30,9 @@ def create_topics(bootstrap: str, *topics: str, partitions: int, **config: str) 
     new = [NewTopic(t, num_partitions=partitions, config={"retention.ms": "-1", **config}) for t in topics]
     for created in admin.create_topics(new).values():
         created.result()
+    cluster = Cluster(KafkaSettings(bootstrap_servers=bootstrap))
+    while cluster.partition_counts(topics) != dict.fromkeys(topics, partitions):  # made again, a topic may be unknown for a while
+        pass
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[tuple[int, bytes | None]], **options: Any) -> None:
