@@ -53,7 +53,7 @@ class EmbeddedEngine:
     """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for."""
 
     def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine]) -> None:
-        # What Arrow's own allocators keep for later made a third of the memory of a run.
+        # What Arrow's own allocators keep for later made a fifth of the memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
         self.lake, self._open_expressions = lake, expressions
         self.questions = DeltaRsQuestions(lake)
