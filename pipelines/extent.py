@@ -11,13 +11,10 @@ import numpy as np
 from pipelines.core.columns import Int64s, groups, int64s, looked_up
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where, neighbours
+from pipelines.lake.questions import Questions, Where, bytes_of, neighbours
 
 PIECE_BYTES, LIMIT_BYTES = 16 * 1024 * 1024, 512 * 1024 * 1024
 """About so much of silver's files goes into a piece, and into a publication, where their rows are large."""
-
-FEW = 2_000
-"""Where no more rows are pending, they are not weighed."""
 
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
@@ -58,9 +55,9 @@ def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, li
     is_tie = times == after
     is_pending = (times > after) | (is_tie & np.isin(of_rows, _with_ties(questions, tails, np.unique(of_rows[is_tie]).tolist())))
     of_rows, times = of_rows[is_pending], times[is_pending]
-    if len(times) > FEW:
-        row_bytes = max(1, questions.row_bytes(tables.SILVER))
-        size, limit = max(1, min(size, PIECE_BYTES // row_bytes)), max(1, min(limit, LIMIT_BYTES // row_bytes))
+    if in_all := bytes_of(questions, {tables.SILVER: len(times)}):
+        size = max(1, min(size, len(times) * PIECE_BYTES // in_all))
+        limit = max(1, min(limit, len(times) * LIMIT_BYTES // in_all))
     share = min(1.0, limit / max(1, len(times)))
     pieces: list[dict[int, Extent]] = []
     room = 0

@@ -12,14 +12,11 @@ from pipelines.core.columns import NO_TIME, groups, int64s
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import NOTHING_AVAILABLE, Available, BatchPlan, Cursor, End, TopicPartition, heads_of, plan_batch
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, first_offsets, within
+from pipelines.lake.questions import Questions, bytes_of, first_offsets, within
 from pipelines.settings import Settings
 
 MAX_BYTES = 32 * 1024 * 1024
 """About so much of bronze's files goes into a batch: in memory, where nothing is packed, it is several times as much."""
-
-FEW = 2_000
-"""A batch of no more offsets is not weighed."""
 
 
 @dataclass
@@ -48,7 +45,7 @@ class Planner:
         plan = self._within(share)
         if plan is None or (size := self._bytes(plan)) <= MAX_BYTES:
             return plan
-        longest = max(done.until_offset - done.from_offset for done in plan.ranges.values())
+        longest = max(done.size for done in plan.ranges.values())
         return self._within(max(1, longest * MAX_BYTES // size))
 
     def _within(self, share: int) -> BatchPlan | None:
@@ -69,10 +66,8 @@ class Planner:
         """About how many bytes of bronze's files a batch takes, 0 where it is small."""
         offsets: Counter[str] = Counter()
         for tp, done in plan.ranges.items():
-            offsets[tp.source] += done.until_offset - done.from_offset
-        if offsets.total() <= FEW:
-            return 0
-        return sum(count * self.questions.row_bytes(tables.bronze(source)) for source, count in offsets.items())
+            offsets[tables.bronze(tp.source)] += done.size
+        return bytes_of(self.questions, offsets)
 
     def done(self, plan: BatchPlan) -> None:
         """The plan is committed: the next one follows it."""

@@ -181,7 +181,7 @@ class Owned:
     def drain_silver(self) -> None:
         """Merges what there is."""
         for plan in self.silver.drain(self._run.stopping.is_set):
-            rows = sum(done.until_offset - done.from_offset for done in plan.ranges.values())
+            rows = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
             self._run.reporter.tell("silver", f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}")
             self._news["gold"].set()

@@ -89,6 +89,11 @@ class OffsetRange:
     head: int | None
 
     @property
+    def size(self) -> int:
+        """How many offsets the batch passes; not all of them need to hold a record."""
+        return self.until_offset - self.from_offset
+
+    @property
     def is_empty(self) -> bool:
         """Whether the batch passes no offset of the topic-partition."""
         return self.from_offset == self.until_offset

@@ -213,12 +213,12 @@ class EmbeddedEngine:
             if not any(wanted.values()):
                 return False
             ranges = [Range(source.topic, p, offset, offset + wanted[p]) for p, offset in position.items()]
-            rows, ends = self._read_ranges(source, ranges, BATCH_BYTES)
-            taken = sum(ends[p] - offset for p, offset in position.items())
+            rows, reached = self._read_ranges(source, ranges, BATCH_BYTES)
+            taken = sum(reached[p] - offset for p, offset in position.items())
             # Where records are large, the next batch asks for as many as there was room for, and then for a few more each time.
             span = taken if taken < sum(wanted.values()) else min(span + span // 8 + 1, source.max_offsets_per_batch)
             work(rows)
-            position.update(ends)
+            position.update(reached)
             return True
 
         def follow(stopping: threading.Event) -> None:

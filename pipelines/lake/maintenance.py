@@ -53,8 +53,7 @@ def maintain(engine: Engine, names: Sequence[str]) -> list[dict[str, object]]:
     """Compacts and vacuums the tables; tells of each how many files it had, has now, and how many old ones were removed."""
     done: list[dict[str, object]] = []
     for name in names:
-        before = engine.questions.file_count(name)
-        _compact(engine, name)
+        before = _compact(engine, name)
         removed = _vacuum(engine, name)
         after = engine.questions.file_count(name)
         done.append({"table": name, "files_before": before, "files": after, "old_files_removed": removed})
@@ -68,9 +67,12 @@ def keep_properties(engine: Engine, table: str) -> None:
         engine.set_properties(table, wanted)
 
 
-def _compact(engine: Engine, table: str) -> None:
-    if engine.questions.file_count(table) > FEW_FILES:
+def _compact(engine: Engine, table: str) -> int:
+    """Compacts a table that has more than few files; how many it had."""
+    before = engine.questions.file_count(table)
+    if before > FEW_FILES:
         engine.compact(table)
+    return before
 
 
 def _vacuum(engine: Engine, table: str) -> int:

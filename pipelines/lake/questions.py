@@ -44,6 +44,10 @@ PARTITIONS_PER_QUESTION: Final = 64
 """Where each partition needs a term of its own, so many are asked for at a time."""
 
 
+FEW_ROWS: Final = 2_000
+"""So many rows or fewer are not weighed."""
+
+
 class NoTableError(WatersmeetError):
     """A table that is asked about does not exist."""
 
@@ -157,6 +161,11 @@ def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int
         found = asked.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
         first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))
     return first
+
+
+def bytes_of(asked: Questions, rows: Mapping[str, int]) -> int:
+    """About how many bytes so many rows of some tables have in their files, by the tables' means; 0 where they are few."""
+    return sum(count * asked.row_bytes(table) for table, count in rows.items()) if sum(rows.values()) > FEW_ROWS else 0
 
 
 def walk(asked: Questions, table: str) -> Iterator[Version]:

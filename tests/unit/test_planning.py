@@ -13,7 +13,7 @@ from pipelines import extent, planning
 from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.extent import Extent, Pending, pending
-from pipelines.lake.questions import Aggregates, Questions, Where
+from pipelines.lake.questions import FEW_ROWS, Aggregates, Questions, Where
 from pipelines.planning import Planner
 from tests.support.configurations import settings_for
 
@@ -65,7 +65,7 @@ def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: P
 
 def test_a_batch_of_large_records_has_fewer_and_none_is_left_out(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    rows = [{"partition": 0, "offset": offset, "event_time": offset} for offset in range(planning.FEW)]
+    rows = [{"partition": 0, "offset": offset, "event_time": offset} for offset in range(FEW_ROWS)]
     asked = answering(planning.MAX_BYTES // 1000, bronze_tracking=rows, bronze_orders=rows)
     silver = Planner(asked, settings, 0, {TopicPartition(source, 0): Cursor() for source in settings.sources}, {}, {})
     merged: dict[TopicPartition, int] = {}
@@ -112,9 +112,9 @@ def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     found = pending(answering(silver=rows), {}, 3, 100, 3)
     assert found.pieces == [{0: Extent(0, 0), 1: Extent(0, 0)}, {1: Extent(1, 1), 2: Extent(0, 0)}, {2: Extent(1, 2)}]
     assert found.extents == {0: Extent(0, 0), 1: Extent(0, 1), 2: Extent(0, 2)}
-    many = [finished(0, time, "a") for time in range(extent.FEW + 1)]
+    many = [finished(0, time, "a") for time in range(FEW_ROWS + 1)]
     large = pending(answering(extent.PIECE_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
-    assert [piece[0] for piece in large.pieces] == [Extent(n, min(n + 99, extent.FEW)) for n in range(0, len(many), 100)]
+    assert [piece[0] for piece in large.pieces] == [Extent(n, min(n + 99, FEW_ROWS)) for n in range(0, len(many), 100)]
     larger = pending(answering(extent.LIMIT_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
     assert (larger.extents, larger.has_more) == ({0: Extent(0, 99)}, True)
     assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False)
