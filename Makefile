@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-core faults check format bench clean
+.PHONY: help install demo test test-core faults cluster-test s3-test check format bench soak clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
@@ -13,8 +13,11 @@ help:
 	@echo "make test      every test that CI runs"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
+	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
+	@echo "make s3-test   a lake on a real S3 server, written by both engines in turns (fetches 654 MB for Spark the first time)"
 	@echo "make check     lint, format check, types"
 	@echo "make bench     the benchmarks: nine points with their marks, on both engines (BENCH='1 8 --records 550000' for some of them, smaller)"
+	@echo "make soak      half an hour at a steady rate: does anything grow? (ENGINE=embedded, MINUTES=10)"
 	@echo "make format    rewrite the code in the project's format"
 
 install: $(STAMP)
@@ -43,6 +46,13 @@ test: install
 test-core: install
 	$(BIN)/python -m pytest tests/core tests/unit/test_architecture.py
 
+s3-test: install $(VENV)/jars/s3
+	$(BIN)/python -m pytest tests/stores/test_s3.py tests/stores/spark_on_s3.py
+
+# Hadoop's S3 connector with the AWS SDK.
+$(VENV)/jars/s3: tests/stores/ivy.xml | install
+	$(BIN)/python bin/fetch-jars $<
+
 SEED ?= 1
 KILLS ?= 36
 LAKE ?= all
@@ -51,6 +61,10 @@ LAKE ?= all
 faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
+
+# What `make test` has a short form of.
+cluster-test: install
+	$(BIN)/python -m pytest tests/cluster/kills.py tests/cluster/test_standalone.py
 
 check: install
 	$(BIN)/ruff check .
@@ -66,6 +80,11 @@ BENCH ?=
 
 bench: install $(VENV)/jars/benchmarks
 	$(BIN)/python -m benchmarks $(BENCH)
+
+MINUTES ?= 30
+
+soak: install
+	$(BIN)/python -m benchmarks.soak --engine $(ENGINE) --minutes $(MINUTES)
 
 # Spark's own Kafka source, for what the benchmarks compare with.
 $(VENV)/jars/benchmarks: benchmarks/ivy.xml | install

@@ -12,6 +12,7 @@ which offsets it was, and completes the note; that carries the transaction versi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,8 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import int64s
+from pipelines.core.plan import TopicPartition
 from pipelines.engine import Engine, KafkaInput, Rows, Running
 from pipelines.errors import QuarantineLimitError
+from pipelines.events import Counts, Handled, Reached
 from pipelines.faults import reach
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
@@ -53,6 +56,8 @@ class Bronze:
     reporter: Reporter = field(default_factory=Reporter)
     maintenance: Maintenance | None = None
     _unjudged: tuple[int, int] = (0, 0)
+    _is_unsure: bool = False
+    """Whether the last batch failed, so that only the table knows whether its commit was made."""
 
     @property
     def table(self) -> str:
@@ -65,35 +70,49 @@ class Bronze:
         `guard` calls the work of a batch, or does not.
         """
         self.complete()
+        self._tell_reached(offsets)
         source = kafka_input(self.settings, self.source, offsets)
         return self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
 
     def _take(self, rows: Rows) -> None:
         with self._engine.held(rows) as kept:
-            found = self.counted(kept)
+            with self.owner.step("bronze", "read"):
+                found = self.counted(kept)
             records, refused = _counts(found)
             if not records:
                 return
             self._check_share(found, records, refused)
             reach("bronze.append")
-            commit = self.append(kept, found)
-        self.note(commit)
+            with self.owner.step("bronze", "append"):
+                commit = self.append(kept, found)
+        with self.owner.step("bronze", "note"):
+            self.note(commit)
         reach("bronze.done")
-        self.reporter.tell(self.table, f"{records} records, {refused} refused")
+        self._tell_reached({p: until for p, (_, until) in ranges_of(commit.facts["ranges"]).items()})
+        self.owner.tell(Handled("bronze", {self.settings.sources[self.source].topic: _outcomes(found)}))
+        self.reporter.tell(self.table, f"{records} records, {refused} refused", records=records, refused=refused)
         if self.maintenance is not None:
             self.maintenance.after_commit()
+        self._is_unsure = False
 
     def counted(self, rows: Rows) -> pa.Table:
-        """By partition and reason: how many `records` there are, and the `first` and `last` offset."""
+        """By partition, reason and whether they are heartbeats: how many `records` there are, the `first` and `last` offset."""
         values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
-        return self._engine.summary(rows, ["partition", "reason"], values)
+        return self._engine.summary(rows, ["partition", "reason", "heartbeat"], values)
 
     def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
-        """Step 1. `found`: the rows as `counted`. `fills`: the rows lie between others that are there already."""
+        """Step 1. `found`: the rows as `counted`. `fills`: the rows lie between others that are there already.
+
+        In a batch that is tried again after a failure, nothing is written where the table has the rows.
+        """
         ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
         columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
         ranges = {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
         facts = {"ranges": ranges_fact(ranges), "refused": _counts(found)[1], "fills": fills}
+        last = last_decision(self._engine.questions, self.table) if self._is_unsure else None
+        if last is not None and (last[1].token, last[1].facts) == (self.owner.token, facts):
+            return last[1]
+        self._is_unsure = True
         return self.owner.append(self.table, rows, facts=facts)
 
     def note(self, commit: Commit) -> None:
@@ -136,10 +155,14 @@ class Bronze:
                 .sort_by([("records_sum", "descending"), ("reason", "ascending")])
             )
             reason = worst["reason"][0].as_py()
-            first = reasons.filter(pc.equal(reasons["reason"], reason)).sort_by("partition").slice(0, 1).to_pylist()[0]
+            by_place = reasons.sort_by([("partition", "ascending"), ("first", "ascending")])
+            first = by_place.filter(pc.equal(by_place["reason"], reason)).slice(0, 1).to_pylist()[0]
             topic = self.settings.sources[self.source].topic
             raise QuarantineLimitError(self.source, refused, records, reason, f"{topic}[{first['partition']}]@{first['first']}")
         self._unjudged = 0, 0
+
+    def _tell_reached(self, offsets: Mapping[int, int]) -> None:
+        self.owner.tell(Reached({TopicPartition(self.source, p): offset for p, offset in offsets.items()}))
 
     @property
     def _engine(self) -> Engine:
@@ -167,3 +190,12 @@ def _counts(found: pa.Table) -> tuple[int, int]:
     """How many records there are, and how many of them are refused."""
     refused = found.filter(pc.is_valid(found["reason"]))
     return sum(found["records"].to_pylist()), sum(refused["records"].to_pylist())
+
+
+def _outcomes(found: pa.Table) -> Counts:
+    """What became of the records that `counted` found: `accepted`, `heartbeat`, or `quarantined` for a reason."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in found.to_pylist():
+        outcome = "quarantined" if row["reason"] else "heartbeat" if row["heartbeat"] else "accepted"
+        counts[outcome, row["reason"] or ""] += row["records"]
+    return counts

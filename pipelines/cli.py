@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,11 +25,12 @@ import pipelines
 from pipelines.audit import show
 from pipelines.core.times import parse_iso_8601
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
-from pipelines.observability import reporting, set_up_logging
+from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import Settings, load_settings, parse_duration
 
 if TYPE_CHECKING:
     from pipelines.dev.broker import BrokerStatus
+    from pipelines.kafka.permissions import Permission
     from pipelines.lake.questions import Questions
 
 app = typer.Typer(
@@ -56,6 +58,7 @@ def _main(
 ) -> None:
     set_up_logging(verbose=verbose)
     context.default_map = {name: {"config": str(config)} for name in WITH_CONFIG}
+    context.default_map["broker"] = {"start": {"config": str(config)}}
     if version:
         _print(pipelines.__version__)
         raise typer.Exit
@@ -111,18 +114,25 @@ def run(
     layers: Annotated[Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")] = "all",
     config: Config = DEFAULT_CONFIG,
     once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="How the log is written to standard error; json: one object a line.")
+    ] = "text",
     as_json: Json = False,
 ) -> None:
     """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
+    from pipelines.lineage import sending
+    from pipelines.metrics import serving
     from pipelines.run import LAYERS, Run
 
+    if log_format == "json":
+        log_as_json()
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     settings = load_settings(config)
-    with reporting() as reporter:
+    with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
         chosen = LAYERS if layers == "all" else (layers,)
-        this_run = Run(settings, chosen, reporter, stopping)
+        this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
         if once:
             this_run.once()
         else:
@@ -278,12 +288,17 @@ DEFAULT_BROKER = Path("broker")
 def start(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: the last one used here, or a free one.")] = None,
     directory: Directory = DEFAULT_BROKER,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Ask for a password over TLS, and allow just what the configuration needs.")
+    ] = False,
+    config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
     """Start the broker, and return once it answers."""
     from pipelines.dev import broker
 
-    _show_broker(broker.start(directory, port), as_json)
+    allowed = _permissions(config) if secure else None
+    _show_broker(broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed)
 
 
 @broker_app.command()
@@ -302,10 +317,18 @@ def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) 
     _show_broker(broker.status(directory), as_json)
 
 
-def _show_broker(found: BrokerStatus, as_json: bool) -> None:
-    facts = {"running": found.running, "port": found.port, "pid": found.pid, "directory": str(found.directory)}
-    state = f"running at {found.bootstrap_servers} (process {found.pid})" if found.running else "not running"
-    _answer(facts, as_json, lambda _: f"{state}; data in {found.directory}")
+def _permissions(config: Path) -> list[Permission]:
+    """What the pipeline of a configuration needs; the password that it names may not have been made yet."""
+    from pipelines.dev.secure import PASSWORD_VARIABLE
+    from pipelines.kafka.permissions import permissions
+
+    return permissions(load_settings(config, {PASSWORD_VARIABLE: "none yet", **os.environ}))
+
+
+def _show_broker(found: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None) -> None:
+    from pipelines.dev.show import broker_facts, broker_view
+
+    _answer(broker_facts(found, allowed), as_json, broker_view)
 
 
 def parse_target(to: str) -> str | int:
@@ -330,10 +353,14 @@ def _time_ms(option: str, text: str, others: str) -> int:
 
 
 def _questions(settings: Settings) -> Questions:
-    """Answers questions about the lake. Raises ConfigurationError where an earlier version made it."""
+    """Answers questions about the lake. Raises WatersmeetError where its object store cannot be read, and where an earlier
+    version made it.
+    """
     from pipelines.lake.identity import check_layout
     from pipelines.lake.location import Lake
+    from pipelines.lake.store import check_readable
 
+    check_readable(Lake(settings))
     asked = _unchecked(settings)
     check_layout(asked, Lake(settings))
     return asked
@@ -400,5 +427,8 @@ def main() -> None:
 
 
 def _fail(sentence: str, exit_code: int) -> None:
-    sys.stderr.write(f"watersmeet: {sentence}\n")
+    if logs_are_json():
+        logging.getLogger("watersmeet").error("%s", sentence, extra={"facts": {"exit_status": exit_code}})
+    else:
+        sys.stderr.write(f"watersmeet: {sentence}\n")
     sys.exit(exit_code)

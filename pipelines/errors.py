@@ -38,7 +38,8 @@ class KafkaUnreachableError(WatersmeetError):
 
     def __init__(self, bootstrap_servers: str, detail: str) -> None:
         super().__init__(
-            f"no Kafka broker answers at {bootstrap_servers} ({detail}); start it, or correct kafka.bootstrap_servers"
+            f"no Kafka broker answers at {bootstrap_servers} ({detail}); "
+            "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. options in kafka.options"
         )
         self.bootstrap_servers = bootstrap_servers
 
@@ -49,6 +50,31 @@ class KafkaAccessError(WatersmeetError):
 
 class KafkaRequestError(WatersmeetError):
     """Kafka answered a request with an error that waiting does not cure."""
+
+
+class StoreError(WatersmeetError):
+    """The object store of the lake is in trouble."""
+
+
+class StoreUnreachableError(StoreError):
+    """The object store does not answer, or answers that it cannot."""
+
+    retriable = True
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"the object store of {address} does not answer; start it, or correct its endpoint in `storage`")
+        self.address = address
+
+
+class StoreAccessError(StoreError):
+    """The object store refused the client: its credentials, or a missing permission. Waiting does not help."""
+
+    def __init__(self, address: str, doing: str) -> None:
+        super().__init__(
+            f"the object store refuses {doing} at {address}: the credentials are wrong, or lack the permission; correct them in "
+            "`storage` or the environment"
+        )
+        self.address, self.doing = address, doing
 
 
 class BrokerError(WatersmeetError):
@@ -153,6 +179,25 @@ def is_known(error: BaseException) -> bool:
     return _own(error) is not None
 
 
+OTHER = "Other"
+"""The kind of an error that is none of ours."""
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of the class of an error of ours, or of the one that caused it; of any other, `OTHER`."""
+    own = _own(error)
+    return OTHER if own is None else own[0].__name__
+
+
+def kinds() -> list[str]:
+    """Every answer that `kind_of` may give."""
+    return [*sorted(kind.__name__ for kind in _kinds()), OTHER]
+
+
+def _kinds() -> list[type[WatersmeetError]]:
+    return [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)]
+
+
 def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
     """The class and the sentence of an error of ours, or of the one that caused an error of Spark.
 
@@ -162,5 +207,5 @@ def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
     if isinstance(error, WatersmeetError):
         return type(error), str(error)
     found = re.findall(r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
-    kinds = {kind.__name__: kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)}
-    return (kinds[found[-1][0]], found[-1][1]) if found and found[-1][0] in kinds else None
+    by_name = {kind.__name__: kind for kind in _kinds()}
+    return (by_name[found[-1][0]], found[-1][1]) if found and found[-1][0] in by_name else None

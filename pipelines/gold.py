@@ -31,6 +31,7 @@ from pipelines.core.message import message_values, messages
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
 from pipelines.engine import Engine
+from pipelines.events import Handled, Published
 from pipelines.extent import Pending, finished, pending
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
@@ -76,9 +77,11 @@ class Gold:
         while not is_stopping():
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is out
-            found = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION, MAX_PER_PIECE)
+            with self.owner.step("gold", "plan"):
+                found = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION, MAX_PER_PIECE)
             publications = self._publish(found, tails) if found.pieces else []
             self._tails = tails | {p.partition: p.tail for p in publications}
+            self._tell_published(publications, self._tails)
             if publications:
                 reach("gold.done")
                 yield publications
@@ -114,12 +117,15 @@ class Gold:
             # What is noted is never sent again, so the messages are counted first, in a pass of their own.
             promised = self._promised(found, tails)
             self._note(promised)
-            self._publisher.send(self._messages(found, tails, headers))
+            with self.owner.step("gold", "publish"):
+                self._publisher.send(self._messages(found, tails, headers))
             return promised
-        sent = self._publisher.send(self._messages(found, tails, headers))
+        with self.owner.step("gold", "publish"):
+            sent = self._publisher.send(self._messages(found, tails, headers))
         publications = _publications(sent, tails)
         reach("gold.note")
-        self._note(publications)
+        with self.owner.step("gold", "note"):
+            self._note(publications)
         return publications
 
     def _messages(self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]) -> Iterator[pa.Table]:
@@ -189,6 +195,12 @@ class Gold:
         now, sink = now_ms(), self._sink
         rows = [(p, first, t.seq, t.event_time, t.key, t.offset, now, sink) for p, first, t in publications]
         self.owner.append(tables.PUBLISHED, self._engine.lake.layout[tables.PUBLISHED].rows(rows))
+
+    def _tell_published(self, publications: Sequence[Publication], tails: Mapping[int, Tail]) -> None:
+        topic, messages = self.settings.publish.topic, sum(p.tail.seq - p.first_seq + 1 for p in publications)
+        if messages:
+            self.owner.tell(Handled("gold", {topic: {("published", ""): messages}}))
+        self.owner.tell(Published(topic, {p: tail.seq for p, tail in tails.items()}))
 
     def _ensure_topic(self) -> None:
         cluster = Cluster(self.settings.kafka)

@@ -1,12 +1,14 @@
-"""The progress of a run: a progress line on a terminal, plain log lines elsewhere."""
+"""What a run says: a progress line on a terminal, plain log lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 
 from rich.console import Console
 from rich.status import Status
@@ -14,10 +16,36 @@ from rich.status import Status
 log = logging.getLogger("watersmeet")
 
 
+class JsonLines(logging.Formatter):
+    """Each record as one JSON object on one line: `time` (UTC), `level`, `logger`, `message`, and what else is known of it:
+    `layer`, `facts` (numbers by name), `trace` (a stack trace).
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        line |= {name: value for name in ("layer", "facts") if (value := getattr(record, name, None))}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
 def set_up_logging(*, verbose: bool = False) -> None:
     """Logs go to standard error, so that standard output holds the answer alone."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def log_as_json() -> None:
+    """From here on each line of the log is a JSON object."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonLines())
+
+
+def logs_are_json() -> bool:
+    """Whether standard error is to hold JSON objects and nothing else."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
 class Reporter:
@@ -28,21 +56,21 @@ class Reporter:
         self.latest: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def tell(self, layer: str, news: str) -> None:
-        """Replaces the last news of a layer on the progress line; writes one more line to a log."""
+    def tell(self, layer: str, news: str, **facts: int | str | None) -> None:
+        """Replaces the last news of a layer on the progress line; writes one more line to a log, in JSON with the facts."""
         with self._lock:
             self.latest[layer] = news
             if self._status is None:
-                log.info("%s: %s", layer, news)
+                log.info("%s: %s", layer, news, extra={"layer": layer, "facts": facts})
             else:
                 self._status.update(" · ".join(f"[bold]{name}[/] {text}" for name, text in self.latest.items()))
 
 
 @contextmanager
 def reporting() -> Iterator[Reporter]:
-    """A progress line where standard error is a terminal, else log lines."""
+    """A progress line where standard error is a terminal and no JSON is asked for, else log lines."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or logs_are_json():
         yield Reporter()
         return
     with console.status("starting Spark ...") as status:

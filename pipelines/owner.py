@@ -8,7 +8,8 @@ still tries is skipped, or found in conflict.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from pipelines.engine import Engine, Rows
 from pipelines.errors import LeaseLostError
+from pipelines.events import Committed, Observer, StepDone, ignore
 from pipelines.lake.commits import APPLICATION, Commit, last_commit, last_decision
 from pipelines.lake.conflicts import suppress_conflict
 
@@ -24,10 +26,14 @@ _ATTEMPTS = 20
 
 @dataclass
 class Owner:
-    """Holds a lease (or none: token 0, for a lake that no other process uses) and numbers its commits by table."""
+    """Holds a lease (or none: token 0, for a lake that no other process uses) and numbers its commits by table.
+
+    `tell` is told what the owner's layers do.
+    """
 
     engine: Engine
     token: int = 0
+    tell: Observer = ignore
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def next_commit(self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None) -> Commit:
@@ -46,6 +52,7 @@ class Owner:
         if found is None or found[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
         self._last[table, commit.application] = commit.number
+        self.tell(Committed(table))
         return found[0].number
 
     def append(
@@ -56,6 +63,13 @@ class Owner:
         self.engine.append(table, rows, commit)
         self.confirm(table, commit)
         return commit
+
+    @contextmanager
+    def step(self, layer: str, name: str) -> Iterator[None]:
+        """Tells how long a step of a batch took, unless it fails."""
+        since = time.monotonic()
+        yield
+        self.tell(StepDone(layer, name, time.monotonic() - since))
 
     def fence(self, table: str, application: str = APPLICATION) -> None:
         """Keeps every earlier owner out of a table, with an empty commit under this owner's token that tells the last decision.

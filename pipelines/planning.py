@@ -6,11 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import NO_TIME, groups, int64s
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import NOTHING_AVAILABLE, Available, BatchPlan, Cursor, End, TopicPartition, heads_of, plan_batch
+from pipelines.core.plan import (
+    NOTHING_AVAILABLE,
+    Available,
+    BatchPlan,
+    Cursor,
+    End,
+    TopicPartition,
+    heads_of,
+    plan_batch,
+    positions_of,
+)
+from pipelines.events import SourceStanding, Standing
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, bytes_of, first_offsets, within
 from pipelines.settings import Settings
@@ -87,6 +99,37 @@ class Planner:
     def heads(self) -> dict[TopicPartition, int | None]:
         """The heads (ms) that the last plan saw."""
         return heads_of(self.cursors, self._available)
+
+    def standing(self) -> Standing:
+        """Where the merge stands, as far as the last plan looked."""
+        ends, heads, sources = self.bronze_ends(), self.heads(), {}
+        for tp, cursor in self.cursors.items():
+            head, decisions = heads[tp], self.idle.get(tp)
+            if decisions and decisions[-1].after_offset + 1 >= ends[tp]:
+                state = "idle"
+            elif head is None:
+                state = "waiting"
+            else:  # what waits and is not ahead of the clock does not wait for another source
+                is_ahead = head > self.clocks.get(tp.partition, NO_TIME)
+                state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
+            sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
+        return Standing(self.clocks, sources)
+
+    def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
+        """By source, how many records of the last plan, which is this one, are merged and how many are late, as their positions
+        say; heartbeats count in either.
+        """
+        counts: dict[str, tuple[int, int]] = {}
+        for tp, done in plan.ranges.items():
+            rows = self._available.get(tp, NOTHING_AVAILABLE)
+            is_in = (rows.offsets < done.until_offset) & (rows.event_times != NO_TIME)
+            if rows.is_idle is not None:
+                is_in &= ~rows.is_idle
+            positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
+            late = np.count_nonzero(is_in & (positions - rows.event_times > self.settings.merge.timeout_ms))
+            before = counts.get(tp.source, (0, 0))
+            counts[tp.source] = before[0] + int(np.count_nonzero(is_in)) - late, before[1] + late
+        return counts
 
     def waits(self, tp: TopicPartition) -> bool:
         """Whether the last plan saw records of a topic-partition that the clock has not reached."""

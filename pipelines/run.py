@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 
 from pipelines.audit.validate import check_expressions, check_tables, has_expressions
 from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze
 from pipelines.engine import Engine, Running
-from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
+from pipelines.engine.choice import exclusive_append, open_engine
+from pipelines.engine.threads import RunningThread
+from pipelines.errors import ConfigurationError, KafkaUnreachableError
+from pipelines.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
+from pipelines.kafka.groups import Groups
 from pipelines.kafka.options import check_options
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
@@ -24,9 +28,12 @@ from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
 from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import Lease
+from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
+from pipelines.lake.store import check_writable, stored
 from pipelines.observability import Reporter
 from pipelines.owner import Owner
+from pipelines.sampling import Sampler
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 from pipelines.streams import Gate, Patience, Stream, following
@@ -46,15 +53,18 @@ class Run:
     reporter: Reporter
     stopping: threading.Event = field(default_factory=threading.Event)
     patience_s: float = 120.0
-    """For how long trouble with Kafka is waited out."""
+    """For how long trouble with Kafka or the object store is waited out."""
+    observers: Sequence[Observer] = ()
+    """They are told what happens; with none, nothing is sampled for them."""
 
     def __post_init__(self) -> None:
-        """Asks Kafka before it starts an engine: what is wrong there is said at once. Raises WatersmeetError."""
+        """Asks Kafka and the object store before it starts an engine: trouble there is told at once. Raises WatersmeetError."""
         if problems := check_options(self.settings.kafka):
             raise ConfigurationError(problems[0])
         cluster = Cluster(self.settings.kafka)
         self.partitions = co_partitioned(self.settings, cluster.partition_counts(topics_of(self.settings)))
-        self.patience = Patience(self.reporter, self.stopping, self.patience_s)
+        lake = Lake(self.settings)
+        check_writable(lake)
         self.engine = open_engine(self.settings)
         check_layout(self.engine.questions, self.engine.lake)
         found = check_expressions(self.engine, self.settings) if has_expressions(self.settings.publish) else []
@@ -63,20 +73,27 @@ class Run:
             what, where, fix = found[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
         create_missing(self.engine)
+        observe = all_of(self.observers)
+        self._beside: list[Groups | Sampler] = [Groups(self.settings)]
+        if self.observers:
+            self._beside.append(Sampler(self.settings, self.partitions, self.layers, self.engine.questions, observe))
+        self.tell = all_of([*self.observers, *self._beside])
+        check_store = partial(check_writable, lake) if stored(lake) else None
+        self.patience = Patience(self.reporter, self.stopping, self.patience_s, check_store, self.tell)
         self.reporter.tell("lake", "ready")
 
     def once(self) -> None:
         """Everything available now passes through the layers. Each begins with what the one before has handed on so far, and
         ends after it. Raises WatersmeetError where a stream failed.
         """
-        with self.owned() as owned:
+        with self._watched(), self.owned() as owned:
             self._look_after(owned, owned.streams(once=True))
 
     def until_stopped(self) -> None:
         """Every layer follows the one before it. Returns once `stopping` is set and every batch under way is done; raises
         WatersmeetError where a stream failed, the others having been stopped in the same way.
         """
-        with self.owned(can_be_idle=True) as owned:
+        with self._watched(), self.owned(can_be_idle=True) as owned:
             self._look_after(owned, owned.streams(once=False))
 
     def _look_after(self, owned: Owned, streams: Sequence[Stream]) -> None:
@@ -97,17 +114,37 @@ class Run:
             stream.raise_failure()
 
     def _watch(self) -> Watch:
-        return Watch(self.settings, self.partitions, lambda news: self.reporter.tell("kafka", news), self.patience_s)
+        def away(news: str) -> None:
+            self.reporter.tell("kafka", news)
+            self.tell(Failed(KafkaUnreachableError.__name__, is_retried=True))
+
+        return Watch(self.settings, self.partitions, away, self.patience_s)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Inside, what is done beside the batches is done: committing offsets to consumer groups, and sampling for observers."""
+        beside = [RunningThread(type(each).__name__, each.follow) for each in self._beside]
+        try:
+            yield
+        finally:
+            for thread in beside:
+                thread.stop()
 
     @contextmanager
     def owned(self, *, can_be_idle: bool = False) -> Iterator[Owned]:
         """The layers, written by this process alone; what an owner before left incomplete can no longer be written by it."""
         questions = self.engine.questions
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
-        lease = Lease(self.engine.lake, questions, self.engine.append, self.layers, on_lost=self.stopping.set)
+
+        def lost() -> None:
+            self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
+            self.stopping.set()
+
+        lease = Lease(self.engine.lake, questions, exclusive_append(self.engine), self.layers, on_lost=lost)
         lease.take(lambda: max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0))
         try:
-            owner = Owner(self.engine, lease.token)
+            self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
+            owner = Owner(self.engine, lease.token, self.tell)
             if lease.must_fence:
                 with ThreadPoolExecutor(4) as pool:
                     list(pool.map(lambda pair: owner.fence(*pair), written))
@@ -119,11 +156,15 @@ class Run:
                 Beginning(questions, self.settings, self.partitions, owner).decide()
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
+            with suppress(Exception):  # what ended the run is told; the next owner finds this one dead, or silent
+                lease.release()
             if lease.lost is not None:
                 raise lease.lost from None
             raise
-        finally:
+        else:
             lease.release()
+        finally:
+            self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
 
 
 class Owned:
@@ -183,7 +224,8 @@ class Owned:
         for plan in self.silver.drain(self._run.stopping.is_set):
             rows = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
-            self._run.reporter.tell("silver", f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}")
+            news = f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}"
+            self._run.reporter.tell("silver", news, batch=plan.batch, offsets=rows, clock=clock)
             self._news["gold"].set()
             self._maintenance["silver"].after_commit()
 
@@ -191,7 +233,8 @@ class Owned:
         """Publishes what there is."""
         for publications in self.gold.drain(self._run.stopping.is_set):
             messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
-            self._run.reporter.tell("gold", f"{messages} messages published to {self._settings.publish.topic}")
+            topic = self._settings.publish.topic
+            self._run.reporter.tell("gold", f"{messages} messages published to {topic}", messages=messages, topic=topic)
             self._maintenance["gold"].after_commit()
 
     def _silence_is_due(self) -> bool:

@@ -152,6 +152,26 @@ class PublishSettings(_Part):
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
 
 
+class MetricsSettings(_Part):
+    """Where the metrics of a run are served."""
+
+    port: kinds.Port = Field(examples=["9464"])
+    address: kinds.Text = "127.0.0.1"
+
+
+class LineageSettings(_Part):
+    """Where OpenLineage events go: one of the two."""
+
+    file: kinds.Location | None = None
+    url: kinds.Url | None = None
+
+    @model_validator(mode="after")
+    def _goes_to_one_place(self) -> "LineageSettings":
+        if (self.file is None) == (self.url is None):
+            raise RefusedError("`{path}` needs one of `file` and `url`; name a file, or the URL of an OpenLineage backend")
+        return self
+
+
 def _shape_of_lake(value: object) -> str:
     return "<catalog>" if isinstance(value, (Mapping, CatalogLake)) else "<location>"
 
@@ -173,11 +193,13 @@ class Settings(_Part):
     silver: SilverSettings = SilverSettings()
     publish: PublishSettings
     retention_ms: kinds.Retention = Field(default=604_800_000, validation_alias="retention")
+    metrics: MetricsSettings | None = None
+    lineage: LineageSettings | None = None
 
     @property
     def digest(self) -> str:
-        """A digest of all settings but locations and credentials: equal for two runs that do the same."""
-        places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints"], True)
+        """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
+        places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "metrics", "lineage"], True)
         places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_path"}}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]

@@ -122,6 +122,7 @@ def _timestamp(given: object) -> int:
 
 Count = Annotated[int, _number(1, LARGEST_COUNT)]
 Size = Annotated[int, _number(1, LARGEST_MESSAGE, "a size in bytes (such as `8MiB`, or a whole number)", units=SIZE_UNITS)]
+Port = Annotated[int, _number(1, 65_535)]
 Partition = Annotated[int, _number(0, LARGEST_COUNT, digits=str)]
 Offset = Annotated[int, _number(0, LARGEST_OFFSET)]
 Duration = Annotated[int, _duration()]
@@ -140,6 +141,12 @@ def _matching(pattern: str, what: str) -> AfterValidator:
         return text
 
     return AfterValidator(matching)
+
+
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", text):  # perhaps with a password, so it is not shown
+        raise RefusedError("{path} is not a URL; write http:// or https://, a host, and no password")
+    return text
 
 
 def _not_reserved(name: str) -> str:
@@ -176,6 +183,7 @@ Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
 SchemaFile = Annotated[Path, AfterValidator(_readable)]
 Name = Annotated[Text, _matching("[A-Za-z0-9._-]+", "a name; use letters, digits, `-`, `_` and `.`")]
+Url = Annotated[Text, AfterValidator(_url)]
 Identifier = Annotated[Text, _matching(r"[^\s`./]+", "a name in a catalog; leave out blanks, dots, slashes and backticks")]
 TopicName = Annotated[
     Text, _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", "a topic name; Kafka takes letters, digits, `.`, `_` and `-`")

@@ -28,6 +28,7 @@ from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
 from pipelines.core.plan import BatchPlan, Cursor, End, TopicPartition
 from pipelines.engine import Engine, Function, Rows
+from pipelines.events import Handled
 from pipelines.faults import reach
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
@@ -62,9 +63,12 @@ class Silver:
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
         while not is_stopping():
-            plan = self.planner.next()
+            with self.owner.step("silver", "plan"):
+                plan = self.planner.next()
             if plan is not None:
                 self.commit(plan)
+            self._tell(plan)
+            if plan is not None:
                 yield plan
             elif not self._decide_idle():
                 return
@@ -74,10 +78,12 @@ class Silver:
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
-        changed = self._changed(plan, planner) if plan.reset is None else reset_rows(self._engine, self.settings, plan)
-        self._engine.merge(tables.SILVER, changed, commit, only_open=not taken_back(plan))
-        version = self.owner.confirm(tables.SILVER, commit)
-        self._note(plan, commit, version, planner)
+        with self.owner.step("silver", "merge"):
+            changed = self._changed(plan, planner) if plan.reset is None else reset_rows(self._engine, self.settings, plan)
+            self._engine.merge(tables.SILVER, changed, commit, only_open=not taken_back(plan))
+            version = self.owner.confirm(tables.SILVER, commit)
+        with self.owner.step("silver", "note"):
+            self._note(plan, commit, version, planner)
         reach("silver.done")
         planner.done(plan)
         self._planner = planner
@@ -144,6 +150,16 @@ class Silver:
             self._engine.append(tables.LATE, found, commit)
         reach("silver.progress")
         self._engine.append(tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit)
+
+    def _tell(self, plan: BatchPlan | None) -> None:
+        """What a batch has handled, and where the merge stands, with or without one."""
+        if plan is not None:
+            topics = {
+                self.settings.sources[source].topic: {("merged", ""): merged, ("late", ""): late_ones}
+                for source, (merged, late_ones) in self.planner.handled(plan).items()
+            }
+            self.owner.tell(Handled("silver", topics))
+        self.owner.tell(self.planner.standing())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
         types = {name: source.value_type for name, source in self.settings.sources.items()}

@@ -1,4 +1,6 @@
-"""Keeps the layers' streams in order: a batch is never cut in two, trouble with Kafka is waited out, a stream is begun anew."""
+"""Keeps the layers' streams in order: a batch is never cut in two, trouble with Kafka or the object store is waited out, a stream
+is begun anew.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from dataclasses import dataclass, field
 
 from pipelines.engine import Running
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import WatersmeetError, is_known, is_retriable, root_cause
+from pipelines.errors import StoreError, WatersmeetError, is_known, is_retriable, kind_of, root_cause
+from pipelines.events import Failed, Observer, ignore
 from pipelines.observability import Reporter
 
 RETRY_S = 1.0
@@ -17,38 +20,67 @@ RETRY_S = 1.0
 NEWS_S = 0.1
 """How often what follows others looks whether they are done."""
 
+UNEXPLAINED = 5
+"""So often in a row an engine's own failure is borne while the lake's object store is well."""
+
 ATTEMPTS = 3
 """So often in a row, with no batch between, a stream is begun that ends by its engine's own failure."""
 
 
 @dataclass
 class Patience:
-    """How trouble with Kafka is waited out: the work is done again until it succeeds, `limit_s` have passed or the run stops."""
+    """How trouble with Kafka or the lake's object store is waited out: the work is done again until it succeeds, `limit_s` have
+    passed or the run stops. `check_store`, where the lake is in one, raises WatersmeetError where the store is in trouble.
+    """
 
     reporter: Reporter
     stopping: threading.Event
     limit_s: float = 120.0
+    check_store: Callable[[], None] | None = None
+    tell: Observer = ignore
 
     def bear(self, work: Callable[[], None]) -> None:
         """Does the work. Raises what it raised last once the limit is passed, and at once what is not retriable."""
-        since = None
+        since, where, unexplained = None, "", 0
         while True:
             try:
                 work()
-            except Exception as error:
-                if not is_retriable(error):
-                    raise
+            except Exception as failure:
+                error = self.cause(failure)
+                # A store that has just come back may fail still, and be well when it is asked.
+                unexplained = 0 if is_retriable(error) else unexplained + 1
+                if unexplained and (is_known(error) or self.check_store is None or unexplained > UNEXPLAINED):
+                    raise error from None
+                where = "store" if unexplained or isinstance(error, StoreError) else "kafka"
                 now = time.monotonic()
                 since = since or now
                 if now - since > self.limit_s:
                     raise WatersmeetError(f"{root_cause(error)} (tried again for {self.limit_s:.0f} s)") from None
-                self.reporter.tell("kafka", f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s")
+                self.reporter.tell(where, f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s")
+                self.tell(Failed(kind_of(error), is_retried=True))
                 if self.stopping.wait(RETRY_S):
                     return
             else:
                 if since is not None:
-                    self.reporter.tell("kafka", "answers again")
+                    self.reporter.tell(where, "answers again")
                 return
+
+    def cause(self, failure: Exception) -> Exception:
+        """The trouble that the object store is in, where an engine's error may come from there; else the error itself.
+
+        Engines tell it as errors of many classes, so the store itself is asked.
+        """
+        if not is_known(failure):
+            try:
+                self.ready()
+            except WatersmeetError as trouble:
+                return trouble
+        return failure
+
+    def ready(self) -> None:
+        """Raises WatersmeetError where the lake's object store is in trouble."""
+        if self.check_store is not None:
+            self.check_store()
 
 
 @dataclass
@@ -71,7 +103,7 @@ class Gate:
         return self.patience.stopping
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs one batch at a time, and again after a transient error of Kafka; does nothing once `stopping` is set.
+        """Runs one batch at a time, and again after transient trouble (`Patience`); does nothing once `stopping` is set.
 
         Where it fails, the failure is kept as it is and everything stops: Spark would only wrap it, and fill the log with the
         traces of every layer it passes through.
@@ -84,6 +116,7 @@ class Gate:
                 self.passed += 1
             except Exception as failure:
                 self.failure = failure
+                self.patience.tell(Failed(kind_of(failure), is_retried=False))
                 self.stopping.set()
 
     def close(self) -> None:
@@ -110,10 +143,11 @@ class Stream:
     _failed: list[int] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begins; while there is trouble with Kafka, again."""
+        """Begins; while there is trouble with Kafka or the object store, again."""
         self.gate.patience.bear(self._begin)
 
     def _begin(self) -> None:
+        self.gate.patience.ready()
         self._running = self.begin(self.gate)
         self._drain_aside()
 
@@ -140,9 +174,13 @@ class Stream:
         if self.is_active or self.is_done or self.gate.stopping.is_set():
             return
         failure = self._failure()
+        if failure is not None:
+            failure = self.gate.patience.cause(failure)
         if failure is not None and not is_retriable(failure) and not self._may_pass(failure):
             raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
-        self.gate.patience.reporter.tell("streams", f"{root_cause(failure or Exception('a stream ended'))}; trying again")
+        ended = failure or Exception("a stream ended")
+        self.gate.patience.reporter.tell("streams", f"{root_cause(ended)}; trying again")
+        self.gate.patience.tell(Failed(kind_of(ended), is_retried=True))
         self.start()
 
     def _may_pass(self, failure: Exception) -> bool:

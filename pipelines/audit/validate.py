@@ -19,6 +19,7 @@ from pipelines.lake import tables
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
+from pipelines.lake.store import check_writable
 from pipelines.settings import PublishSettings, Settings
 
 _JUDGED = frozenset(["valid", "invalid_reason", "batch"])
@@ -87,8 +88,16 @@ def check_lake(
 
     `engine` is only called where there are expressions to check.
     """
-    problems = check_expressions(engine(), settings) if has_expressions(settings.publish) else []
+    problems: list[Problem] = []
     try:
+        check_writable(lake)
+        if lake.is_catalog:
+            from pipelines.engine.catalog import check_catalog  # imports Spark
+            from pipelines.engine.session import spark_session
+
+            check_catalog(spark_session(settings.spark), lake)
+        if has_expressions(settings.publish):
+            problems += check_expressions(engine(), settings)
         check_layout(questions, lake)
     except WatersmeetError as error:
         problems.append(_as_problem(error, "lake"))

@@ -96,7 +96,7 @@ class OffsetRange:
     @property
     def is_empty(self) -> bool:
         """Whether the batch passes no offset of the topic-partition."""
-        return self.from_offset == self.until_offset
+        return self.size == 0
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The embedded broker for development and tests: the real Apache Kafka, one node in KRaft mode, in one directory.
 
 A broker's directory holds all there is to it: `data` (what it keeps), `server.properties` (written anew by each start),
-`broker.log` (what it says) and `broker.json` (its ports, and its process while it runs). The process is known by its id
-together with its start time, so an id that the system has given away since is never taken for the broker.
+`broker.log` (what it says), `broker.json` (its ports, and its process while it runs) and, for a secured one, `secure` (see
+`dev.secure`). The process is known by its id together with its start time, so an id that the system has given away since is
+never taken for the broker.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import base64
 import contextlib
 import fcntl
 import os
-import random
 import re
 import shlex
 import shutil
@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +28,15 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel, ConfigDict
 
+from pipelines.dev import secure as securing
+from pipelines.dev.processes import HOST, KILL_AFTER_S, alive, end, free_port, port_problem, until
 from pipelines.errors import BrokerError
+from pipelines.kafka.permissions import Permission
 
-_HOST = "127.0.0.1"
-_POLL_S = 0.05
-_KILL_AFTER_S = 5.0
 _LAUNCHED = b"--- launched ---\n"
 """Divides the log: what follows the last one is about the last launch."""
 # A process's start time is derived from the time of boot, which the system states in whole seconds.
 _SAME_START_S = 2.0
-# Below the range from which Linux and macOS take the ports of outgoing connections: such a port stays free while
-# the JVM comes up, and between a stop and the next start.
-_FREE_PORTS = range(20_000, 32_768)
 _TEMPLATES = Path(__file__).parent / "templates" / "kafka"
 
 _JVM_OPTIONS = (
@@ -59,11 +56,18 @@ class BrokerStatus:
     port: int | None
     pid: int | None
     directory: Path
+    admin_port: int | None = None
+    """Of a secured broker: where its administrator is let in by a certificate."""
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether clients need a password."""
+        return self.admin_port is not None
 
     @property
     def bootstrap_servers(self) -> str | None:
         """Where clients reach the broker; None while it does not run."""
-        return f"{_HOST}:{self.port}" if self.running else None
+        return f"{HOST}:{self.port}" if self.running else None
 
 
 class _Record(BaseModel):
@@ -73,19 +77,31 @@ class _Record(BaseModel):
 
     port: int
     controller_port: int
+    admin_port: int | None = None
     pid: int | None = None
     create_time: float | None = None
 
     def stopped(self) -> _Record:
         """These ports, without a process."""
-        return _Record(port=self.port, controller_port=self.controller_port)
+        return _Record(port=self.port, controller_port=self.controller_port, admin_port=self.admin_port)
 
 
-def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) -> BrokerStatus:
+def start(
+    directory: Path,
+    port: int | None = None,
+    *,
+    secure: bool = False,
+    allowed: Iterable[Permission] = (),
+    settings: Mapping[str, str] | None = None,
+    cluster_id: str | None = None,
+    timeout_s: float = 60,
+) -> BrokerStatus:
     """Starts the directory's broker, and returns once it answers on `port`; it outlives its starter.
 
     Without a port the broker comes back on the one it had, or takes a free one the first time. A broker that runs already is
-    left alone. What the directory held is there again. Raises BrokerError, and leaves nothing new running.
+    left alone. What the directory held is there again. `secure`: clients need a password and permissions, over TLS; a directory
+    that was secured once stays so. `allowed`: what its user may do from now on. `settings` are Kafka's, and replace the broker's
+    own until the next start; `cluster_id` is for a new directory. Raises BrokerError, and leaves nothing new running.
     """
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
@@ -94,14 +110,20 @@ def start(directory: Path, port: int | None = None, *, timeout_s: float = 60) ->
         known = _read(directory)
         process = _find(known)
         if known is None or process is None:
-            _launch(directory, port, known, deadline)
-        elif port in (None, known.port):
-            _await_answer(directory, known.port, process, deadline)
-        else:
+            ports = _ports(directory, port, known, secure=secure)
+            _launch(directory, ports, known, settings or {}, cluster_id or _new_cluster_id(), deadline)
+        elif port not in (None, known.port):
             raise BrokerError(
                 f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
             )
-    return status(directory)
+        elif secure and known.admin_port is None:
+            raise BrokerError(f"the broker in {directory} already runs without security: stop it first to secure it")
+        else:
+            _await_answer(directory, known, process, deadline)
+        found = status(directory)
+        if found.admin_port is not None:
+            securing.grant(directory, found.admin_port, allowed)
+    return found
 
 
 def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
@@ -117,7 +139,7 @@ def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
         if record is not None:
             process = _find(record)
             if process is not None:
-                _end(process, deadline)
+                end(process, deadline)
             _write(directory, record.stopped())
     return status(directory)
 
@@ -127,39 +149,54 @@ def status(directory: Path) -> BrokerStatus:
     directory = directory.expanduser().absolute()
     record = _read(directory)
     process = _find(record)
-    port, pid = record.port if record else None, process.pid if process else None
-    return BrokerStatus(running=pid is not None, port=port, pid=pid, directory=directory)
+    port, admin_port = (record.port, record.admin_port) if record else (None, None)
+    pid = process.pid if process else None
+    return BrokerStatus(running=pid is not None, port=port, pid=pid, directory=directory, admin_port=admin_port)
 
 
 # -- starting
 
 
-def _launch(directory: Path, port: int | None, known: _Record | None, deadline: float) -> None:
-    """Leaves a broker that answers, or neither a process nor a changed record."""
-    java = _java()
-    port = port or (known.port if known is not None else _free_port())
-    problem = _port_problem(port)
+def _ports(directory: Path, port: int | None, known: _Record | None, *, secure: bool) -> _Record:
+    """Where the broker will listen: on the ports it had, as far as they are free, and on `port`, where one is given."""
+    port = port or (known.port if known is not None else free_port())
+    problem = port_problem(port)
     if problem is not None:
         raise BrokerError(
-            f"the broker in {directory} cannot listen on {_HOST}:{port} ({problem}): "
+            f"the broker in {directory} cannot listen on {HOST}:{port} ({problem}): "
             "stop what holds that port, or name another one"
         )
     controller_port = known.controller_port if known is not None else port
-    if controller_port == port or _port_problem(controller_port) is not None:
-        controller_port = _free_port(port)
-    properties = (_TEMPLATES / "server.properties").read_text(encoding="ascii")
-    (directory / "server.properties").write_text(properties.format(port=port, controller_port=controller_port), encoding="ascii")
+    if controller_port == port or port_problem(controller_port) is not None:
+        controller_port = free_port(port)
+    admin_port = known.admin_port if known is not None else None
+    if admin_port is None and not secure:
+        return _Record(port=port, controller_port=controller_port)
+    if admin_port in (None, port, controller_port) or port_problem(admin_port) is not None:
+        admin_port = free_port(port, controller_port)
+    return _Record(port=port, controller_port=controller_port, admin_port=admin_port)
+
+
+def _launch(
+    directory: Path, ports: _Record, known: _Record | None, settings: Mapping[str, str], cluster_id: str, deadline: float
+) -> None:
+    """Leaves a broker that answers, or neither a process nor a changed record."""
+    java = _java()
+    if ports.admin_port is not None:
+        securing.prepare(directory)
+    (directory / "server.properties").write_text(_properties(ports, settings), encoding="ascii")
     if not _cluster_id(directory):
-        _format(directory, java, deadline)
+        _format(directory, java, cluster_id, deadline)
 
     process = _spawn(directory, *java, "kafka.Kafka", "server.properties")
     try:
         # Before the broker answers: a starter that dies while waiting leaves a broker that can be found and stopped.
-        created = process.create_time()
-        _write(directory, _Record(port=port, controller_port=controller_port, pid=process.pid, create_time=created))
-        _await_answer(directory, port, process, deadline)
+        _write(directory, ports.model_copy(update={"pid": process.pid, "create_time": process.create_time()}))
+        _await_answer(directory, ports, process, deadline)
+        if ports.admin_port is not None:
+            securing.admit_own_user(directory, ports.port, ports.admin_port)
     except BaseException as failure:
-        _end(process, time.monotonic() + _KILL_AFTER_S)
+        end(process, time.monotonic() + KILL_AFTER_S)
         if known is None:
             (directory / "broker.json").unlink(missing_ok=True)
         else:
@@ -169,15 +206,25 @@ def _launch(directory: Path, port: int | None, known: _Record | None, deadline: 
         raise
 
 
-def _format(directory: Path, java: list[str], deadline: float) -> None:
+def _properties(ports: _Record, settings: Mapping[str, str]) -> str:
+    """The broker's settings: where one comes twice, the last counts."""
+    names = ["server.properties", *(["secure.properties"] if ports.admin_port is not None else [])]
+    own = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
+    return own.format(**ports.model_dump()) + "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _new_cluster_id() -> str:
+    """As Kafka makes them, but never with a leading dash, which would look like an option."""
+    return base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
+
+
+def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) -> None:
     """Gives an empty directory a cluster id; one that was being formatted when the machine died is formatted again."""
-    # As Kafka makes them, but never with a leading dash, which would look like an option.
-    cluster_id = base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
     process = _spawn(directory, *java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
     try:
         process.wait(max(deadline - time.monotonic(), 0))
     except psutil.TimeoutExpired:
-        _end(process, time.monotonic())
+        end(process, time.monotonic())
         raise BrokerError(
             f"the storage of the broker in {directory} was not ready in time: see {directory / 'broker.log'}"
         ) from None
@@ -216,27 +263,28 @@ def _java() -> list[str]:
     return [java, *heap, *_JVM_OPTIONS, "-cp", f"{_TEMPLATES}{os.pathsep}{jars / '*'}"]
 
 
-def _await_answer(directory: Path, port: int, process: psutil.Process, deadline: float) -> None:
+def _await_answer(directory: Path, ports: _Record, process: psutil.Process, deadline: float) -> None:
     """Returns when this broker, and no other on its port, has answered a client."""
-    cluster_id = _cluster_id(directory)
+    cluster_id, port = _cluster_id(directory), ports.admin_port or ports.port
+    options = {} if ports.admin_port is None else securing.admin_options(directory)
 
     def ready() -> bool:
-        if not _alive(process):
+        if not alive(process):
             raise _early_death(directory)
-        return _answering_cluster(port) == cluster_id
+        return _answering_cluster(port, options) == cluster_id
 
-    if not _until(ready, deadline):
-        raise BrokerError(f"the broker in {directory} did not answer on {_HOST}:{port} in time: see {directory / 'broker.log'}")
+    if not until(ready, deadline):
+        raise BrokerError(f"the broker in {directory} did not answer on {HOST}:{port} in time: see {directory / 'broker.log'}")
 
 
-def _answering_cluster(port: int) -> str | None:
+def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
     """The id of the cluster that answers on the port now, if one does."""
     try:
-        socket.create_connection((_HOST, port), timeout=1).close()
+        socket.create_connection((HOST, port), timeout=1).close()
     except OSError:
         return None
     # While the broker is still coming up, librdkafka's log is of no interest: it goes to a queue that nobody reads.
-    admin = AdminClient({"bootstrap.servers": f"{_HOST}:{port}", "log_level": 0, "log.queue": True})
+    admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", **options, "log_level": 0, "log.queue": True})
     try:
         metadata = admin.list_topics(timeout=1)
     except KafkaException:
@@ -270,69 +318,7 @@ def _find(record: _Record | None) -> psutil.Process | None:
         same = abs(process.create_time() - record.create_time) < _SAME_START_S
     except psutil.Error:
         return None
-    return process if same and _alive(process) else None
-
-
-def _alive(process: psutil.Process) -> bool:
-    """Whether the process still does anything: one that only waits to be collected does not."""
-    try:
-        process.wait(0)  # collects a child of this process that has ended
-    except psutil.TimeoutExpired:
-        pass
-    else:
-        return False
-    try:
-        # Where nobody collects it, an ended process stays a zombie; but a first thread is one too while others end.
-        return process.is_running() and not (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _end(process: psutil.Process, deadline: float) -> None:
-    """Leaves the process ended and collected, by force once the deadline has passed."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        try:
-            process.terminate()
-            if _until(lambda: not _alive(process), deadline):
-                return
-            process.kill()
-        except psutil.AccessDenied:
-            raise BrokerError(f"the broker (process {process.pid}) belongs to another user: have that user stop it") from None
-        if not _until(lambda: not _alive(process), time.monotonic() + _KILL_AFTER_S):
-            raise BrokerError(f"the broker (process {process.pid}) does not end even when killed: see what holds it")
-
-
-def _until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Whether the condition came true by the deadline; it is asked at least once."""
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
-# -- ports
-
-
-def _port_problem(port: int) -> str | None:
-    """Why nobody can listen on the port now; None if one can."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the JVM does: connections of an earlier broker that are still closing are no obstacle.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-            probe.listen(1)
-        except OSError as error:
-            return (error.strerror or str(error)).lower()
-    return None
-
-
-def _free_port(other_than: int | None = None) -> int:
-    """A port on which one can listen now, different from the one given."""
-    for candidate in random.sample(_FREE_PORTS, 200):
-        if candidate != other_than and _port_problem(candidate) is None:
-            return candidate
-    raise BrokerError(f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}: name one")
+    return process if same and alive(process) else None
 
 
 # -- the directory
@@ -379,7 +365,7 @@ def _locked(directory: Path, deadline: float) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / ".lock").open("ab") as file:
-            if not _until(taken, deadline):
+            if not until(taken, deadline):
                 raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
             yield
     except OSError as error:

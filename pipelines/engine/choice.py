@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError
-from pipelines.lake.location import Lake
+from pipelines.lake.commits import Append
+from pipelines.lake.location import Lake, has_store
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,10 +33,33 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
     return EmbeddedEngine(lake, lambda: _spark_engine(lake))
 
 
+def exclusive_append(engine: Engine) -> Append:
+    """An append that fails where another process has made the same version of the table, also where the engine's own does not.
+
+    Spark looks whether S3 has a commit of that number, and then writes its own: of two at once, the later one replaces the other.
+    delta-rs leaves it to the store to refuse one of them.
+    """
+    lake = engine.lake
+    if lake.settings.engine == "embedded" or lake.needs_spark or not has_store(lake.location):
+        return engine.append
+    from pipelines.engine.embedded import EmbeddedEngine
+
+    return EmbeddedEngine(lake, lambda: _spark_engine(lake)).append
+
+
 def _spark_engine(lake: Lake) -> SparkEngine:
-    from pipelines.engine.session import check_folder, spark_session
-    from pipelines.engine.spark import SparkEngine
+    from pyspark.sql import is_remote
+
+    from pipelines.engine.checks import check_executors
+    from pipelines.engine.session import spark_session
 
     spark = spark_session(lake.settings.spark)
-    check_folder(spark, lake)
+    check_executors(spark, lake)
+    # Only now: an older Spark, which has been refused, lacks what these import.
+    if is_remote():
+        from pipelines.engine.connect import ConnectEngine
+
+        return ConnectEngine(spark, lake)
+    from pipelines.engine.spark import SparkEngine
+
     return SparkEngine(spark, lake)

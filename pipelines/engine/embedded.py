@@ -6,7 +6,6 @@ The user's SQL expressions are Spark SQL on every engine. A local Spark session 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -18,8 +17,8 @@ from deltalake.exceptions import CommitFailedError
 
 from pipelines.core.reading import read_records
 from pipelines.engine import Function, KafkaInput, replaced_row
+from pipelines.engine.polling import followed_source, followed_versions
 from pipelines.engine.threads import RunningThread
-from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.ranges import share
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
@@ -144,6 +143,7 @@ class EmbeddedEngine:
                 partition_by=list(table.partitioned_by),
                 configuration=dict(table.properties),
                 storage_options=dict(self.lake.storage),
+                raise_if_key_not_exists=False,  # `watersmeet.layout`
             )
 
     def create_view(self, name: str, query: str) -> None:
@@ -200,14 +200,9 @@ class EmbeddedEngine:
 
     def follow_kafka(self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool) -> RunningThread:
         """See `Engine.follow_kafka`."""
-        cluster, count = Cluster(source.kafka), len(source.offsets)
         position, span = dict(source.offsets), source.max_offsets_per_batch
 
-        def ends() -> dict[int, int]:
-            return {p: end for p, (_, end) in cluster.bounds(source.topic, count).items() if p in position}
-
         def take(until: Mapping[int, int]) -> bool:
-            """The next batch; whether there was one."""
             nonlocal span
             wanted = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
             if not any(wanted.values()):
@@ -221,32 +216,11 @@ class EmbeddedEngine:
             position.update(reached)
             return True
 
-        def follow(stopping: threading.Event) -> None:
-            last = ends()
-            while not stopping.is_set():
-                if take(last):
-                    continue
-                if once:
-                    return
-                stopping.wait(FROM_KAFKA_S)
-                last = ends()
-
-        return RunningThread(tables.bronze(source.source), follow)
+        return followed_source(source, take, once=once, every_s=FROM_KAFKA_S)
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
-
-        def follow(stopping: threading.Event) -> None:
-            seen = None
-            while not stopping.is_set():
-                versions = [self.questions.version(table) for table in tables]
-                if versions == seen:
-                    stopping.wait(FROM_TABLES_S)
-                    continue
-                seen = versions
-                work()
-
-        return RunningThread(name, follow)
+        return followed_versions(name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S)
 
     # -- keeping
 

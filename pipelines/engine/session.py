@@ -2,27 +2,36 @@
 
 A session that is there already (a notebook's, a Databricks job's, one made by `spark-submit`) is used as it is and never changed:
 the layers work in a copy of it, which has its cluster and catalogs and settings of its own. Without one, a local session is made,
-with the settings under `spark:` of the configuration.
+with the settings under `spark:` of the configuration. With `spark.remote` among them, or the environment variable SPARK_REMOTE,
+it is one of Spark Connect.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
 import sys
 import tempfile
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 
+from pipelines.engine.checks import check_session
 from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.lake.location import Lake, local_path, scheme_of
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
 """The environment variable with further options for the JVM of a local session."""
 
+CONNECT_PORT = 15002
+"""Where a server of Spark Connect listens, where nothing else is said."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+_REMOTE = "spark.remote"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 LAYER_SETTINGS: Mapping[str, str] = {
@@ -91,18 +100,52 @@ _OWN_SETTINGS = {
 def spark_session(settings: Mapping[str, str]) -> SparkSession:
     """A session for the layers, with `LAYER_SETTINGS`; `settings` are those of a session that is made here.
 
-    Raises WatersmeetError where the JVM artifacts of a local session are missing.
+    Raises WatersmeetError where the JVM artifacts of a local session are missing, ConfigurationError where a session is not one
+    that the layers can work in.
     """
     # Python workers must be this Python, or they start one from PATH that lacks the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _REMOTE in settings:
+        os.environ.setdefault("SPARK_REMOTE", settings[_REMOTE])
     given = SparkSession.getActiveSession()
-    if given is None and ("PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ):
+    if given is None and "PYSPARK_GATEWAY_PORT" in os.environ:
         given = SparkSession.builder.getOrCreate()  # spark-submit's: before it is asked for, its settings cannot be seen
-    session = _own_session(settings) if given is None else _copy_of(given)
-    defaults = {name: value for name, value in LAYER_DEFAULTS.items() if given is not None or name not in settings}
+    is_local = given is None and "SPARK_REMOTE" not in os.environ
+    if is_local:
+        session = _own_session(settings)
+    else:
+        session = _remote_session(os.environ["SPARK_REMOTE"]) if given is None else _copy_of(given)
+    defaults = {name: value for name, value in LAYER_DEFAULTS.items() if not is_local or name not in settings}
     for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)
     return session
+
+
+def _remote_session(remote: str) -> SparkSession:
+    """A session of Spark Connect, stopped when the process ends: one that is left open may keep the process from ending."""
+    _check_reachable(remote)
+    try:
+        session = SparkSession.builder.getOrCreate()
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the client of Spark Connect lacks a package ({error}); install watersmeet[connect], or do not set SPARK_REMOTE"
+        ) from None
+    atexit.register(session.stop)
+    check_session(session)
+    return session
+
+
+def _check_reachable(remote: str) -> None:
+    """Raises ConfigurationError where no server answers: the client itself would go on trying for minutes."""
+    server = urlsplit(remote)  # a token may follow the port
+    host, port = server.hostname or "", server.port or CONNECT_PORT
+    try:
+        with socket.create_connection((host, port), CONNECT_TIMEOUT_S):
+            return
+    except OSError as error:
+        raise ConfigurationError(
+            f"no server of Spark Connect answers at {host}:{port} ({error}); start it, or correct SPARK_REMOTE"
+        ) from None
 
 
 def _own_session(settings: Mapping[str, str]) -> SparkSession:
@@ -119,8 +162,12 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
 def _copy_of(given: SparkSession) -> SparkSession:
     """A session with the same cluster and catalogs, and settings of its own.
 
-    Spark runs each stream in such a copy, and hands it to foreachBatch: so the copy is that of a stream of one batch.
+    Spark runs each stream in such a copy, and hands it to foreachBatch: so the copy is that of a stream of one batch. (Spark
+    Connect runs foreachBatch on its server, and has a call of its own.)
     """
+    check_session(given)
+    if is_remote():
+        return cast(SparkSession, cast(Any, given).cloneSession())
     copies: list[SparkSession] = []
 
     def keep(batch: DataFrame, _: int) -> None:
@@ -131,35 +178,6 @@ def _copy_of(given: SparkSession) -> SparkSession:
         query = one.writeStream.foreachBatch(keep).trigger(availableNow=True).option("checkpointLocation", folder).start()
         query.awaitTermination()
     return copies[0]
-
-
-def check_folder(spark: SparkSession, lake: Lake) -> None:
-    """Raises ConfigurationError where the lake is a folder that Spark's executors do not see: what they write would be lost."""
-    location = lake.settings.lake
-    if (
-        lake.is_catalog
-        or scheme_of(str(location)) is not None
-        or (spark.conf.get("spark.master", None) or "").startswith("local")
-    ):
-        return
-    marker = Path(local_path(str(location)), f"_seen-{uuid.uuid4()}")
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
-
-    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"seen": [marker.exists()]})
-
-    try:
-        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
-        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, "seen BOOLEAN").collect()
-    finally:
-        marker.unlink(missing_ok=True)
-    if not all(row.seen for row in answers):
-        raise ConfigurationError(
-            f"lake: {location} is a folder of this machine, and Spark's executors do not see it; name a folder that every worker "
-            "mounts at this path, an object-store URI, or a schema of a catalog"
-        )
 
 
 def _jars() -> list[Path]:

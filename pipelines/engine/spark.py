@@ -15,20 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
-from pipelines.engine import Function, KafkaInput, replaced_row
+from pipelines.engine import Function, KafkaInput, Running, replaced_row
 from pipelines.engine.expressions import expression_problem
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
 from pipelines.lake import tables
-from pipelines.lake.by_spark import as_column, matching, sql_name, summarised, table_rows
+from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
 from pipelines.lake.commits import Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
@@ -190,16 +189,24 @@ class SparkEngine:
 
     def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
-        columns: dict[str, str | Column] = {name: f"changed.`{name}`" for name in self.lake.layout[table].schema.names}
-        merge = self._delta(table).alias("kept").merge(rows.alias("changed"), replaced_row(only_open=only_open))
-        merge = merge.whenMatchedDelete("changed.status IS NULL").whenMatchedUpdate(set=columns)
+        columns = [f"`{name}`" for name in self.lake.layout[table].schema.names]
+        values = [f"changed.{name}" for name in columns]
+        name = sql_name(self.lake, table).replace("{", "{{").replace("}", "}}")
+        statement = (
+            f"MERGE INTO {name} kept USING {{changed}} changed ON {replaced_row(only_open=only_open)} "
+            "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
+            f"WHEN MATCHED THEN UPDATE SET {', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
+            "WHEN NOT MATCHED AND changed.status IS NOT NULL "
+            f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
+        )
         with self._committing(commit):
-            merge.whenNotMatchedInsert("changed.status IS NOT NULL", columns).execute()
+            self.spark.sql(statement, changed=rows)
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
+        condition = sql_where(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME])
         with self._committing(commit):
-            self._delta(table).delete(as_column(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME]))
+            self.spark.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
     @contextmanager
     def _committing(self, commit: Commit) -> Iterator[None]:
@@ -223,14 +230,14 @@ class SparkEngine:
 
     # -- following
 
-    def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> _Query:
+    def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> Running:
         """See `Engine.follow_kafka`."""
         kafka = kafka_source(f"watersmeet_{source.source}", self._reading(source), source.offsets, source.max_offsets_per_batch)
         stream = self.spark.readStream.format(register(self.spark, kafka)).load()
         trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
         return self._start(tables.bronze(source.source), stream, lambda rows, _: work(rows), trigger)
 
-    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> _Query:
+    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """See `Engine.follow`. The streams begin with the last commit of each table, and their rows are not looked at."""
         news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
         return self._start(name, news, lambda *_: work(), {"processingTime": FROM_TABLES})
@@ -255,7 +262,7 @@ class SparkEngine:
         """See `Engine.compact`."""
         has_keys = "merge_key" in self.lake.layout[table].schema.names
         with suppress_conflict(), self._set(_FINDS_KEYS if has_keys else {}):
-            self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")  # DeltaTable's own call does not quote a path
+            self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
@@ -266,10 +273,6 @@ class SparkEngine:
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
         self.spark.sql(f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES ({_as_properties(properties)})")
-
-    def _delta(self, table: str) -> DeltaTable:
-        address = self.lake.address(table)
-        return DeltaTable.forName(self.spark, address) if self.lake.is_catalog else DeltaTable.forPath(self.spark, address)
 
 
 class _Query:

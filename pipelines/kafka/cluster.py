@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaUnreachableError, TopicChangedError
-from pipelines.kafka.failures import failure
+from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningAdmin
 from pipelines.settings import KafkaSettings, Settings
 
@@ -37,6 +37,8 @@ class Cluster:
 
     def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S) -> None:
         self.kafka, self.timeout_s = kafka, timeout_s
+        self._is_used = False
+        """Whether the client has been asked before."""
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """The number of partitions of each of these topics that exists."""
@@ -114,7 +116,9 @@ class Cluster:
 
     def _answer(self, asked: Future[_Answer], permission: str, topic: str) -> _Answer:
         """The answer to a request; stops waiting as soon as Kafka refuses the client itself."""
-        self._admin.poll(0)  # errors from before this request do not count
+        if self._is_used:
+            self._admin.poll(0)  # errors from before this request do not count; but that there is no token is told only once
+        self._is_used = True
         since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
             self._admin.poll(0)
@@ -129,6 +133,10 @@ class Cluster:
         if reason.code() == KafkaError._NOENT:  # no partition has a leader: a description of the topic tells why
             is_missing = topic not in self._described([topic])
             reason = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE)
+        if is_passing(reason) and reason.code() < 0:  # so librdkafka itself says, and no broker
+            # A client may wait on and on for a broker that is gone: the next question makes another one.
+            self._is_used = False
+            del self._admin
         raise failure(self.kafka, reason, permission, resource)
 
 

@@ -36,10 +36,13 @@ _PASSING: Final = {
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
     KafkaError._WAIT_COORD,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_COORDINATOR,
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.OFFSET_NOT_AVAILABLE,
@@ -98,14 +101,20 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
     # librdkafka's own words on one line, without how often and in which of its states it met the error
     detail = " ".join(re.sub(r" \(after \d+ms in state .*\)$", "", error.str()).split())
     if code in _LOGIN:
+        if "OAUTHBEARER" in (kafka.options.get("sasl.mechanism"), kafka.options.get("sasl.mechanisms")):
+            return KafkaAccessError(
+                f"the login to Kafka at {servers} by a token fails ({detail}); "
+                "check the sasl.oauthbearer. options in kafka.options, and that the brokers take tokens of that issuer"
+            )
         return KafkaAccessError(
             f"Kafka at {servers} refuses the login ({detail}); "
             "check sasl.username, sasl.password, sasl.mechanism and security.protocol in kafka.options"
         )
     if code in _PERMISSION:
+        wanted = "READ, which includes it," if permission == "DESCRIBE" else "that permission"
         return KafkaAccessError(
             f"Kafka at {servers} does not allow {permission} on {resource} ({error.name()}); "
-            "grant that permission to the user that kafka.options logs in as"
+            f"grant {wanted} to the user that kafka.options logs in as"
         )
     if code == KafkaError._SSL:
         if problem := _certificate_problem(kafka):

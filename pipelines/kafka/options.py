@@ -46,15 +46,19 @@ def admin_options(kafka: KafkaSettings) -> dict[str, Any]:
     return {**kafka.options, **_own(kafka)}
 
 
-def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """For reading committed messages outside of any group, told where a partition ends."""
-    return {**_READER_DEFAULTS, **kafka.options, **_own(kafka), **_READER}
+def consumer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
+    """For reading committed messages outside of any group, told where a partition ends; `own` as in `producer_options`."""
+    return {**_READER_DEFAULTS, **kafka.options, **_own(kafka), **_READER, **_named(own)}
 
 
 def producer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
     """For an idempotent producer; `own`: more options, with underscores for dots."""
-    named = {name.replace("_", "."): value for name, value in own.items()}
-    return {**_WRITER_DEFAULTS, **kafka.options, **_own(kafka), **_WRITER, **named}
+    return {**_WRITER_DEFAULTS, **kafka.options, **_own(kafka), **_WRITER, **_named(own)}
+
+
+def _named(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Callbacks are named with underscores by librdkafka's bindings themselves."""
+    return {name if callable(value) else name.replace("_", "."): value for name, value in own.items()}
 
 
 def _own(kafka: KafkaSettings) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from pipelines.core.sequence import ID, SEQ, Tail, parse_message_id
 from pipelines.errors import FencedError, ForeignMessageError, KafkaRequestError, PublishingError, WatersmeetError
 from pipelines.faults import reach
-from pipelines.kafka.cluster import TIMEOUT_S
+from pipelines.kafka.cluster import TIMEOUT_S, sink_settings
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningProducer
 from pipelines.kafka.reading import read_tails
@@ -55,12 +55,8 @@ _CURED_BY_A_NEW_PRODUCER: Final = {
     KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     KafkaError.UNKNOWN_PRODUCER_ID,
 }
-_HOPELESS: Final = {
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-}
+_TOO_LARGE: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_HOPELESS: Final = {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
 """The same message is refused again, although librdkafka only asks for the transaction to be aborted."""
 
 _RAISED = (KafkaException, SystemError)
@@ -238,6 +234,10 @@ class Publisher:
             return FencedError(self._topic)
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             resource = f"transactional id {self.transactional_id}"
+        if code in _TOO_LARGE:
+            wanted = sink_settings(self._settings)["max.message.bytes"]
+            why = f"a message is too large for it ({error.name()}); set max.message.bytes of {self._topic} to {wanted} or more"
+            return PublishingError(self._topic, why, retriable=False)
         told = failure(self._kafka, error, "WRITE", resource)
         if not isinstance(told, KafkaRequestError):
             return told

@@ -158,9 +158,9 @@ def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
     kept = _idle.setdefault((os.getpid(), kafka.model_dump_json(include={"bootstrap_servers", "options"})), [])
     try:
         consumer = kept.pop()
+        consumer.consume(1, 0)  # errors from before do not count
     except IndexError:
         consumer = ListeningConsumer(kafka)
-    consumer.consume(1, 0)  # errors from before do not count
     try:
         yield consumer
     except GeneratorExit:

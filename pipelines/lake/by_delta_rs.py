@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pipelines.core.types import TIME
+from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
 from pipelines.lake.location import Lake, local_path
 from pipelines.lake.questions import (
@@ -148,33 +149,17 @@ def _schema(found: DeltaTable) -> pa.Schema:
 
 def sql_where(where: Where, schema: pa.Schema) -> str:
     """Conditions as SQL of DataFusion, for a table with these columns."""
-    terms = [" AND ".join(_condition(schema, *condition) for condition in term) or "TRUE" for term in where]
-    return " OR ".join(f"({term})" for term in terms) or "TRUE"
-
-
-def _condition(schema: pa.Schema, column: str, operator: str, value: Any) -> str:
-    if operator in ("is null", "is not null"):
-        return f"{sql_name(column)} {operator.upper()}"
-    kind = schema.field(column).type
-    if operator == "in":
-        return f"{sql_name(column)} IN ({', '.join(_literal(one, kind) for one in value)})" if len(value) else "FALSE"
-    return f"{sql_name(column)} {operator} {_literal(value, kind)}"
-
-
-def _literal(value: Any, kind: pa.DataType) -> str:
-    if kind == TIME:
-        return f"arrow_cast({int(value) * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"X'{bytes(value).hex()}'"
-    if isinstance(value, str):
-        return "'{}'".format(value.replace("'", "''"))
-    raise ValueError(f"{value!r} is no value that a column can be compared with")
+    return sql_of(where, {field.name for field in schema if field.type == TIME}, _DATAFUSION)
 
 
 def sql_name(column: str) -> str:
     """A column's name, quoted for SQL of DataFusion."""
     return '"{}"'.format(column.replace('"', '""'))
+
+
+_DATAFUSION: Final = Dialect(
+    name=sql_name,
+    text=lambda text: "'{}'".format(text.replace("'", "''")),
+    double=repr,
+    time=lambda ms: f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
+)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, reduce
-from operator import and_, eq, ge, gt, le, lt, ne, or_
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
+from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import (
     Aggregates,
@@ -29,8 +28,6 @@ from pipelines.lake.questions import (
     check_question,
     plain_schema,
 )
-
-_COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 _GONE: Final = frozenset(
     [
@@ -58,10 +55,15 @@ class SparkQuestions(Questions):
 
     def exists(self, table: str) -> bool:
         """See `Questions`."""
-        address = self._lake.address(table)
         if self._lake.home(table).is_catalog:
-            return self._spark.catalog.tableExists(address)
-        return DeltaTable.isDeltaTable(self._spark, address)
+            return self._spark.catalog.tableExists(self._lake.address(table))
+        try:
+            self._spark.sql(f"DESCRIBE DETAIL {sql_name(self._lake, table)}")
+        except AnalysisException as error:
+            if error.getCondition() != "DELTA_MISSING_DELTA_TABLE":
+                raise
+            return False
+        return True
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
@@ -77,8 +79,7 @@ class SparkQuestions(Questions):
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
-        delta = self._delta(table)
-        rows = delta.history() if limit is None else delta.history(limit)
+        rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
         found = rows.select("version", F.unix_millis("timestamp").alias("at"), "userMetadata").collect()
         return sorted((Version(row.version, row.at, row.userMetadata) for row in found), reverse=True)
 
@@ -100,11 +101,11 @@ class SparkQuestions(Questions):
         return math.ceil(self._detail(table, "sizeInBytes") / rows) if rows else 0
 
     def _detail(self, table: str, column: str) -> Any:
-        return self._delta(table).detail().select(column).collect()[0][0]
+        return self._described(table, "DETAIL").select(column).collect()[0][0]
 
-    def _delta(self, table: str) -> DeltaTable:
+    def _described(self, table: str, what: str, limit: str = "") -> DataFrame:
         with self._told(table, None):
-            return DeltaTable.forName(self._spark, sql_name(self._lake, table))
+            return self._spark.sql(f"DESCRIBE {what} {sql_name(self._lake, table)}{limit}")
 
     def _rows(
         self, table: str, version: int | None, columns: Sequence[str] = (), where: Where = (), values: Aggregates | None = None
@@ -160,37 +161,19 @@ def table_rows(spark: SparkSession, lake: Lake, table: str, version: int | None 
 def sql_name(lake: Lake, table: str) -> str:
     """What Spark SQL calls a table: its name in the catalog, or its path as Delta reads it."""
     address = lake.address(table)
-    return address if lake.home(table).is_catalog else "delta.`{}`".format(address.replace("`", "``"))
+    return address if lake.home(table).is_catalog else f"delta.{_quoted(address)}"
 
 
 def matching(rows: DataFrame, where: Where) -> DataFrame:
     """The rows that meet the conditions."""
     if not where:
         return rows
-    times = {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}
-    return rows.where(as_column(where, times))
+    return rows.where(sql_where(where, {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}))
 
 
-def as_column(where: Where, times: Collection[str]) -> Column:
-    """Conditions, of which there are some, as one column; `times`: the columns that hold timestamps."""
-    terms = [reduce(and_, (_condition(times, *condition) for condition in term), F.lit(True)) for term in where]
-    return reduce(or_, terms)
-
-
-def _condition(times: Collection[str], column: str, operator: str, value: Any) -> Column:
-    found = _column(column)
-    if operator == "is null":
-        return found.isNull()
-    if operator == "is not null":
-        return found.isNotNull()
-
-    def literal(one: Any) -> Column:
-        return F.timestamp_millis(F.lit(one)) if column in times else F.lit(one)
-
-    if operator == "in":
-        return found.isin(*map(literal, value)) if len(value) else F.lit(False)
-    condition: Column = _COMPARE[operator](found, literal(value))
-    return condition
+def sql_where(where: Where, times: Collection[str]) -> str:
+    """Conditions as Spark SQL; `times`: the columns that hold timestamps."""
+    return sql_of(where, times, _SPARK_SQL)
 
 
 def _aggregate(kind: str, column: str) -> Column:
@@ -199,4 +182,16 @@ def _aggregate(kind: str, column: str) -> Column:
 
 
 def _column(name: str) -> Column:
-    return F.col("`{}`".format(name.replace("`", "``")))
+    return F.col(_quoted(name))
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
+
+
+_SPARK_SQL: Final = Dialect(
+    name=_quoted,
+    text=lambda text: "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'")),
+    double=lambda number: f"{number!r}D",
+    time=lambda ms: f"timestamp_millis({ms})",
+)

@@ -3,112 +3,182 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from pyarrow import fs
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import ObjectStore, from_url
 
-from pipelines.errors import ConfigurationError
-from pipelines.lake.location import local_path, scheme_of
+from pipelines.errors import ConfigurationError, StoreAccessError, StoreUnreachableError
+from pipelines.lake.location import has_store, local_path, scheme_of
 
-_S3: Final = {
-    "ACCESS_KEY_ID": "access_key",
-    "SECRET_ACCESS_KEY": "secret_key",
-    "SESSION_TOKEN": "session_token",
-    "DEFAULT_REGION": "region",
-    "REGION": "region",
-    "ENDPOINT": "endpoint_override",
-    "ENDPOINT_URL": "endpoint_override",
-    "ENDPOINT_URL_S3": "endpoint_override",
-    "VIRTUAL_HOSTED_STYLE_REQUEST": "force_virtual_addressing",
-}
-_AZURE: Final = {
-    name: name.lower() for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "SAS_TOKEN", "CLIENT_ID", "CLIENT_SECRET", "TENANT_ID")
-}
-"""delta-rs's options, without the store's prefix, and the arguments of pyarrow that mean the same; a later name comes first."""
+_PREFIXES: Final = ("aws_", "azure_", "google_")
+_CLIENT: Final = frozenset(
+    [
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "pool_idle_timeout",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "timeout",
+        "user_agent",
+    ]
+)
+"""delta-rs's options that are about the connection, whatever the store."""
+
+_PATIENCE: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+"""A store that is away is waited for by whoever asks: a lease has to be renewed as soon as it is back."""
 
 
 class Files:
     """Reads, writes and deletes small files by path or URI.
 
     `storage` holds options of the object store under delta-rs's names; what it does not say, the environment does. An address
-    whose file system cannot be opened without Spark (`dbfs:`, `hdfs:`) raises ConfigurationError.
+    whose file system cannot be opened without Spark (`dbfs:`, `hdfs:`) raises ConfigurationError. An object store that does not
+    answer raises StoreUnreachableError, one that refuses StoreAccessError.
     """
 
     def __init__(self, storage: Mapping[str, str]) -> None:
         self._storage = storage
-        self._systems: dict[tuple[str | None, str], fs.FileSystem] = {}
+        self._stores: dict[tuple[str | None, str], ObjectStore] = {}
 
     def read_text(self, address: str) -> str | None:
         """What a file holds (perhaps nothing yet while it is being written); None where there is none."""
-        system, path = self._open(address)
-        try:
-            with system.open_input_stream(path) as stream:
-                return bytes(stream.read()).decode(errors="replace")
-        except FileNotFoundError:
+        if scheme_of(address) is None:
+            with suppress(FileNotFoundError):
+                return Path(local_path(address)).read_text(encoding="utf-8", errors="replace")
             return None
+        with self._at(address, "reading") as (store, path), suppress(FileNotFoundError):
+            return bytes(obstore.get(store, path).bytes()).decode(errors="replace")
+        return None
 
     def write_text(self, address: str, text: str) -> None:
         """Writes a file anew, with the folders that lead to it."""
-        system, path = self._open(address)
-        if scheme_of(address) is None:  # an object store has no folders
-            system.create_dir(path.rpartition("/")[0], recursive=True)
-        with system.open_output_stream(path) as stream:
-            stream.write(text.encode())
+        if scheme_of(address) is None:
+            path = Path(local_path(address))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+            return
+        with self._at(address, "writing") as (store, name):
+            obstore.put(store, name, text.encode())
+
+    def create(self, address: str) -> bool:
+        """Makes an empty file in an object store; False, and nothing is changed, where there is one. Where the store cannot tell,
+        the file is written anew. Raises ConfigurationError where there is no such bucket.
+        """
+        with self._at(address, "writing") as (store, path):
+            try:
+                obstore.put(store, path, b"", mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            except FileNotFoundError:
+                raise _no_bucket(address) from None
+            except NotImplementedError:
+                obstore.put(store, path, b"")
+        return True
 
     def exists(self, address: str) -> bool:
         """Whether there is a file or folder of that name."""
-        system, path = self._open(address)
-        return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+        if scheme_of(address) is None:
+            return Path(local_path(address)).exists()
+        with self._at(address, "listing") as (store, path), suppress(FileNotFoundError):
+            obstore.head(store, path)
+            return True
+        return bool(self._below(address))
 
     def delete(self, address: str) -> None:
         """Afterwards there is neither file nor folder of that name, nor anything in it."""
-        system, path = self._open(address)
-        with suppress(FileNotFoundError):
-            is_folder = system.get_file_info(path).type == fs.FileType.Directory
-            (system.delete_dir if is_folder else system.delete_file)(path)
+        if scheme_of(address) is None:
+            path = Path(local_path(address))
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            return
+        below = self._below(address)
+        with self._at(address, "deleting") as (store, name), suppress(FileNotFoundError):
+            obstore.delete(store, [*below, name])
 
-    def _open(self, address: str) -> tuple[fs.FileSystem, str]:
-        scheme = scheme_of(address)
-        if scheme is None:
-            where, path = "", local_path(address)
-        else:
-            parts = urlsplit(address, allow_fragments=False)
-            where, path = parts.netloc, f"{parts.netloc.partition('@')[0]}{parts.path}"
-        if (scheme, where) not in self._systems:
-            self._systems[scheme, where] = self._system(scheme, where, address)
-        return self._systems[scheme, where], path
+    def check_readable(self, address: str) -> None:
+        """Raises WatersmeetError where an object store does not answer, refuses, or does not have the bucket."""
+        self.read_text(f"{address}/_none")  # tells a refusal from a store that is away, which a list does not
+        try:
+            with self._at(address, "listing") as (store, path):
+                next(iter(obstore.list(store, path, chunk_size=1)), None)
+        except StoreUnreachableError:
+            raise _no_bucket(address) from None
 
-    def _system(self, scheme: str | None, where: str, address: str) -> fs.FileSystem:
-        if scheme is None:
-            return fs.LocalFileSystem()
-        if scheme in ("s3", "s3a"):
-            return fs.S3FileSystem(**s3_arguments(self._storage))
-        if scheme in ("abfs", "abfss"):
-            account = where.partition("@")[2].partition(".")[0]
-            return fs.AzureFileSystem(**{"account_name": account, **_arguments("AZURE_STORAGE_", _AZURE, self._storage)})
-        if scheme == "gs":
-            return fs.GcsFileSystem()
-        raise ConfigurationError(
-            f"`{address}`: files of `{scheme}:` cannot be opened without Spark; "
-            "give `checkpoints` as a folder, or as a URI with s3:, abfss: or gs:"
-        )
+    def _below(self, address: str) -> list[str]:
+        with self._at(address, "listing") as (store, path):
+            return [entry["path"] for entries in obstore.list(store, path) for entry in entries]
+
+    @contextmanager
+    def _at(self, address: str, doing: str) -> Iterator[tuple[ObjectStore, str]]:
+        """The store and the path of an address; inside, trouble with the store becomes one of our errors."""
+        try:
+            yield self._open(address)
+        except (PermissionDeniedError, UnauthenticatedError):
+            raise StoreAccessError(address.rpartition("/")[0], doing) from None
+        except (AlreadyExistsError, UnknownConfigurationKeyError):
+            raise
+        except BaseError:
+            raise StoreUnreachableError(address.rpartition("/")[0]) from None
+
+    def _open(self, address: str) -> tuple[ObjectStore, str]:
+        if not has_store(address):
+            raise ConfigurationError(
+                f"`{address}`: files of `{scheme_of(address)}:` cannot be opened without Spark; "
+                "give `checkpoints` as a folder, or as a URI with s3:, abfss: or gs:"
+            )
+        scheme, parts = scheme_of(address), urlsplit(address, allow_fragments=False)
+        if (scheme, parts.netloc) not in self._stores:
+            self._stores[scheme, parts.netloc] = _store(f"{scheme}://{parts.netloc}", self._storage)
+        return self._stores[scheme, parts.netloc], unquote(parts.path.lstrip("/"))
 
 
-def s3_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of pyarrow's S3FileSystem for delta-rs's options."""
-    found: dict[str, Any] = _arguments("AWS_", _S3, storage)
-    if found.get("endpoint_override", "").startswith("http://"):
-        found["scheme"] = "http"
-    if "force_virtual_addressing" in found:
-        found["force_virtual_addressing"] = found["force_virtual_addressing"] == "true"
-    return found
+def _no_bucket(address: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is no bucket or container `{urlsplit(address).netloc}` at {address.partition('/_')[0]}, or it may not be listed; "
+        "create it, or correct the address"
+    )
 
 
-def _arguments(prefix: str, names: Mapping[str, str], storage: Mapping[str, str]) -> dict[str, str]:
-    """Options are named in any case, with or without the prefix; what they do not say, the environment does."""
-    environment = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
-    given = {name.upper().removeprefix(prefix): value for name, value in {**environment, **storage}.items() if value}
-    return {argument: given[name] for name, argument in names.items() if name in given}
+def _store(url: str, storage: Mapping[str, str]) -> ObjectStore:
+    """The store with delta-rs's options, in any case, with or without the store's prefix, without those that only it knows."""
+    config: Any = {
+        name: value for name, value in storage.items() if not _of_the_client({name: value}) and _is_known(url, {name: value})
+    }
+    environment = {name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)}
+    client: Any = _of_the_client(environment) | _of_the_client(storage)
+    store: ObjectStore = from_url(url, config=config, client_options=client, retry_config=_PATIENCE)
+    return store
+
+
+def _of_the_client(options: Mapping[str, str]) -> dict[str, str]:
+    plain = {re.sub(f"^({'|'.join(_PREFIXES)})", "", name.lower()): value for name, value in options.items()}
+    return {name: value for name, value in plain.items() if name in _CLIENT}
+
+
+def _is_known(url: str, config: Any) -> bool:
+    try:
+        from_url(url, config=config)
+    except UnknownConfigurationKeyError:
+        return False
+    except BaseError:  # half of a pair, such as a key without its secret
+        return True
+    return True

@@ -26,9 +26,18 @@ _ATTEMPTS = 20
 
 
 def check_layout(questions: Questions, lake: Lake) -> None:
-    """Raises ConfigurationError where an earlier version of Watersmeet made tables that this one does not continue."""
+    """Raises ConfigurationError where the tables are of a layout that this version of Watersmeet does not continue: a later one,
+    or one from before layouts were numbered.
+    """
     silver, progress = tables.SILVER, tables.PROGRESS
-    is_earlier = questions.exists(silver) and questions.properties(silver).get("delta.enableInCommitTimestamps") == "true"
+    properties = questions.properties(silver) if questions.exists(silver) else {}
+    layout, known = int(properties.get(tables.LAYOUT, 0)), tables.LAYOUT_VERSION
+    if layout > known:
+        raise ConfigurationError(
+            f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows layouts up to {known}; "
+            "use the version that wrote it, or a later one"
+        )
+    is_earlier = properties.get("delta.enableInCommitTimestamps") == "true"
     if is_earlier or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
         raise ConfigurationError(
             f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "

@@ -21,6 +21,11 @@ def scheme_of(address: str) -> str | None:
     return None if found is None or found[1].lower() == "file" else found[1].lower()
 
 
+def has_store(address: str) -> bool:
+    """Whether an address is in an object store that is known without Spark."""
+    return scheme_of(address) in _DELTA_RS_SCHEMES
+
+
 def local_path(address: str) -> str:
     """The path that an address without a scheme names: `file:` is cut off, and nothing is decoded, as in Hadoop's paths."""
     return _FILE_URI.sub("", address, count=1)

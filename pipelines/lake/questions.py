@@ -43,7 +43,6 @@ MAX_TERMS: Final = 16
 PARTITIONS_PER_QUESTION: Final = 64
 """Where each partition needs a term of its own, so many are asked for at a time."""
 
-
 FEW_ROWS: Final = 2_000
 """So many rows or fewer are not weighed."""
 

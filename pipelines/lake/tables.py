@@ -27,6 +27,11 @@ LEASES = "leases"
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
+LAYOUT = "watersmeet.layout"
+"""The property of silver that says which layout the tables of its lake have."""
+LAYOUT_VERSION = 1
+"""The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -82,6 +87,7 @@ def _silver(settings: Settings) -> Table:
         # A MERGE marks the rows that it replaces instead of rewriting their files.
         DELETION_VECTORS: "true",
         CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
+        LAYOUT: str(LAYOUT_VERSION),
     }
     return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
 

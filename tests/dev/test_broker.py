@@ -335,7 +335,7 @@ def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
 
 
 def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "_port_problem", lambda _: None)
+    monkeypatch.setattr(broker, "port_problem", lambda _: None)
     with listening() as taken, pytest.raises(BrokerError, match="Address already in use") as raised:
         broker.start(directory, taken)
     assert f"127.0.0.1:{taken}" in str(raised.value)
@@ -345,7 +345,7 @@ def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, 
 
 
 def test_a_broker_that_is_not_up_in_time_is_not_left_behind(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "_answering_cluster", lambda _: None)
+    monkeypatch.setattr(broker, "_answering_cluster", lambda *_: None)
     with pytest.raises(BrokerError, match="in time") as raised:
         broker.start(directory, timeout_s=2)
     assert_one_clear_sentence(raised.value)

@@ -24,7 +24,7 @@ from typing import Any
 import tests.conftest  # noqa: F401  # quick starts
 from pipelines.dev import broker
 from pipelines.faults import POINTS
-from tests.support.rivers import LAKES, Losses, River, until
+from tests.support.rivers import LAKES, Losses, River, in_pieces, until
 
 ANY_MOMENT = "any moment"
 
@@ -147,7 +147,7 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
             changes: dict[str, Any] = {"publish__delivery": mode, "merge__idle_after": "3s" if mode == "exactly_once" else None}
             name = f"siege-{lake}-{mode.replace('_', '-')}"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
-            river.piece = PIECE
+            river.program = in_pieces(PIECE)
             sieges.append(Siege(lake, mode, river, rng, targets(mode, share, rng)))
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.cases import expected_messages
-from tests.support.rivers import Losses, River, until
+from tests.support.rivers import Losses, River, in_pieces, until
 from tests.support.topics import published
 
 PIECE = 3
@@ -15,7 +15,7 @@ PIECE = 3
 def crashed_after_the_first_piece(kafka: str, folder: Path, name: str, delivery: str, *, visible: int) -> River:
     """A first publication into one partition that was cut short; its first piece had reached the broker."""
     river = River.make(kafka, folder, name, partitions=1, publish__delivery=delivery)
-    river.piece = PIECE
+    river.program = in_pieces(PIECE)
     for _ in range(3):
         river.flow()
     process = river.run("--once", point="publisher.produce", count=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,32 +13,9 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.quality import silver_suite
+from tests.support.commands import without_java
 from tests.support.configurations import settings_for
 from tests.support.rivers import Losses, River
-
-COMMAND = """
-import sys
-from pipelines.cli import main
-main()
-spark = {"pyspark", "py4j", "delta"} & sys.modules.keys()
-assert not spark, f"{spark} were imported"
-"""
-
-
-def without_java(river: River, *arguments: str) -> str:
-    """What a command answers in a process that could find no Java, and that must not look for Spark either."""
-    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(river.folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *arguments],
-        cwd=river.folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) -> None:

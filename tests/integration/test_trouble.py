@@ -32,7 +32,7 @@ class Told(Reporter):
         super().__init__()
         self.news: list[str] = []
 
-    def tell(self, layer: str, news: str) -> None:
+    def tell(self, layer: str, news: str, **_: int | str | None) -> None:
         self.news.append(f"{layer}: {news}")
 
 

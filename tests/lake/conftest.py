@@ -57,7 +57,10 @@ class Store:
                 self.create_by_spark(name)
             else:
                 columns, by = Schema.from_arrow(table.schema), list(table.partitioned_by)
-                DeltaTable.create(self.path(name), columns, partition_by=by, configuration=dict(table.properties))
+                properties = dict(table.properties)
+                DeltaTable.create(
+                    self.path(name), columns, partition_by=by, configuration=properties, raise_if_key_not_exists=False
+                )
 
     def create_by_spark(self, name: str) -> None:
         assert self.spark is not None

@@ -14,7 +14,7 @@ from pipelines.core.types import columns_ddl
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows, read_decisions
-from pipelines.lake.files import Files, s3_arguments
+from pipelines.lake.files import Files
 from pipelines.lake.identity import check_layout, differences, identity, keep_identity
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, VACUUM_EVERY_S, Maintenance, maintain
@@ -133,6 +133,15 @@ def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: 
         check_layout(either_store.questions, either_store.lake)
 
 
+def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
+    silver = either_store.lake.layout["silver"]
+    later = {**silver.properties, tables.LAYOUT: str(tables.LAYOUT_VERSION + 1)}
+    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, later)
+    either_store.create("silver")
+    with pytest.raises(ConfigurationError, match=r"has layout 2, .* layouts up to 1; use the version that wrote it, or a later"):
+        check_layout(either_store.questions, either_store.lake)
+
+
 # -- decisions
 
 
@@ -228,26 +237,3 @@ def test_a_file_system_that_needs_spark_is_refused_in_one_sentence() -> None:
     for address in ("dbfs:/lake/_leases/1", "hdfs://name/lake/_leases/1"):
         with pytest.raises(ConfigurationError, match=r"cannot be opened without Spark; give `checkpoints` as a folder"):
             Files({}).read_text(address)
-
-
-def test_options_of_an_object_store_mean_the_same_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    assert s3_arguments({}) == {}
-    options = {
-        "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",
-        "aws_region": "eu-1",
-        "access_key_id": "me",
-        "AWS_SECRET_ACCESS_KEY": "s",
-    }
-    given = {
-        "endpoint_override": "http://127.0.0.1:9000",
-        "region": "eu-1",
-        "access_key": "me",
-        "secret_key": "s",
-        "scheme": "http",
-    }
-    assert s3_arguments(options) == given
-    monkeypatch.setenv("AWS_REGION", "us-2")
-    assert s3_arguments({}) == {"region": "us-2"}
-    assert s3_arguments(options)["region"] == "eu-1", "what the configuration says comes first"

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.engine.session import LAYER_SETTINGS, check_folder, spark_session
+from pipelines.engine.checks import check_executors, check_versions
+from pipelines.engine.session import LAYER_SETTINGS, spark_session
+from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
@@ -56,5 +58,24 @@ def test_a_session_of_our_own_has_the_settings_under_spark(root_session: SparkSe
 
 
 def test_a_folder_of_this_machine_will_do_where_spark_runs_on_it(root_session: SparkSession, tmp_path: Path) -> None:
-    check_folder(root_session, Lake(settings_for(tmp_path)))
+    check_executors(root_session, Lake(settings_for(tmp_path)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("spark", "of_driver"), [("4.2.0", "4.2.0"), ("4.2.1", "4.2.0"), ("4.3.0", "4.3.0"), ("5.0.0", "5.0.0")])
+def test_a_spark_of_the_drivers_release_will_do(spark: str, of_driver: str) -> None:
+    check_versions(spark, of_driver)
+
+
+@pytest.mark.parametrize(
+    ("spark", "of_driver", "said"),
+    [
+        ("4.1.1", "4.1.1", "this is Spark 4.1.1, and Watersmeet needs Spark 4.2 or newer; use a newer one"),
+        ("3.5.6", "4.2.0", "this is Spark 3.5.6, and Watersmeet needs Spark 4.2 or newer; use a newer one"),
+        ("4.3.0", "4.2.0", "this is Spark 4.3.0, and the driver's pyspark is 4.2.0; install pyspark 4.3.0"),
+    ],
+)
+def test_another_spark_is_refused_in_one_sentence(spark: str, of_driver: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        check_versions(spark, of_driver)
+    assert str(refused.value) == said

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -40,7 +40,7 @@ from tests.support.cases import (
     keyed,
 )
 from tests.support.lakes import decisions_of, late_of, quarantined_of, silver_of
-from tests.support.topics import create_topics, produce, published
+from tests.support.topics import Access, create_topics, produce, published, settings_of
 
 DEADLINE_S = 300.0
 TIMEOUT_MS = 300
@@ -58,24 +58,37 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
         time.sleep(0.05)
 
 
-IN_PIECES = "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = {piece}; main()"
+WATERSMEET = (sys.executable, "-m", "pipelines")
+_IN_PIECES = "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = {piece}; main()"
+
+
+def in_pieces(piece: int) -> tuple[str, ...]:
+    """A program that produces so many messages at a time."""
+    return (sys.executable, "-c", _IN_PIECES.format(piece=piece))
 
 
 class RunProcess:
     """`watersmeet run` in a process of its own, held at a fault point where one is armed."""
 
-    def __init__(self, config: Path, *arguments: str, point: str | None = None, count: int = 1, piece: int | None = None) -> None:
-        """`piece`: so many messages are produced at a time."""
+    def __init__(
+        self,
+        config: Path,
+        *arguments: str,
+        point: str | None = None,
+        count: int = 1,
+        program: Sequence[str] = WATERSMEET,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment`: instead of this process's."""
         self.log = config.parent / "run.log"
         self.folder = config.parent / f"fault-{time.monotonic_ns()}"
         self.folder.mkdir()
-        environment = dict(os.environ)
+        variables = dict(os.environ if environment is None else environment)
         if point is not None:
-            environment[ARMED_BY] = f"{point}:{count}:{self.folder}"
+            variables[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
-            program = ["-m", "pipelines"] if piece is None else ["-c", IN_PIECES.format(piece=piece)]
-            command = [sys.executable, *program, "run", *arguments, "-c", str(config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=config.parent)
+            command = [*program, "run", *arguments, "-c", str(config)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, cwd=config.parent)
         self._family = psutil.Process(self.process.pid)
 
     @property
@@ -108,12 +121,17 @@ class RunProcess:
         psutil.wait_procs(family, timeout=30)
 
     def pause(self) -> None:
-        for process in self.family():
-            process.suspend()
+        """Every process of the run stands still, also one that was started meanwhile."""
+        paused: set[psutil.Process] = set()
+        while running := set(self.family()) - paused:
+            for process in running:
+                with suppress(psutil.NoSuchProcess):  # Spark ends idle workers, as soon as it can
+                    process.suspend()
+            paused |= running
 
     def resume(self) -> None:
         for process in self.family():
-            with suppress(psutil.NoSuchProcess):  # Spark ends idle workers, as soon as it can
+            with suppress(psutil.NoSuchProcess):
                 process.resume()
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
@@ -149,24 +167,26 @@ class River:
     Spark nor the lake's own catalog is needed for it.
     """
 
-    kafka: str
+    kafka: Access
     folder: Path
     partitions: int
     seed: int
     config: dict[str, Any]
     cases: dict[int, Case] = field(default_factory=dict)
     chunks: int = 0
-    piece: int | None = None
+    program: Sequence[str] = WATERSMEET
+    environment: Mapping[str, str] | None = None
+    """The environment variables of its runs, instead of this process's."""
 
     @classmethod
     def make(
-        cls, kafka: str, folder: Path, name: str, *, lake: str = EMBEDDED, partitions: int = 2, seed: int = 1, **overrides: Any
+        cls, kafka: Access, folder: Path, name: str, *, lake: str = EMBEDDED, partitions: int = 2, seed: int = 1, **overrides: Any
     ) -> River:
         """New topics, empty; overrides by dotted name with `__`."""
         config: dict[str, Any] = {
             "name": name,
             **(catalog_lake(folder) if lake == CATALOG else {"lake": "lake", "engine": ENGINES[lake]}),
-            "kafka": {"bootstrap_servers": kafka},
+            "kafka": {"bootstrap_servers": settings_of(kafka).bootstrap_servers},
             "sources": {
                 source: {
                     "topic": f"{name}-{source}",
@@ -197,6 +217,11 @@ class River:
         self.config |= {"engine": "embedded", "lake": str(self.as_folder.lake)}
         self.write()
 
+    @property
+    def run_log(self) -> str:
+        """What all runs have said."""
+        return (self.folder / "run.log").read_text(errors="replace")
+
     def write(self) -> None:
         self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
 
@@ -222,9 +247,16 @@ class River:
     def sink(self) -> str:
         return str(self.config["publish"]["topic"])
 
-    def flow(self, *sources: str, records: int = 12) -> None:
+    def send(self, source: str, partition: int, value: bytes | None, *, codec: str = "none") -> None:
+        """Sends one record, compressed by this codec."""
+        self.cases[partition].values[source].append(value)
+        self.cases[partition].arrivals.append(source)
+        produce(self.kafka, self.config["sources"][source]["topic"], [(partition, value)], codec=codec)
+
+    def flow(self, *sources: str, records: int = 12, codec: str = "none") -> None:
         """Sends the next stretch of event time to every topic-partition: keys that come again, disorder, late and bad records,
-        and a heartbeat at its end, so that a part of it is finished in the stretch after. With `sources`, only of those.
+        and a heartbeat at its end, so that a part of it is finished in the stretch after. With `sources`, only of those;
+        compressed by this codec.
         """
         rng = random.Random(f"{self.seed}/{self.chunks}")
         begin, self.chunks = self.chunks * 1000, self.chunks + 1
@@ -241,10 +273,10 @@ class River:
                 sent.append((partition, heartbeat(begin + 1000)))
                 case.values[source] += [value for p, value in sent if p == partition]
                 case.arrivals += [source] * (records + 1)
-            produce(self.kafka, self.config["sources"][source]["topic"], sent)
+            produce(self.kafka, self.config["sources"][source]["topic"], sent, codec=codec)
 
     def run(self, *arguments: str, point: str | None = None, count: int = 1) -> RunProcess:
-        return RunProcess(self.file, *arguments, point=point, count=count, piece=self.piece)
+        return RunProcess(self.file, *arguments, point=point, count=count, program=self.program, environment=self.environment)
 
     def finish(self, *arguments: str) -> None:
         """An undisturbed run over what is there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -25,19 +25,32 @@ class Published(NamedTuple):
     id: str
 
 
-def create_topics(bootstrap: str, *topics: str, partitions: int, **config: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+Access = str | KafkaSettings
+"""How a test reaches a broker: its address, where nothing else is needed."""
+
+
+def settings_of(kafka: Access) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=kafka) if isinstance(kafka, str) else kafka
+
+
+def client_options(kafka: Access) -> dict[str, Any]:
+    settings = settings_of(kafka)
+    return {"bootstrap.servers": settings.bootstrap_servers, **settings.options}
+
+
+def create_topics(kafka: Access, *topics: str, partitions: int, **config: str) -> None:
+    admin = AdminClient(client_options(kafka))
     new = [NewTopic(t, num_partitions=partitions, config={"retention.ms": "-1", **config}) for t in topics]
     for created in admin.create_topics(new).values():
         created.result()
-    cluster = Cluster(KafkaSettings(bootstrap_servers=bootstrap))
+    cluster = Cluster(settings_of(kafka))
     while cluster.partition_counts(topics) != dict.fromkeys(topics, partitions):  # made again, a topic may be unknown for a while
         pass
 
 
-def produce(bootstrap: str, topic: str, records: Iterable[tuple[int, bytes | None]], **options: Any) -> None:
-    """Each record is (partition, value); returns once the broker has them all."""
-    producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 2_000_000, **options})
+def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none") -> None:
+    """Each record is (partition, value), compressed by this codec; returns once the broker has them all."""
+    producer = Producer({**client_options(kafka), "message.max.bytes": 8_000_000, "compression.type": codec})
     failed = []
     for partition, value in records:
         producer.produce(topic, value, partition=partition, on_delivery=lambda e, _: failed.append(e) if e else None)
@@ -59,11 +72,11 @@ def produce_transaction(bootstrap: str, topic: str, values: Iterable[bytes], par
         producer.abort_transaction(30)
 
 
-def consume(bootstrap: str, topic: str, partitions: int) -> list[Any]:
+def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
     """Every committed message of a topic, by partition, in order."""
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **client_options(kafka),
             "group.id": "test",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,
@@ -87,9 +100,21 @@ def consume(bootstrap: str, topic: str, partitions: int) -> list[Any]:
     return messages
 
 
-def published(bootstrap: str, topic: str, partitions: int) -> list[Published]:
+def committed(kafka: Access, group: str, topic: str, partitions: int) -> dict[int, int]:
+    """The offsets that a consumer group has of a topic; none while the broker has no coordinator for it yet."""
+    consumer = Consumer({**client_options(kafka), "group.id": group})
+    try:
+        found = consumer.committed([KafkaPartition(topic, p) for p in range(partitions)], timeout=10)
+    except KafkaException:
+        return {}
+    finally:
+        consumer.close()
+    return {at.partition: at.offset for at in found}
+
+
+def published(kafka: Access, topic: str, partitions: int) -> list[Published]:
     found = []
-    for message in consume(bootstrap, topic, partitions):
+    for message in consume(kafka, topic, partitions):
         headers = dict(message.headers())
         seq, message_id = int(headers["watersmeet.seq"]), headers["watersmeet.id"].decode()
         found.append(Published(message.partition(), message.key(), message.timestamp()[1], message.value(), seq, message_id))

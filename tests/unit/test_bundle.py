@@ -3,171 +3,82 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-import typer
-import yaml
-from databricks.bundles.jobs import ClusterSpec, Job
-from hatchling.metadata.core import ProjectMetadata
 
-from pipelines.cli import app
+from pipelines.engine.embedded import EmbeddedEngine
+from pipelines.lake import tables
+from pipelines.lake.location import Lake
+from tests.support.bundle import LAYERS, Bundle
+from tests.support.cases import Case, keyed
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake, write_configuration
 
 ROOT = Path(__file__).parent.parent.parent
-LAYERS = ("bronze", "silver", "gold")
-Document = dict[str, Any]
 
 
-@dataclass
-class Bundle:
-    """`databricks.yml`, and the jobs of the files it includes by name; problems are sentences."""
-
-    root: Path
-    top: Document
-    jobs: Document
-    project: Any
-    """The package, as the tool that builds the wheel reads it: its `name` and `scripts`."""
-
-    def problems(self) -> list[str]:
-        checks = (self._of_jobs, self._of_references, self._of_wheel_tasks, self._of_triggers, self._of_targets, self._of_files)
-        return [problem for check in checks for problem in check()]
-
-    def _of_jobs(self) -> Iterator[str]:
-        """As strict as Databricks' own classes: no unknown field, no value of another type."""
-        for name, job in self.jobs.items():
-            yield from _refusal(f"job {name}", Job.from_dict, job)
-        for name, variable in self.top["variables"].items():
-            if variable.get("type") == "complex":
-                yield from _refusal(f"variable {name}", ClusterSpec.from_dict, variable["default"])
-
-    def _of_references(self) -> Iterator[str]:
-        for text in _texts([self.top, self.jobs]):
-            for reference in re.findall(r"\$\{(.*?)\}", text):
-                kind, _, name = reference.partition(".")
-                if kind == "var" and name not in self.top["variables"]:
-                    yield f"there is no variable {name}"
-                elif kind not in ("var", "bundle", "workspace"):
-                    yield f"{reference} refers to nothing that is known here"
-        for name, job in self.jobs.items():
-            clusters = {cluster["job_cluster_key"] for cluster in job.get("job_clusters", [])}
-            for task in job["tasks"]:
-                if task.get("job_cluster_key") not in clusters:
-                    yield f"{name}: there is no cluster {task.get('job_cluster_key')}"
-
-    def _of_wheel_tasks(self) -> Iterator[str]:
-        for layer in LAYERS:
-            if layer not in self.jobs:
-                yield f"{layer} has no job"
-        for name, job in self.jobs.items():
-            for task in job["tasks"]:
-                wheel = task["python_wheel_task"]
-                if wheel["package_name"] != self.project.name:
-                    yield f"{name}: the package is not called {wheel['package_name']}"
-                if wheel["entry_point"] not in self.project.scripts:
-                    yield f"{name}: the package has no entry point {wheel['entry_point']}"
-                parsed = _parsed(wheel["parameters"])
-                if isinstance(parsed, str):
-                    yield f"{name}: {parsed}"
-                elif parsed != {"layers": name, "config": "${var.config}", "once": False}:
-                    yield f"{name}: would run {parsed}"
-                if not any("whl" in library for library in task.get("libraries", [])):
-                    yield f"{name}: has no wheel to run"
-
-    def _of_triggers(self) -> Iterator[str]:
-        for name, job in self.jobs.items():
-            if "continuous" not in job:
-                yield f"{name} does not run continuously"
-            for other in ("schedule", "trigger", "triggers"):
-                if other in job:
-                    yield f"{name} has a {other} beside continuous"
-            if "pause_status" in (job.get("continuous") or {}):
-                yield f"{name} writes pause_status out, so that development mode would not pause it"
-            if any("max_retries" in task for task in job["tasks"]):
-                yield f"{name} has a retry policy of its own, which a continuous job must not have"
-
-    def _of_targets(self) -> Iterator[str]:
-        for target, mode in (("dev", "development"), ("prod", "production")):
-            if self.top["targets"].get(target, {}).get("mode") != mode:
-                yield f"there is no target {target} of mode {mode}"
-        defaults = [name for name, target in self.top["targets"].items() if target.get("default")]
-        if defaults != ["dev"]:
-            yield f"the default target is {defaults}"
-
-    def _of_files(self) -> Iterator[str]:
-        for pattern in self.top["include"]:
-            if not list(self.root.glob(pattern)):
-                yield f"include {pattern} matches no file"
-        made = {self.root / artifact["path"] / "dist" for artifact in self.top["artifacts"].values()}
-        for artifact in self.top["artifacts"].values():
-            if not artifact["build"].endswith(" dist"):
-                yield "the wheel is not built into dist"
-        for job in self.jobs.values():
-            for task in job["tasks"]:
-                for library in task.get("libraries", []):
-                    if (self.root / "resources" / library["whl"]).parent.resolve() not in {path.resolve() for path in made}:
-                        yield f"{library['whl']} is not where the wheel is built"
-
-
-def load(root: Path) -> Bundle:
-    top = yaml.safe_load((root / "databricks.yml").read_text())
-    jobs: Document = {}
-    for pattern in top["include"]:
-        for path in sorted(root.glob(pattern)):
-            jobs |= yaml.safe_load(path.read_text())["resources"]["jobs"]
-    return Bundle(root, top, jobs, ProjectMetadata(str(root), None).core)
-
-
-def _refusal(what: str, make: Callable[[Any], object], document: Document) -> Iterator[str]:
-    try:
-        make(document)
-    except ValueError as error:
-        yield f"{what}: {error}"
-
-
-def _texts(part: Any) -> Iterator[str]:
-    if isinstance(part, str):
-        yield part
-    elif isinstance(part, dict):
-        for item in part.values():
-            yield from _texts(item)
-    elif isinstance(part, list):
-        for item in part:
-            yield from _texts(item)
-
-
-def _parsed(parameters: list[str]) -> Document | str:
-    """What `watersmeet` would be told, by its own parser and without running it; or the parser's refusal."""
-    group: Any = typer.main.get_command(app)
-    try:
-        context = group.make_context("watersmeet", list(parameters))
-        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
-        told = dict(command.make_context(name, rest, parent=context).params)
-    except (typer.Exit, typer.TyperException) as error:
-        return f"watersmeet {' '.join(parameters)}: {error}"
-    if name != "run":
-        return f"watersmeet {' '.join(parameters)} runs no stream"
-    return {"layers": told["layers"], "config": str(told["config"]), "once": told["once"]}
+@pytest.fixture(scope="module")
+def loaded() -> Bundle:
+    return Bundle.load(ROOT)
 
 
 @pytest.fixture
-def bundle() -> Bundle:
-    return load(ROOT)
+def bundle(loaded: Bundle) -> Bundle:
+    return Bundle(loaded.root, copy.deepcopy(loaded.top), copy.deepcopy(loaded.resources), loaded.project)
 
 
 def test_the_bundle_has_no_problem(bundle: Bundle) -> None:
     assert bundle.problems() == []
 
 
-def test_the_bundle_has_one_job_for_each_layer(bundle: Bundle) -> None:
-    assert sorted(bundle.jobs) == sorted(LAYERS)
+def test_the_bundle_has_a_job_for_each_layer_one_for_all_and_one_that_checks(bundle: Bundle) -> None:
+    assert sorted(bundle.jobs) == sorted([*LAYERS, "scheduled", "quality"])
 
 
-def _set(value: Any, *path: str | int) -> Callable[[Bundle], None]:
-    """Sets a value of the bundle; the path begins with `top` or `jobs`."""
+@pytest.mark.parametrize("folder", ["pipelines", "resources", "notebooks"])
+def test_nothing_that_runs_there_uses_the_spark_context_or_what_spark_keeps_for_itself(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".ipynb")]
+    assert files
+    pattern = re.compile(r"\.(sparkContext|_sc|_jvm|_jsc|_jdf|_jsparkSession|_gateway)\b")
+    assert {path.name: found for path in files if (found := pattern.findall(path.read_text(encoding="utf-8")))} == {}
+
+
+# -- the page
+
+PAGE = (ROOT / "docs" / "databricks.md").read_text(encoding="utf-8")
+
+
+def test_every_variable_has_a_row(bundle: Bundle) -> None:
+    section = PAGE.partition("\n## Variables\n")[2].partition("\n## ")[0]
+    named = [name for row in section.splitlines() if row.startswith("| `") for name in row.split("|")[1].split("`")[1::2]]
+    assert sorted(named) == sorted(bundle.top["variables"])
+
+
+def test_the_values_for_prod_that_are_shown_are_of_variables_and_all_that_it_takes(bundle: Bundle) -> None:
+    [shown] = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    values = json.loads(shown)
+    assert values.keys() <= bundle.top["variables"].keys()
+    assert values.keys() >= bundle.top["variables"].keys() - bundle.variables("prod").keys()
+    for name, value in values.items():
+        bundle.top["variables"][name]["default"] = value
+    assert list(bundle.of_types()) == []
+
+
+# -- planted mistakes
+
+Change = Callable[[Bundle], object]
+
+
+def _set(value: Any, *path: str | int) -> Change:
+    """Sets a value of the bundle; the path begins with `top` or `resources`."""
 
     def change(bundle: Bundle) -> None:
         part: Any = vars(bundle)
@@ -178,47 +89,164 @@ def _set(value: Any, *path: str | int) -> Callable[[Bundle], None]:
     return change
 
 
-TASK = ("jobs", "gold", "tasks", 0)
+def _drop(*path: str | int) -> Change:
+    def change(bundle: Bundle) -> None:
+        part: Any = vars(bundle)
+        for step in path[:-1]:
+            part = part[step]
+        del part[path[-1]]
+
+    return change
+
+
+JOBS = ("resources", "jobs")
+GOLD = (*JOBS, "gold")
+TASK = (*GOLD, "tasks", 0)
 WHEEL = (*TASK, "python_wheel_task")
+SCHEDULED = (*JOBS, "scheduled")
+CHECK = (*JOBS, "quality", "tasks", 1)
+VARIABLES = ("top", "variables")
+CLUSTER = (*VARIABLES, "cluster", "default")
+PROD = ("top", "targets", "prod")
+CONFIG = ["-c", "${var.config}"]
+
+PLANTED: list[tuple[Change, str]] = [
+    # fields and types
+    (_set("soon", *GOLD, "nme"), "jobs gold in dev: Unexpected field 'nme'"),
+    (_set("MAYBE", *GOLD, "continuous", "task_retry_mode"), "MAYBE"),
+    (_set("many", *GOLD, "health", "rules", 0, "value"), "jobs gold in dev"),
+    (_set("LAG", *GOLD, "health", "rules", 0, "metric"), "LAG"),
+    (_set(4, *CLUSTER, "cores"), "variable cluster: Unexpected field 'cores'"),
+    (_set("a@example.org", *VARIABLES, "emails", "default"), "jobs bronze in prod"),
+    (_set("me", "resources", "schemas", "lake", "owner"), "schemas lake in dev: Unexpected field 'owner'"),
+    (_set("LOCAL", "resources", "volumes", "files", "volume_type"), "volumes files in dev"),
+    (_set(["READ"], *PROD, "resources", "volumes", "files", "grants", 0, "privileges"), "volumes files in prod"),
+    (_set("CAN_FLY", *PROD, "permissions", 1, "level"), "permissions in prod"),
+    (_set({"principal": "x"}, *PROD, "run_as"), "run_as in prod"),
+    (_set(["tests"], "top", "syncs"), "databricks.yml: unknown field syncs"),
+    (_set("x", *PROD, "runas"), "target prod: unknown field runas"),
+    (_set("x", *VARIABLES, "cron", "value"), "variable cron: unknown field value"),
+    # references
+    (_set("${var.cfg}", *GOLD, "description"), "there is no variable cfg"),
+    (_set("${var.size}", *CLUSTER, "node_type_id"), "there is no variable size"),
+    (_set("${resources.jobs.x.id}", *GOLD, "description"), "resources.jobs.x.id refers to no resource's field"),
+    (
+        _set("${resources.schemas.lake.title}", *CLUSTER, "spark_env_vars", "LAKE_SCHEMA"),
+        "lake.title refers to no resource's field",
+    ),
+    (_set("${workspace.user}", *GOLD, "description"), "workspace.user refers to nothing"),
+    (_set({"default": "x"}, *VARIABLES, "spare"), "nobody uses the variable spare"),
+    (_set({"spare": "x"}, *PROD, "variables"), "prod: no variable spare"),
+    (_set({"name": "x"}, *PROD, "resources", "schemas", "pool"), "prod: no schemas pool"),
+    (_set("{{secret/a/b}}", *CLUSTER, "spark_env_vars", "KAFKA_USERNAME"), "{{secret/a/b}} is no reference to a secret"),
+    (_set("hunter2", *CLUSTER, "spark_env_vars", "KAFKA_PASSWORD"), "KAFKA_PASSWORD is not taken from a secret scope"),
+    # tasks
+    (_set("golden", *TASK, "job_cluster_key"), "gold.gold: there is no cluster golden"),
+    (_set("bronce", *SCHEDULED, "tasks", 1, "depends_on", 0, "task_key"), "depends on bronce, which is no other task"),
+    (_set("silver", *SCHEDULED, "tasks", 1, "depends_on", 0, "task_key"), "depends on silver, which is no other task"),
+    (_set("bronze", *SCHEDULED, "tasks", 2, "task_key"), "scheduled: two tasks are called bronze"),
+    (_set([], *TASK, "libraries"), "gold.gold: has no wheel to run"),
+    (
+        _set({"package": "great-expectation"}, *CHECK, "libraries", 1, "pypi"),
+        "great-expectation is not what the package asks for",
+    ),
+    (_set("check.py", *CHECK, "spark_python_task", "python_file"), "there is no script check.py"),
+    # commands
+    (_set("waters", *WHEEL, "package_name"), "not called waters"),
+    (_set("pipelines", *WHEEL, "entry_point"), "no entry point pipelines"),
+    (_set(["run", "platinum", *CONFIG], *WHEEL, "parameters"), "platinum"),
+    (_set(["run", "gold", "--config-file", "x"], *WHEEL, "parameters"), "--config-file"),
+    (_set(["march", "gold"], *WHEEL, "parameters"), "march"),
+    (_set(["run", "gold"], *WHEEL, "parameters"), "gold.gold: does not read the configuration of the bundle"),
+    (_set(["run", "gold", "--once", *CONFIG], *WHEEL, "parameters"), "gold.gold: ends at once"),
+    (_set(["run", "gold", *CONFIG], *SCHEDULED, "tasks", 2, "python_wheel_task", "parameters"), "scheduled.gold: never ends"),
+    # layers
+    (_drop(*GOLD), "gold has no job that runs it"),
+    (_set(["run", "silver", *CONFIG], *WHEEL, "parameters"), "gold has no job that runs it"),
+    (_set(["status", *CONFIG], *WHEEL, "parameters"), "gold has no job that runs it"),
+    (_drop(*SCHEDULED, "tasks", 1), "the scheduled job does not run the layers in order"),
+    (_drop(*SCHEDULED, "tasks", 2, "depends_on"), "scheduled.gold does not wait"),
+    # triggers
+    (_set({"quartz_cron_expression": "0 0 * * * ?", "timezone_id": "UTC"}, *GOLD, "schedule"), "['continuous', 'schedule']"),
+    (_drop(*GOLD, "continuous"), "gold has the triggers []"),
+    (_set("UNPAUSED", *GOLD, "continuous", "pause_status"), "gold writes pause_status out"),
+    (_set("PAUSED", *JOBS, "quality", "schedule", "pause_status"), "quality writes pause_status out"),
+    (_set(2, *SCHEDULED, "max_concurrent_runs"), "scheduled may run beside itself"),
+    (_set(-1, *TASK, "max_retries"), "retry policy of its own"),
+    (_set("small", *TASK, "environment_key"), "is serverless"),
+    (_set("UNPAUSED", *VARIABLES, "scheduled", "default"), "prod: what runs by itself"),
+    (_set("PAUSED", *VARIABLES, "continuous", "default"), "prod: what runs by itself"),
+    (_drop("top", "targets", "dev", "variables", "continuous"), "dev: what runs by itself"),
+    (_set("NO", *VARIABLES, "scheduled", "default"), "PAUSED or UNPAUSED"),
+    # alerts
+    (_drop(*GOLD, "health"), "gold has the health rules []"),
+    (_set("RUN_DURATION_SECONDS", *GOLD, "health", "rules", 0, "metric"), "gold has the health rules"),
+    (_drop(*GOLD, "email_notifications", "on_streaming_backlog_exceeded"), "gold: email_notifications are not"),
+    (_set(["a@example.org"], *GOLD, "email_notifications", "on_failure"), "gold: email_notifications are not"),
+    (_drop(*SCHEDULED, "webhook_notifications", "on_failure"), "scheduled: webhook_notifications are not"),
+    # targets
+    (_set("production", "top", "targets", "dev", "mode"), "no target dev of mode development"),
+    (_drop(*PROD), "no target prod of mode production"),
+    (_set(True, *PROD, "default"), "the default target is"),
+    (_drop(*PROD, "run_as"), "prod does not run as the service principal"),
+    (_drop(*PROD, "permissions"), "prod says nothing about permissions"),
+    (_drop(*PROD, "resources", "schemas", "lake", "lifecycle"), "prod would let schemas lake be destroyed"),
+    (_drop(*VARIABLES, "catalog", "default"), "dev is deployed without values for ['catalog']"),
+    (_set("x", *VARIABLES, "operators", "default"), "prod is deployed without values for ['service_principal']"),
+    # files
+    (_set(["jobs/*.yml"], "top", "include"), "include jobs/*.yml matches no file"),
+    (_set(["src"], "top", "sync", "paths"), "there is no folder src"),
+    (_set("python3 -m pip wheel .", "top", "artifacts", "watersmeet", "build"), "not built into dist"),
+    (_set([{"whl": "dist/*.whl"}], *TASK, "libraries"), "not where the wheel is built"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (_set("soon", "jobs", "gold", "nme"), "Unexpected field 'nme'"),
-        (_set("MAYBE", "jobs", "gold", "continuous", "task_retry_mode"), "MAYBE"),
-        (_set(4, "top", "variables", "cluster", "default", "cores"), "variable cluster: Unexpected field 'cores'"),
-        (_set("${var.cfg}", "jobs", "gold", "description"), "there is no variable cfg"),
-        (_set("${var.size}", "top", "variables", "cluster", "default", "node_type_id"), "there is no variable size"),
-        (_set("${resources.jobs.x.id}", "jobs", "gold", "description"), "refers to nothing"),
-        (_set("golden", *TASK, "job_cluster_key"), "gold: there is no cluster golden"),
-        (_set("waters", *WHEEL, "package_name"), "not called waters"),
-        (_set("pipelines", *WHEEL, "entry_point"), "no entry point pipelines"),
-        (_set(["run", "platinum", "-c", "${var.config}"], *WHEEL, "parameters"), "platinum"),
-        (_set(["run", "silver", "-c", "${var.config}"], *WHEEL, "parameters"), "gold: would run"),
-        (_set(["run", "gold"], *WHEEL, "parameters"), "gold: would run"),
-        (_set(["run", "gold", "-c", "${var.config}", "--once"], *WHEEL, "parameters"), "gold: would run"),
-        (_set(["run", "gold", "--config-file", "x"], *WHEEL, "parameters"), "--config-file"),
-        (_set(["march", "gold"], *WHEEL, "parameters"), "march"),
-        (_set(["status"], *WHEEL, "parameters"), "runs no stream"),
-        (_set([], *TASK, "libraries"), "has no wheel to run"),
-        (_set([{"whl": "dist/*.whl"}], *TASK, "libraries"), "not where the wheel is built"),
-        (
-            _set({"quartz_cron_expression": "0 0 * * * ?", "timezone_id": "UTC"}, "jobs", "gold", "schedule"),
-            "has a schedule beside",
-        ),
-        (_set("UNPAUSED", "jobs", "gold", "continuous", "pause_status"), "writes pause_status out"),
-        (_set(-1, *TASK, "max_retries"), "retry policy of its own"),
-        (lambda bundle: bundle.jobs["gold"].pop("continuous"), "gold does not run continuously"),
-        (lambda bundle: bundle.jobs.pop("gold"), "gold has no job"),
-        (_set("production", "top", "targets", "dev", "mode"), "no target dev of mode development"),
-        (lambda bundle: bundle.top["targets"].pop("prod"), "no target prod of mode production"),
-        (_set(True, "top", "targets", "prod", "default"), "the default target is"),
-        (_set(["jobs/*.yml"], "top", "include"), "include jobs/*.yml matches no file"),
-        (_set("python3 -m pip wheel .", "top", "artifacts", "watersmeet", "build"), "not built into dist"),
-    ],
-)
-def test_a_broken_bundle_is_noticed(bundle: Bundle, change: Callable[[Bundle], object], problem: str) -> None:
-    broken = copy.deepcopy(bundle)
-    change(broken)
-    assert [found for found in broken.problems() if problem in found], broken.problems()
+@pytest.mark.parametrize(("change", "problem"), PLANTED, ids=[problem for _, problem in PLANTED])
+def test_a_broken_bundle_is_noticed(bundle: Bundle, change: Change, problem: str) -> None:
+    change(bundle)
+    assert [found for found in bundle.problems() if problem in found], bundle.problems()
+
+
+# -- the script of the job `quality`
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path], tuple[int, str, str]]:
+    """Runs the script as a program: exit status, standard output, standard error."""
+
+    def run(config: Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["check_silver.py", str(config)])
+        status = 0
+        try:
+            runpy.run_path(str(ROOT / "resources" / "check_silver.py"), run_name="__main__")
+        except SystemExit as done:
+            status = int(str(done.code))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_check_of_silver_ends_with_3_where_an_expectation_fails_and_with_a_sentence_where_it_cannot_look(
+    tmp_path: Path, check: Callable[[Path], tuple[int, str, str]]
+) -> None:
+    settings = settings_for(tmp_path, sources=("clicks", "orders"))
+    config = write_configuration(settings, tmp_path)
+    engine = EmbeddedEngine(Lake(settings), lambda: pytest.fail("no Spark is needed"))
+    values: dict[str, list[bytes | None]] = {"clicks": [keyed("a", 1_000)], "orders": [keyed("b", 2_000)]}
+    lake = CaseLake(engine, settings, {0: Case(values, 100, ["clicks", "orders"])})
+    lake.arrive()
+    lake.merge()
+    status, said, wrong = check(config)
+    assert (status, wrong) == (0, "")
+    assert "holds: status is open or timed_out\n" in said
+
+    silver = engine.read(tables.SILVER, engine.lake.layout[tables.SILVER].schema.names)
+    lost = silver.set_column(silver.column_names.index("status"), "status", pa.array(["lost"] * silver.num_rows, pa.string()))
+    engine.append(tables.SILVER, lost)
+    status, said, _ = check(config)
+    assert status == 3
+    assert f"BROKEN by {silver.num_rows} rows: status is open or timed_out\n" in said
+
+    config.write_text("name: shop\n")
+    status, said, wrong = check(config)
+    assert (status, said, len(wrong.splitlines())) == (2, "", 1)

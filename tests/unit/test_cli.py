@@ -135,7 +135,7 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
 
 def test_the_broker_of_an_unknown_folder_does_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere"
-    expected = {"running": False, "port": None, "pid": None, "directory": str(folder)}
+    expected = {"running": False, "port": None, "pid": None, "directory": str(folder), "secure": False}
     for command in ("status", "stop"):
         done = watersmeet("broker", command, "--dir", "nowhere", "--json", cwd=tmp_path)
         assert (done.returncode, json.loads(done.stdout)) == (0, expected)

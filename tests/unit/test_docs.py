@@ -26,6 +26,7 @@ from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
 from pipelines.faults import POINTS
 from pipelines.kafka.options import check_options
+from pipelines.kafka.permissions import permissions
 from pipelines.lake import tables
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
 from tests.support.configurations import SMALLEST
@@ -199,9 +200,9 @@ def test_every_command_line_is_one_that_is_taken(line: str) -> None:
 
 
 def test_every_make_target_that_is_named_exists() -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     texts = [text for path in PAGES for text in (*blocks(text_of(path), "bash"), *spans(text_of(path)))]
-    named = {match for text in texts for match in re.findall(r"^make (\w+)", text, re.MULTILINE)}
+    named = {match for text in texts for match in re.findall(r"^make ([\w-]+)", text, re.MULTILINE)}
     assert {"install", "demo", "check", "test", "bench"} <= named <= targets
 
 
@@ -255,6 +256,8 @@ def test_every_field_has_a_row() -> None:
 def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default: str) -> None:
     if default == "required":
         without = with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"}) if path.startswith("lake.") else SMALLEST
+        if path == "metrics.port":
+            without = with_value(SMALLEST, "metrics", {"port": 9464})
         if ".heartbeat." in path:
             without = with_value(without, "sources.tracking.heartbeat", {"field": "type", "equals": 1})
         *parents, last = path.split(".")
@@ -265,7 +268,9 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         with pytest.raises(ConfigurationError, match=rf"required field `{re.escape(path)}` is missing"):
             load(tmp_path, without)
     else:
-        assert load(tmp_path, with_value(SMALLEST, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, SMALLEST)
+        needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
+        config = with_value(SMALLEST, path.partition(".")[0], needed[path]) if path in needed else SMALLEST
+        assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
 
 
 @pytest.mark.parametrize(("path", "value"), NOT_AVAILABLE)
@@ -309,6 +314,17 @@ def test_every_configuration_that_is_shown_loads(tmp_path: Path, text: str) -> N
 
 def test_a_configuration_is_shown() -> None:
     assert len(blocks(page("configuration.md"), "yaml")) >= 2
+
+
+# -- Kafka
+
+
+def test_every_permission_has_a_row() -> None:
+    sources = {name: {**source, "topic": f"SOURCE-{name}"} for name, source in SMALLEST["sources"].items()}
+    config = {**SMALLEST, "name": "NAME", "sources": sources, "publish": {"topic": "SINK"}}
+    needed = permissions(Settings.model_validate(config, context={"folder": ROOT}))
+    described = [[cell.strip("`") for cell in row[:3]] + row[3:] for row in rows(page("kafka.md", "Permissions"))]
+    assert described == [[*one[:2], re.sub("^SOURCE-.*", "SOURCE", one.name), one.why] for one in needed[len(sources) - 1 :]]
 
 
 # -- tables, reasons, headers

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipelines import streams
-from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
+from pipelines.errors import (
+    ConfigurationError,
+    KafkaUnreachableError,
+    StoreAccessError,
+    StoreUnreachableError,
+    WatersmeetError,
+)
 from pipelines.observability import Reporter
 from pipelines.streams import Gate, Patience, Stream
 
@@ -98,6 +104,38 @@ def test_a_run_that_stops_waits_no_longer() -> None:
     passage.stopping.set()
     work = Work([away() for _ in range(100)])
     passage.patience.bear(work)
+    assert work.calls == 1
+
+
+def test_what_a_store_in_trouble_makes_an_engine_raise_is_waited_out_whatever_it_is() -> None:
+    """Also what fails while the store has come back and is well when it is asked; but not for ever."""
+    troubles: list[Exception | None] = [StoreUnreachableError("s3://shop/lake"), None, StoreUnreachableError("s3://shop/lake")]
+    asked: list[str] = []
+
+    def check_store() -> None:
+        asked.append("asked")
+        if trouble := troubles.pop(0) if troubles else None:
+            raise trouble
+
+    passage = gate()
+    passage.patience.check_store = check_store
+    work = Work([OSError("some request failed"), ValueError("half a file"), OSError("some request failed")])
+    passage.patience.bear(work)
+    assert (work.calls, len(asked)) == (4, 3)
+    work = Work([OSError("a disk of this machine is full") for _ in range(100)])
+    with pytest.raises(OSError, match="a disk of this machine is full"):
+        passage.patience.bear(work)
+    assert work.calls == streams.UNEXPLAINED + 1
+
+
+def test_a_store_that_refuses_is_told_at_once_in_place_of_the_engines_error() -> None:
+    def check_store() -> None:
+        raise StoreAccessError("s3://shop/lake", "writing")
+
+    passage, work = gate(), Work([OSError("403"), OSError("403")])
+    passage.patience.check_store = check_store
+    with pytest.raises(StoreAccessError, match="refuses writing at s3://shop/lake"):
+        passage.patience.bear(work)
     assert work.calls == 1
 
 

@@ -1,0 +1,144 @@
+"""What an embedded broker has beyond when it is secured: certificates, a user with a password, and that user's permissions.
+
+The directory's folder `secure` holds `ca.crt` (the authority that signed all certificates), `broker.pem` and `admin.pem` (each a
+private key with its certificate), `watersmeet.password`, and `client.yml`, the section `kafka` of a configuration, in which
+`${KAFKA_PASSWORD}` stands for the password. They are made once and stay; only their owner can read them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from pipelines.dev.processes import HOST
+from pipelines.kafka.permissions import Permission
+
+USER = "watersmeet"
+PASSWORD_VARIABLE = "KAFKA_PASSWORD"
+_ANSWER_S = 30.0
+_ITERATIONS = 4096
+_KINDS = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional id": ResourceType.TRANSACTIONAL_ID,
+}
+
+
+def folder(directory: Path) -> Path:
+    """Where a broker keeps what is secret, and what goes with it."""
+    return directory / "secure"
+
+
+def password_file(directory: Path) -> Path:
+    """Holds the password of `USER` and nothing else."""
+    return folder(directory) / f"{USER}.password"
+
+
+def client_file(directory: Path) -> Path:
+    """The section `kafka` of a configuration that logs in as `USER`."""
+    return folder(directory) / "client.yml"
+
+
+def prepare(directory: Path) -> None:
+    """Makes the folder's certificates and password, unless it has them."""
+    from pipelines.dev.certificates import Authority  # what it needs comes with `make install`, as the broker's jars do
+
+    here = folder(directory)
+    here.mkdir(mode=0o700, exist_ok=True)
+    if password_file(directory).exists():  # written last
+        return
+    authority = Authority("Watersmeet's embedded broker")
+    _write(here / "ca.crt", authority.certificate)
+    for name in ("broker", "admin"):
+        _write(here / f"{name}.pem", authority.signed(name))
+    _write(password_file(directory), secrets.token_urlsafe(24).encode())
+
+
+def admin_options(directory: Path) -> dict[str, str]:
+    """librdkafka's options of the administrator, who may do everything, at the broker's `admin_port`."""
+    here = folder(directory)
+    return {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(here / "ca.crt"),
+        "ssl.certificate.location": str(here / "admin.pem"),
+        "ssl.key.location": str(here / "admin.pem"),
+    }
+
+
+def user_options(directory: Path, password: str = f"${{{PASSWORD_VARIABLE}}}") -> dict[str, str]:
+    """librdkafka's options of `USER`."""
+    return {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": USER,
+        "sasl.password": password,
+        "ssl.ca.location": str(folder(directory) / "ca.crt"),
+    }
+
+
+def admit(directory: Path, admin_port: int, user: str, password: bytes) -> None:
+    """Makes a user known to the broker, or changes its password."""
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
+    admin = _admin(directory, admin_port)  # held: a client that is collected cancels what it was asked
+    # By a request: on the command line of Kafka's storage tool the password would be in the list of processes.
+    _done(admin.alter_user_scram_credentials([UserScramCredentialUpsertion(user, mechanism, password)]))
+
+
+def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
+    """Makes `USER` known to the broker, and writes the file for its clients."""
+    admit(directory, admin_port, USER, password_file(directory).read_bytes())
+    section = {"bootstrap_servers": f"{HOST}:{port}", "options": user_options(directory)}
+    _write(client_file(directory), yaml.safe_dump({"kafka": section}, sort_keys=False).encode())
+
+
+def grant(directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER) -> None:
+    """Allows a user these; what it was allowed before stays."""
+    if bindings := [_binding(AclBinding, user, one) for one in allowed]:
+        admin = _admin(directory, admin_port)
+        _done(admin.create_acls(bindings))
+
+
+def revoke(directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER) -> None:
+    """Takes these from a user."""
+    admin = _admin(directory, admin_port)
+    _done(admin.delete_acls([_binding(AclBindingFilter, user, one) for one in no_longer]))
+
+
+def _binding(kind: Any, user: str, one: Permission) -> Any:
+    operation, resource = AclOperation[one.operation], _KINDS[one.kind]
+    return kind(resource, one.name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+
+
+def _admin(directory: Path, admin_port: int) -> AdminClient:
+    return AdminClient({"bootstrap.servers": f"{HOST}:{admin_port}", **admin_options(directory), "log_level": 0})
+
+
+def _done(asked: dict[Any, Any]) -> None:
+    for answer in asked.values():
+        answer.result(_ANSWER_S)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """A file that only its owner can read, from its first byte on."""
+    draft = file.with_name(f"{file.name}.new")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(content)
+    draft.replace(file)

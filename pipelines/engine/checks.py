@@ -1,0 +1,120 @@
+"""What a Spark session and its executors must have, looked at before anything starts: what is missing is told in one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyspark
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession, is_remote
+
+import pipelines
+from pipelines.errors import ConfigurationError, root_cause
+from pipelines.lake.location import Lake, local_path, scheme_of
+
+OLDEST: Final = (4, 2)
+"""Spark's first release whose Python data sources have what bronze needs: limits of a batch, AvailableNow, Arrow."""
+
+_WITHOUT_DELTA: Final = frozenset(
+    ["TABLE_OR_VIEW_NOT_FOUND", "PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG"]
+)
+"""What a session answers that does not know Delta's statements, or lacks its catalog."""
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raises ConfigurationError where Spark is too old, or another one than the driver's pyspark, or lacks Delta Lake."""
+    check_versions(spark.version, pyspark.__version__)
+    try:
+        spark.sql(f"DESCRIBE DETAIL delta.`/nowhere-{uuid.uuid4()}`")
+    except AnalysisException as error:
+        has_delta = error.getCondition() not in _WITHOUT_DELTA
+    else:
+        has_delta = True
+    if not has_delta:
+        raise ConfigurationError(
+            "this Spark session has no Delta Lake; start it with Delta's jar, "
+            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
+    _check_delta_package()
+
+
+def check_versions(spark: str, of_driver: str) -> None:
+    """Raises ConfigurationError where a Spark of this version is too old, or not the one of the driver's pyspark."""
+    oldest = ".".join(map(str, OLDEST))
+    if _release(spark) < OLDEST:
+        raise ConfigurationError(f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer; use a newer one")
+    if _release(spark) != _release(of_driver):
+        raise ConfigurationError(f"this is Spark {spark}, and the driver's pyspark is {of_driver}; install pyspark {spark}")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _check_delta_package() -> None:
+    """Importing it makes Delta's conflicts errors of classes of their own (`lake.conflicts`)."""
+    try:
+        importlib.import_module("delta.connect" if is_remote() else "delta.exceptions")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the driver's Python lacks Delta Lake ({error}); install delta-spark, or start Spark with --packages"
+        ) from None
+
+
+def check_executors(spark: SparkSession, lake: Lake) -> None:
+    """Raises ConfigurationError where Spark's executors cannot run the layers' tasks, or do not see a lake that is a folder: what
+    they write would be lost.
+    """
+    if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
+        return
+    folder = None if lake.is_catalog or scheme_of(lake.location) is not None else Path(local_path(lake.location))
+    marker = None if folder is None else folder / f"_seen-{uuid.uuid4()}"
+    if marker is not None:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for name in ("pipelines.kafka.reading", "pipelines.engine.spark"):  # with all that they import
+            importlib.import_module(name)
+        version = importlib.import_module("pipelines").__version__
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"version": [version], "sees": [marker is None or marker.exists()]})
+
+    try:
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
+        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, "version STRING, sees BOOLEAN").collect()
+    except Exception as error:  # whatever keeps a Python worker from running
+        raise _unfit(_cause(error)) from None
+    finally:
+        if marker is not None:
+            marker.unlink(missing_ok=True)
+    if other := {row.version for row in answers} - {pipelines.__version__}:
+        raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
+    if not all(row.sees for row in answers):
+        raise ConfigurationError(
+            f"lake: {lake.location} is a folder of this machine, and Spark's executors do not see it; name a folder that every "
+            "worker mounts at this path, an object-store URI, or a schema of a catalog"
+        )
+
+
+def _unfit(why: str) -> ConfigurationError:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ConfigurationError(
+        f"Spark's executors cannot run Watersmeet's tasks: {why}; give every worker Python {python} with Watersmeet "
+        f"{pipelines.__version__} and its packages (docs/spark-clusters.md)"
+    )
+
+
+def _cause(error: Exception) -> str:
+    """The sentence of a Python worker's traceback, or of the JVM's first cause, or the error's own."""
+    traceback = str(error).partition("Traceback (most recent call last):")[2]
+    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE)[:1] or re.findall(r"Caused by: [\w.]+: (.+)", str(error))[:1]
+    return found[0].strip().rstrip(".") if found else root_cause(error)

@@ -1,0 +1,47 @@
+"""The Spark engine through Spark Connect: what streams elsewhere is read in batches here, by threads of this process.
+
+Spark Connect runs foreachBatch on its server, in a process that has nothing of a run's state. Everything else is as elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from pipelines.engine import KafkaInput
+from pipelines.engine.polling import followed_source, followed_versions
+from pipelines.engine.spark import SparkEngine
+from pipelines.engine.threads import RunningThread
+from pipelines.kafka.ranges import share
+
+FROM_KAFKA_S: Final = 1.0
+"""How often bronze asks Kafka for new records."""
+
+FROM_TABLES_S: Final = 0.5
+"""How often a layer looks for new commits."""
+
+
+class ConnectEngine(SparkEngine):
+    """`Engine` on a session of Spark Connect."""
+
+    def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> RunningThread:
+        """See `Engine.follow_kafka`."""
+        position = dict(source.offsets)
+
+        def take(until: Mapping[int, int]) -> bool:
+            backlog = {p: max(until[p] - offset, 0) for p, offset in position.items()}
+            wanted = share(backlog, source.max_offsets_per_batch)
+            reached = {p: offset + wanted[p] for p, offset in position.items()}
+            if not any(wanted.values()):
+                return False
+            work(self.read_kafka(source, {p: (offset, reached[p]) for p, offset in position.items() if wanted[p]}))
+            position.update(reached)
+            return True
+
+        return followed_source(source, take, once=once, every_s=FROM_KAFKA_S)
+
+    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
+        """See `Engine.follow`."""
+        return followed_versions(name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S)

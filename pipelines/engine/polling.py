@@ -1,0 +1,53 @@
+"""Following by asking again and again, in a thread: for engines that have no streams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from pipelines.engine import KafkaInput
+from pipelines.engine.threads import RunningThread
+from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
+
+
+def followed_source(
+    source: KafkaInput, take: Callable[[Mapping[int, int]], bool], *, once: bool, every_s: float
+) -> RunningThread:
+    """Takes what a source has: up to where Kafka ends now (`once`), or on and on, asking again after `every_s`.
+
+    `take` takes the next batch up to these exclusive end offsets, by partition, and answers whether there was one.
+    """
+    cluster = Cluster(source.kafka)
+
+    def ends() -> dict[int, int]:
+        bounds = cluster.bounds(source.topic, len(source.offsets))
+        return {p: end for p, (_, end) in bounds.items() if p in source.offsets}
+
+    def follow(stopping: threading.Event) -> None:
+        last = ends()
+        while not stopping.is_set():
+            if take(last):
+                continue
+            if once:
+                return
+            stopping.wait(every_s)
+            last = ends()
+
+    return RunningThread(tables.bronze(source.source), follow)
+
+
+def followed_versions(name: str, versions: Callable[[], list[int]], work: Callable[[], None], *, every_s: float) -> RunningThread:
+    """Calls `work` at once, and again whenever the tables' versions are others, asking after `every_s`."""
+
+    def follow(stopping: threading.Event) -> None:
+        seen = None
+        while not stopping.is_set():
+            found = versions()
+            if found == seen:
+                stopping.wait(every_s)
+                continue
+            seen = found
+            work()
+
+    return RunningThread(name, follow)

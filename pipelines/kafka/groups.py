@@ -1,0 +1,124 @@
+"""Commits how far bronze and silver are to consumer groups, so that Kafka's own tools show the lag; nothing reads them back.
+
+A consumer that subscribes to nothing commits: it joins no group. (librdkafka's admin client can commit, too, but may abort the
+process where the coordinator goes away meanwhile.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import KafkaError
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from pipelines.core.plan import TopicPartition
+from pipelines.errors import KafkaUnreachableError, WatersmeetError
+from pipelines.events import Event, Reached, Standing
+from pipelines.kafka.failures import failure
+from pipelines.kafka.options import ListeningConsumer
+from pipelines.settings import KafkaSettings, Settings
+
+log = logging.getLogger("watersmeet.groups")
+
+EVERY_S: Final = 1.0
+"""How often offsets are committed, where there are new ones."""
+
+TIMEOUT_S: Final = 6.0
+_LOOK_S: Final = 0.1
+
+
+class Group:
+    """A consumer group that is only committed to, by one thread."""
+
+    def __init__(self, kafka: KafkaSettings, name: str) -> None:
+        self._kafka, self._resource = kafka, f"consumer group {name}"
+        self._answers: list[KafkaError | None] = []
+        # It has to answer a commit at some time, also where there is no coordinator.
+        timeouts = {"session_timeout_ms": round(TIMEOUT_S * 1000), "heartbeat_interval_ms": 1000}
+        self._consumer = ListeningConsumer(kafka, group_id=name, on_commit=self._answer, **timeouts)
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commits offsets by topic and partition. Raises KafkaUnreachableError where no broker answers in time, and another
+        WatersmeetError where Kafka refuses it.
+        """
+        self._consumer.poll(0)  # answers to commits before this one do not count
+        self._answers.clear()
+        since = time.monotonic()
+        self._consumer.commit(offsets=[KafkaPartition(*place, offset) for place, offset in offsets.items()], asynchronous=True)
+        while not self._answers:
+            message = self._consumer.poll(_LOOK_S)
+            if message is not None and (error := message.error()) is not None:
+                raise failure(self._kafka, error, "READ", self._resource)
+            self._consumer.heard.check(since, TIMEOUT_S, "READ", self._resource)
+        if (refused := self._answers.pop()) is not None:
+            raise failure(self._kafka, refused, "READ", self._resource)
+
+    def _answer(self, error: KafkaError | None, partitions: list[KafkaPartition]) -> None:
+        of_partitions = [found.error for found in partitions if found.error is not None]
+        self._answers.append(error or (of_partitions[0] if of_partitions else None))
+
+
+class Groups:
+    """Commits offsets to `watersmeet-NAME-bronze` (the next to read) and `watersmeet-NAME-silver` (merged up to there).
+
+    It observes the layers, and commits in a thread of its own. A group that cannot be committed to stops nothing: it is tried
+    again after the next batch, and a warning says so once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._groups: dict[str, Group] = {}
+        self._offsets: dict[str, dict[TopicPartition, int]] = {"bronze": {}, "silver": {}}
+        self._new: set[str] = set()
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Takes note of how far a layer is."""
+        if isinstance(event, Reached):
+            self._note("bronze", event.offsets)
+        elif isinstance(event, Standing):
+            self._note("silver", {tp: at.next_offset for tp, at in event.sources.items()})
+
+    def follow(self, stopping: threading.Event) -> None:
+        """Commits what is new from time to time, and once more at the end."""
+        while not stopping.wait(EVERY_S):
+            self.commit()
+        self.commit()
+
+    def commit(self) -> None:
+        """Commits the offsets of each layer that is further than at the last time."""
+        with self._lock:
+            new = {layer: dict(self._offsets[layer]) for layer in self._new}
+            self._new.clear()
+        for layer, offsets in new.items():
+            self._commit(layer, offsets)
+
+    def name(self, layer: str) -> str:
+        """The group of a layer."""
+        return f"watersmeet-{self._settings.name}-{layer}"
+
+    def _note(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._lock:
+            known = self._offsets[layer]
+            if offsets.items() - known.items():
+                known.update(offsets)
+                self._new.add(layer)
+
+    def _commit(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
+        sources = self._settings.sources
+        try:
+            if layer not in self._groups:
+                self._groups[layer] = Group(self._settings.kafka, self.name(layer))
+            self._groups[layer].commit({(sources[tp.source].topic, tp.partition): offset for tp, offset in offsets.items()})
+        except KafkaUnreachableError:  # the run itself says so
+            with self._lock:
+                self._new.add(layer)
+        except WatersmeetError as error:
+            if layer not in self._warned:
+                self._warned.add(layer)
+                log.warning("%s; the run goes on, and Kafka's own tools do not show the lag of %s", error, layer)

@@ -1,0 +1,50 @@
+"""Conditions on columns as SQL, for the dialects that lakes are asked in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from pipelines.lake.questions import Where
+
+
+class Dialect(NamedTuple):
+    """How a dialect writes a column's name, a text, a double, and a time given in epoch ms."""
+
+    name: Callable[[str], str]
+    text: Callable[[str], str]
+    double: Callable[[float], str]
+    time: Callable[[int], str]
+
+
+def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
+    """Conditions as SQL; `times`: the columns that hold timestamps. Raises ValueError for a value that no column holds."""
+    terms = [" AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE" for term in where]
+    return " OR ".join(f"({term})" for term in terms) or "TRUE"
+
+
+def _condition(times: Collection[str], dialect: Dialect, column: str, operator: str, value: Any) -> str:
+    name = dialect.name(column)
+    if operator in ("is null", "is not null"):
+        return f"{name} {operator.upper()}"
+
+    def literal(one: Any) -> str:
+        return dialect.time(int(one)) if column in times else _literal(one, dialect)
+
+    if operator == "in":
+        return f"{name} IN ({', '.join(map(literal, value))})" if len(value) else "FALSE"
+    return f"{name} {operator} {literal(value)}"
+
+
+def _literal(value: Any, dialect: Dialect) -> str:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int):
+        return repr(value)
+    if isinstance(value, float):
+        return dialect.double(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"X'{bytes(value).hex()}'"
+    if isinstance(value, str):
+        return dialect.text(value)
+    raise ValueError(f"{value!r} is no value that a column can be compared with")

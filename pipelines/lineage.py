@@ -1,0 +1,161 @@
+"""OpenLineage events: one for each batch of a layer, with what it read and what it wrote, by the client library of OpenLineage.
+
+Datasets are named after OpenLineage's conventions: a topic by broker, a table by the store and path of its folder. A table of a
+catalog, for which there is none, is `catalog://CATALOG` and `SCHEMA.TABLE`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pipelines
+from pipelines.errors import ConfigurationError
+from pipelines.events import Event, Handled, Observer
+from pipelines.lake import tables
+from pipelines.lake.location import local_path, scheme_of
+from pipelines.settings import CatalogLake, Settings
+
+if TYPE_CHECKING:
+    from openlineage.client.transport import Transport
+
+log = logging.getLogger("watersmeet.lineage")
+
+PRODUCER: Final = f"watersmeet/{pipelines.__version__}"
+TIMEOUT_S: Final = 5.0
+WAITING: Final = 1000
+"""So many events wait for a slow backend; what comes then is dropped."""
+
+
+class Dataset(NamedTuple):
+    """A dataset by OpenLineage's two names."""
+
+    namespace: str
+    name: str
+
+
+class Lineage:
+    """Observes a run, and sends what it sees in a thread of its own: a backend that fails stops nothing, and is one warning."""
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        from openlineage.client import OpenLineageClient
+
+        self._settings, self._client = settings, OpenLineageClient(transport=transport)
+        self._waiting: queue.Queue[Handled | None] = queue.Queue(WAITING)
+        self._is_warned = False
+        self._thread = threading.Thread(target=self._follow, name="lineage", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        """Takes note of a batch."""
+        if isinstance(event, Handled):
+            try:
+                self._waiting.put_nowait(event)
+            except queue.Full:
+                self._warn("it is too slow")
+
+    def close(self) -> None:
+        """Sends what waits, for a few seconds at most."""
+        try:
+            self._waiting.put(None, timeout=TIMEOUT_S)
+        except queue.Full:
+            return
+        self._thread.join(TIMEOUT_S)
+
+    def _follow(self) -> None:
+        while (batch := self._waiting.get()) is not None:
+            try:
+                self._client.emit(self._event(batch))
+            except Exception as error:  # whatever a backend does
+                self._warn(type(error).__name__)  # its text may hold what is nobody's business
+
+    def _warn(self, why: str) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning("lineage: an event could not be sent (%s); the run goes on, and this is not said again", why)
+
+    def _event(self, batch: Handled) -> Any:
+        from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+
+        inputs, outputs = self._datasets(batch)
+        return RunEvent(
+            eventTime=datetime.now(timezone.utc).isoformat(),
+            producer=PRODUCER,
+            run=Run(str(uuid.uuid4())),
+            job=Job("watersmeet", f"{self._settings.name}.{batch.layer}"),
+            eventType=RunState.COMPLETE,
+            inputs=[InputDataset(*dataset) for dataset in inputs],
+            outputs=[OutputDataset(*dataset, outputFacets=_written(rows)) for dataset, rows in outputs],
+        )
+
+    def _datasets(self, batch: Handled) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
+        """What a batch read, and what it wrote, with the number of rows where that is known."""
+        counts: Counter[str] = Counter()
+        for of_topic in batch.topics.values():
+            for (outcome, _), records in of_topic.items():
+                counts[outcome] += records
+        topics = [self._topic(topic) for topic in batch.topics]
+        sources = [name for name, source in self._settings.sources.items() if source.topic in batch.topics]
+        bronze = [self._table(tables.bronze(source)) for source in sources]
+        if batch.layer == "bronze":
+            refused = [(self._table(tables.QUARANTINE), counts["quarantined"])] if counts["quarantined"] else []
+            return topics, [*((table, sum(counts.values())) for table in bronze), *refused]
+        if batch.layer == "silver":
+            late = [(self._table(tables.LATE), None)] if counts["late"] else []
+            return bronze, [(self._table(tables.SILVER), None), *late]
+        return [self._table(tables.SILVER)], [(topic, counts["published"]) for topic in topics]
+
+    def _topic(self, topic: str) -> Dataset:
+        server = self._settings.kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2]
+        return Dataset(f"kafka://{server}", topic)
+
+    def _table(self, table: str) -> Dataset:
+        lake = self._settings.lake
+        if isinstance(lake, CatalogLake):
+            return Dataset(f"catalog://{lake.catalog}", f"{lake.schema_name}.{table}")
+        scheme = scheme_of(lake)
+        if scheme in (None, "file"):
+            return Dataset("file", f"{local_path(lake)}/{table}")
+        store, _, path = lake.partition("://")[2].partition("/")
+        return Dataset(f"{scheme}://{store}", "/".join(filter(None, [path, table])))
+
+
+def _written(rows: int | None) -> dict[str, Any]:
+    from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
+
+    return {} if rows is None else {"outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(rowCount=rows)}
+
+
+@contextmanager
+def sending(settings: Settings) -> Iterator[list[Observer]]:
+    """Inside, the events are sent where the configuration asks for them: the observers that a run is to tell, one or none.
+
+    Raises ConfigurationError where OpenLineage's client is not installed.
+    """
+    if settings.lineage is None:
+        yield []
+        return
+    try:
+        from openlineage.client.transport.file import FileConfig, FileTransport
+        from openlineage.client.transport.http import HttpConfig, HttpTransport
+    except ImportError:
+        raise ConfigurationError(
+            "lineage: OpenLineage's client is not installed; install it with `pip install 'watersmeet[lineage]'`, or leave it out"
+        ) from None
+    transport: Transport
+    if settings.lineage.file is not None:
+        transport = FileTransport(FileConfig(settings.lineage.file, append=True))
+    else:
+        transport = HttpTransport(HttpConfig(str(settings.lineage.url), timeout=TIMEOUT_S, retry={"total": 0}))
+    lineage = Lineage(settings, transport)
+    try:
+        yield [lineage]
+    finally:
+        lineage.close()

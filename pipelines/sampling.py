@@ -1,0 +1,62 @@
+"""What the metrics need and no layer knows: a run asks for it now and then, beside its batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from pipelines.core.plan import TopicPartition
+from pipelines.events import Committed, Event, Observer, Sampled
+from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+log = logging.getLogger("watersmeet.sampling")
+
+EVERY_S: Final = 5.0
+TIMEOUT_S: Final = 2.5
+
+
+class Sampler:
+    """Asks Kafka where the sources' topics end, and the lake how many merge records are open where silver has changed.
+
+    It also observes the run, to know whether silver has changed. A question that is not answered is asked again the next time.
+    """
+
+    def __init__(self, settings: Settings, partitions: int, layers: Sequence[str], questions: Questions, tell: Observer) -> None:
+        self._settings, self._partitions, self._layers = settings, partitions, layers
+        self._questions, self._tell = questions, tell
+        self._cluster = Cluster(settings.kafka, TIMEOUT_S)
+        self._silver_changed = "silver" in layers
+
+    def __call__(self, event: Event) -> None:
+        """Takes note of a new version of silver."""
+        if isinstance(event, Committed) and event.table == tables.SILVER:
+            self._silver_changed = True
+
+    def follow(self, stopping: threading.Event) -> None:
+        """Samples at once, and then every few seconds."""
+        while True:
+            try:
+                self.sample()
+            except Exception as error:  # watching must not stop what is watched; what is wrong with Kafka the run says itself
+                log.debug("no sample: %s", error)
+            if stopping.wait(EVERY_S):
+                return
+
+    def sample(self) -> None:
+        """Asks, and tells what was answered."""
+        bounds: dict[TopicPartition, tuple[int, int]] = {}
+        if {"bronze", "silver"} & set(self._layers):
+            for name, source in self._settings.sources.items():
+                found = self._cluster.bounds(source.topic, self._partitions)
+                bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
+        open_rows = None
+        if self._silver_changed:
+            self._silver_changed = False  # before the question, so that a batch of meanwhile is not missed
+            asked = self._questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
+            open_rows = asked["open"][0].as_py()
+        self._tell(Sampled(bounds, open_rows))

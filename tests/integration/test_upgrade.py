@@ -1,0 +1,33 @@
+"""A lake as an earlier release left it is taken up by this one: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.lake import tables
+from tests.support.kept import FOLDER_OF_ARCHIVES, kept_river
+from tests.support.rivers import EMBEDDED, FOLDER, Losses
+
+LAYOUTS = sorted(int(archive.name.partition(".")[0]) for archive in FOLDER_OF_ARCHIVES.iterdir())
+
+
+def test_a_lake_of_every_layout_is_kept() -> None:
+    assert list(range(1, tables.LAYOUT_VERSION + 1)) == LAYOUTS
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path) -> None:
+    with kept_river(layout, tmp_path, lake) as river:
+        assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(layout)
+        batches = river.questions.version(tables.PROGRESS)
+        river.finish()
+        assert river.questions.version(tables.PROGRESS) > batches, "it had records that were not merged yet"
+        river.flow()
+        river.finish()
+        assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(tables.LAYOUT_VERSION)
+        assert river.losses() == Losses()
+        assert river.broken_promises() == []

@@ -1,0 +1,35 @@
+"""Commands as people give them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.support.rivers import River
+
+_PROGRAM = """
+import sys
+from pipelines.cli import main
+main()
+spark = {"pyspark", "py4j", "delta"} & sys.modules.keys()
+assert not spark, f"{spark} were imported"
+"""
+
+
+def without_java(river: River, *arguments: str, exit_code: int = 0) -> str:
+    """What a command answers in a process that could find no Java, and that must not look for Spark either: its standard output,
+    or its standard error where it fails as it should.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(river.folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *arguments],
+        cwd=river.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done.stdout if done.stdout else done.stderr
