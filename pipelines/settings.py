@@ -95,17 +95,17 @@ class SourceSettings(_Part):
 
     topic: kinds.TopicName = Field(examples=["tracking"])
     format: Literal["json"] = "json"
-    schema_path: kinds.SchemaFile | None = Field(default=None, validation_alias="schema")
+    schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
     event_time: kinds.DottedPath = Field(examples=["ts"])
     heartbeat: Heartbeat | None = None
 
     @cached_property
     def value_schema(self) -> "ValueSchema | None":
-        """The schema of the values, read from its file once; raises ConfigurationError where it cannot be one."""
-        from pipelines.core.json_schema import load_value_schema
+        """The schema of the values; raises ConfigurationError where the file holds none."""
+        from pipelines.core.json_schema import value_schema
 
-        return load_value_schema(self.schema_path) if self.schema_path else None
+        return value_schema(self.schema_file.text, self.schema_file.path) if self.schema_file else None
 
     @property
     def value_type(self) -> "pa.DataType":
@@ -200,7 +200,7 @@ class Settings(_Part):
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "metrics", "lineage"], True)
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_path"}}}
+        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file"}}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
         return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"

@@ -162,13 +162,24 @@ def _location(text: str, info: ValidationInfo) -> str:
     return str(_absolute(Path(text), info))
 
 
-def _readable(path: Path, info: ValidationInfo) -> Path:
-    path = _absolute(path, info)
+@dataclass(frozen=True)
+class SchemaFile:
+    """The file of a schema, and the text that it had when the configuration was read."""
+
+    path: Path
+    text: bytes
+
+
+def _schema_file(value: object, info: ValidationInfo) -> SchemaFile:
+    if isinstance(value, SchemaFile):  # built in Python
+        return value
+    if not isinstance(value, (str, Path)):
+        raise RefusedError("{path} must be text, not {kind}")
+    path = _absolute(Path(value), info)
     try:
-        path.read_bytes()
+        return SchemaFile(path, path.read_bytes())
     except OSError:
         raise RefusedError("{path}: {value} is not a file that can be read; paths start at this file's folder") from None
-    return path
 
 
 def _absolute(path: Path, info: ValidationInfo) -> Path:
@@ -181,7 +192,7 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
 
 Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
-SchemaFile = Annotated[Path, AfterValidator(_readable)]
+Schema = Annotated[SchemaFile, BeforeValidator(_schema_file)]
 Name = Annotated[Text, _matching("[A-Za-z0-9._-]+", "a name; use letters, digits, `-`, `_` and `.`")]
 Url = Annotated[Text, AfterValidator(_url)]
 Identifier = Annotated[Text, _matching(r"[^\s`./]+", "a name in a catalog; leave out blanks, dots, slashes and backticks")]

@@ -66,16 +66,14 @@ class _UnfitError(Exception):
     """A schema fits no table; the message says why, and what would help."""
 
 
-def load_value_schema(path: Path) -> ValueSchema:
-    """Reads a JSON Schema file as the schema of a source's values.
+def value_schema(text: bytes, path: Path) -> ValueSchema:
+    """Reads a JSON Schema as the schema of a source's values; `path`: where it was found.
 
-    Raises ConfigurationError with one sentence where the file is no valid schema, refers to another document, or does not
+    Raises ConfigurationError with one sentence where the text is no valid schema, refers to another document, or does not
     give every field exactly one column type.
     """
     try:
-        return _value_schema(orjson.loads(path.read_bytes()))
-    except OSError as error:
-        fault = f"cannot be read ({error.strerror}); name a JSON Schema file"
+        return _value_schema(orjson.loads(text))
     except orjson.JSONDecodeError as error:
         fault = f"is no JSON document ({error}); write a JSON Schema"
     except _UnfitError as error:

@@ -64,7 +64,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
         facts |= {
             f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
             f"sources.{name}.format": source.format,
-            f"sources.{name}.schema": _digest(source.schema_path.read_bytes()) if source.schema_path else "null",
+            f"sources.{name}.schema": _digest(source.schema_file.text) if source.schema_file else "null",
             f"sources.{name}.key": source.key or "null",
             f"sources.{name}.event_time": source.event_time,
             f"sources.{name}.heartbeat": "null" if beat is None else f"{beat.field} = {beat.equals!r}",

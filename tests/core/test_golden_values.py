@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.core.json_schema import load_value_schema
+from pipelines.core.json_schema import value_schema
 from pipelines.core.message import message_values
 from pipelines.core.types import TIME, columns_ddl
 from pipelines.core.values import json_texts, typed_values
@@ -41,7 +41,7 @@ def value_types(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.DataTy
     for name, (schema, *_) in recorded_values().items():
         file = tmp_path_factory.mktemp("schemas") / f"{name}.json"
         file.write_text(json.dumps(schema["document"]))
-        loaded = load_value_schema(file)
+        loaded = value_schema(file.read_bytes(), file)
         assert f"STRUCT<{columns_ddl(loaded.type)}>" == schema["ddl"]
         types[name] = loaded.type
     return types

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.core.json_schema import load_value_schema
+from pipelines.core.json_schema import value_schema
 from pipelines.core.types import columns_ddl
 from pipelines.dev import init
 from pipelines.dev.init import schemas_directory, write_example
@@ -51,7 +51,8 @@ def test_example_names_every_field_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["tracking", "orders"])
 def test_example_schemas_fit_a_table(tmp_path: Path, source: str) -> None:
     write_example(tmp_path)
-    schema = load_value_schema(tmp_path / "schemas" / f"{source}.json")
+    file = tmp_path / "schemas" / f"{source}.json"
+    schema = value_schema(file.read_bytes(), file)
     assert columns_ddl(pa.schema(list(schema.type))) == "type STRING, ssid BIGINT, aid BIGINT, ts BIGINT"
 
 
@@ -75,7 +76,8 @@ def test_example_schemas_fit_a_table(tmp_path: Path, source: str) -> None:
 def test_example_schemas_take_the_demos_records_and_no_others(
     source: str, value: dict[str, object], violation: str | None
 ) -> None:
-    found = load_value_schema(schemas_directory() / f"{source}.json").validator()(value)
+    file = schemas_directory() / f"{source}.json"
+    found = value_schema(file.read_bytes(), file).validator()(value)
     assert found is None if violation is None else found is not None and found.startswith(violation)
 
 

@@ -84,7 +84,7 @@ def test_smallest_configuration_gets_the_contracts_defaults(tmp_path: Path) -> N
     assert (publish.valid, publish.value, publish.max_bytes) == ("true", None, 8 * 1024 * 1024)
     assert publish.delivery == "exactly_once"
     tracking = settings.sources["tracking"]
-    assert (tracking.format, tracking.schema_path, tracking.key, tracking.heartbeat) == ("json", None, None, None)
+    assert (tracking.format, tracking.schema_file, tracking.key, tracking.heartbeat) == ("json", None, None, None)
 
 
 def test_sources_keep_their_order(tmp_path: Path) -> None:
@@ -139,7 +139,9 @@ def test_relative_paths_are_relative_to_the_configuration_file(tmp_path: Path, m
     settings = load_settings(Path("conf/w.yml"), {})
     assert settings.lake == str(tmp_path / "conf" / "lake")
     assert settings.checkpoints == str(tmp_path / "state")
-    assert settings.sources["tracking"].schema_path == tmp_path / "conf" / "schemas" / "t.json"
+    schema = settings.sources["tracking"].schema_file
+    assert schema is not None
+    assert schema.path == tmp_path / "conf" / "schemas" / "t.json"
 
 
 def test_catalog_lake_is_named_by_catalog_and_schema(tmp_path: Path) -> None:
@@ -439,7 +441,7 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         # unknown and missing fields
         (("merge/timout", "30m"), "unknown field `merge.timout`; did you mean `timeout`?"),
         (("merge/timeout_ms", 5), "unknown field `merge.timeout_ms`; did you mean `timeout`"),
-        (("sources/orders/schema_path", "x"), "unknown field `sources.orders.schema_path`; did you mean `schema`"),
+        (("sources/orders/schema_file", "x"), "unknown field `sources.orders.schema_file`; did you mean `schema`"),
         (("sources/orders/heartbeat", {"feild": "a"}), "unknown field `sources.orders.heartbeat.feild`; did you mean `field`"),
         (("lake", {"catalogue": "a"}), "unknown field `lake.catalogue`; did you mean `catalog`?"),
         (("colour", "red"), "unknown field `colour`; known here: name, engine, lake, storage, spark, checkpoints, kafka, sources, merge, silver, publish"),
