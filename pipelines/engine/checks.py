@@ -114,7 +114,7 @@ def _unfit(why: str) -> ConfigurationError:
 
 
 def _cause(error: Exception) -> str:
-    """The sentence of a Python worker's traceback, or of the JVM's first cause, or the error's own."""
+    """The sentence of a Python worker's traceback, or of what an executor's JVM says first, or the error's own."""
     traceback = str(error).partition("Traceback (most recent call last):")[2]
-    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE)[:1] or re.findall(r"Caused by: [\w.]+: (.+)", str(error))[:1]
+    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(r"(?:\): |Caused by: )[\w.]+: (.+)", str(error))
     return found[0].strip().rstrip(".") if found else root_cause(error)
