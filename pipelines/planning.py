@@ -17,6 +17,7 @@ from pipelines.core.plan import (
     BatchPlan,
     Cursor,
     End,
+    Lateness,
     TopicPartition,
     heads_of,
     plan_batch,
@@ -36,7 +37,8 @@ class Planner:
     """Plans the batches of one lake, from the last one on; writes nothing.
 
     `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `ends`: where a
-    rebuild stops; without any, what bronze has is merged as far as the clock goes.
+    rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons`: by partition, of earlier epochs
+    (ms). `epoch_from`: the batch with which the epoch of the settings begins; None for the first epoch.
     """
 
     questions: Questions
@@ -46,6 +48,8 @@ class Planner:
     clocks: Mapping[int, int]
     idle: dict[TopicPartition, list[IdleDecision]]
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
+    horizons: Mapping[int, int] = field(default_factory=dict)
+    epoch_from: int | None = None
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
 
@@ -91,6 +95,11 @@ class Planner:
         for tp, decision in decisions:
             self.idle.setdefault(tp, []).append(decision)
 
+    @property
+    def lateness(self) -> Lateness:
+        """By which times a record is late."""
+        return Lateness(self.settings.merge.timeout_ms, self.horizons)
+
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Where bronze ended, as far as the last plan looked: the offset after the last record of each topic-partition."""
         last = {tp: int(rows.offsets[-1]) + 1 for tp, rows in self._available.items()}
@@ -126,7 +135,8 @@ class Planner:
             if rows.is_idle is not None:
                 is_in &= ~rows.is_idle
             positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
-            late = np.count_nonzero(is_in & (positions - rows.event_times > self.settings.merge.timeout_ms))
+            oldest = self.lateness.oldest(np.full(len(positions), tp.partition), positions)
+            late = np.count_nonzero(is_in & (rows.event_times < oldest))
             before = counts.get(tp.source, (0, 0))
             counts[tp.source] = before[0] + int(np.count_nonzero(is_in)) - late, before[1] + late
         return counts
@@ -136,8 +146,9 @@ class Planner:
         return tp in self._available
 
     def _plan(self) -> BatchPlan | None:
-        timeout_ms = self.settings.merge.timeout_ms
-        return plan_batch(self.next_batch, self.cursors, self._available, self.clocks, timeout_ms, self._heads_beyond)
+        begins_epoch = self.epoch_from == self.next_batch
+        rows, beyond = self._available, self._heads_beyond
+        return plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.lateness, beyond, begins_epoch=begins_epoch)
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
         """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""

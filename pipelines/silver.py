@@ -164,7 +164,7 @@ class Silver:
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
         types = {name: source.value_type for name, source in self.settings.sources.items()}
         max_bytes = self.settings.publish.max_bytes if self.settings.publish.value is None else None
-        return Batch(plan, types, self.settings.merge.timeout_ms, planner.idle, max_bytes)
+        return Batch(plan, types, planner.lateness, planner.idle, max_bytes)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""

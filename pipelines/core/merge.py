@@ -29,7 +29,7 @@ from pipelines.core.columns import (
 )
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import exceeds
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, positions_of
+from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, positions_of
 from pipelines.core.types import TIME, schema_of
 from pipelines.core.values import typed_values
 
@@ -50,7 +50,7 @@ class Batch:
 
     plan: BatchPlan
     value_types: Mapping[str, pa.DataType]
-    timeout_ms: int
+    lateness: Lateness
     idle: Mapping[TopicPartition, Sequence[IdleDecision]] = field(default_factory=dict)
     max_bytes: int | None = None
 
@@ -93,16 +93,16 @@ def merge(records: pa.Table, open_rows: pa.Table, batch: Batch, recovered: pa.Ta
     """
     wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
     positioned = _positioned(wide, batch)
-    on_time = positioned.where(~positioned.is_late(batch.timeout_ms))
+    on_time = positioned.where(~positioned.is_late(batch.lateness))
     if recovered is not None and recovered.num_rows:
-        on_time = on_time.where(~_is_published(on_time, recovered, batch.timeout_ms))
+        on_time = on_time.where(~_is_published(on_time, recovered, batch.lateness.timeout_ms))
     return _changed(on_time, open_rows, batch)
 
 
 def late(records: pa.Table, batch: Batch) -> pa.Table:
     """The batch's late records, with their positions: the columns of `LATE_SCHEMA`. In: as for `merge`."""
     positioned = _positioned(records, batch)
-    found = positioned.where(positioned.is_late(batch.timeout_ms))
+    found = positioned.where(positioned.is_late(batch.lateness))
     columns = found.rows.append_column("position", time_column(found.positions))
     columns = columns.append_column("batch", pa.array(np.full(columns.num_rows, batch.plan.batch)))
     return columns.select(LATE_SCHEMA.names).cast(LATE_SCHEMA)
@@ -123,9 +123,9 @@ class _Positioned(NamedTuple):
             return self
         return _Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
 
-    def is_late(self, timeout_ms: int) -> Booleans:
+    def is_late(self, lateness: Lateness) -> Booleans:
         """Rule 3."""
-        return np.asarray(self.times < self.positions - timeout_ms, np.bool_)
+        return np.asarray(self.times < lateness.oldest(int64s(self.rows["partition"]), self.positions), np.bool_)
 
 
 def _positioned(records: pa.Table, batch: Batch) -> _Positioned:
@@ -185,7 +185,7 @@ def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Tabl
         raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
     times_of_keys = np.full(count, NEVER)
     times_of_keys[of_open] = open_times
-    nth = _nth_of_key(records, of_record, times_of_keys, batch.timeout_ms)
+    nth = _nth_of_key(records, of_record, times_of_keys, batch.lateness.timeout_ms)
     # A merge record is known by its key and its number among those of the key that this batch sees.
     stride = int(nth.max(initial=0)) + 1
     of_record, of_open = of_record * stride + nth, of_open * stride
@@ -246,7 +246,7 @@ def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, tim
 
 def _is_timed_out(partitions: Int64s, times: Int64s, batch: Batch) -> Booleans:
     """Rule 5, for open merge records with these event times (ms)."""
-    limits = {p: clock - batch.timeout_ms for p, clock in batch.plan.clocks.items()}
+    limits = {p: clock - batch.lateness.timeout_ms for p, clock in batch.plan.clocks.items()}
     return np.asarray(times < looked_up(partitions, limits, NO_TIME), np.bool_)
 
 

@@ -1,19 +1,20 @@
 """The merge, in plain Python: the executable form of the merge rules and the oracle that the pipeline is compared with.
 
 Everything happens per partition and in event time. A `PartitionMerge` is told which records have arrived (`arrive`) and
-when to look at them (`advance`); how arrivals are cut into calls of `advance` does not change what comes out.
+when to look at them (`advance`); how arrivals are cut into calls of `advance` does not change what comes out. Between two of
+them the rules may change (`begin_epoch`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
 class MergeRules:
-    """What a merge is, once and for all: its sources, in the order of their columns, and the timeout in ms of event time."""
+    """What a merge is: its sources, in the order of their columns, once and for all, and the timeout in ms of event time."""
 
     sources: tuple[str, ...]
     timeout_ms: int
@@ -81,6 +82,10 @@ class PartitionMerge:
     open: dict[str, MergeRecord] = field(default_factory=dict)
     timed_out: list[MergeRecord] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
+    horizon: int | None = None
+    """The largest clock - timeout of the epochs before: all that timed out in them lies before it, and nothing else does."""
+    has_advanced: bool = False
+    """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """After a lost lake: by key, the event times of messages read back from the sink (`core.recovery`)."""
     already_published: list[Record] = field(default_factory=list)
@@ -92,8 +97,15 @@ class PartitionMerge:
             self.heads[record.source] = position
             self.waiting.setdefault(record.source, deque()).append((position, record))
 
+    def begin_epoch(self, timeout_ms: int) -> None:
+        """From now on the timeout is another one. What was late stays late, so that what is out stays first in order."""
+        if self.has_advanced and self.clock is not None:
+            self.horizon = horizon_after(self.horizon, self.clock, self.rules.timeout_ms)
+        self.rules, self.has_advanced = replace(self.rules, timeout_ms=timeout_ms), False
+
     def advance(self) -> None:
         """Merges everything that the clock has reached, in order of position, then times out what is too old."""
+        self.has_advanced = True
         if len(self.heads) < len(self.rules.sources):
             return  # the clock is undefined while a source has no record
         self.clock = min(self.heads.values())
@@ -111,7 +123,7 @@ class PartitionMerge:
         if record.key is None:
             return
         oldest = position - self.rules.timeout_ms
-        if record.event_time < oldest:
+        if record.event_time < (oldest if self.horizon is None else max(oldest, self.horizon)):
             self.late.append(LateRecord(record, position))
             return
         if any(position <= event_time + self.rules.timeout_ms for event_time in self.recovered.get(record.key, ())):
@@ -130,3 +142,8 @@ class PartitionMerge:
     def published_order(self) -> list[MergeRecord]:
         """Finished records in the order of publication: event time, then the key's UTF-8 bytes."""
         return sorted(self.timed_out, key=lambda row: (row.event_time, row.key.encode()))
+
+
+def horizon_after(before: int | None, clock: int, timeout_ms: int) -> int:
+    """The horizon (ms) after an epoch with this timeout that ended at this clock; `before`: that of the epochs before it."""
+    return clock - timeout_ms if before is None else max(before, clock - timeout_ms)

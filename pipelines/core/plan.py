@@ -7,13 +7,14 @@ reached: all of the slow source's, and the fast one's up to the slow one, whatev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, looked_up
 from pipelines.core.idle import IdleDecision
+from pipelines.core.model import horizon_after
 
 
 class TopicPartition(NamedTuple):
@@ -75,6 +76,28 @@ class Cursor:
 
 
 @dataclass(frozen=True)
+class Lateness:
+    """By which times (ms) a record is late: `timeout_ms`, and by partition the horizon of earlier epochs, where there is one.
+
+    The horizon is the largest clock - timeout of the epochs before: nothing that timed out in them sorts behind it, and whatever
+    is merged later does, so that what is published stays first in order.
+    """
+
+    timeout_ms: int
+    horizons: Mapping[int, int] = field(default_factory=dict)
+
+    def oldest(self, partitions: Int64s, positions: Int64s) -> Int64s:
+        """Per record, the event time (ms) before which it is late."""
+        oldest = positions - self.timeout_ms
+        return np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME)) if self.horizons else oldest
+
+    def then(self, timeout_ms: int, clocks: Mapping[int, int]) -> Lateness:
+        """That of the epoch with another timeout that follows one which ended at these clocks (ms, by partition)."""
+        passed = {p: horizon_after(self.horizons.get(p), clock, self.timeout_ms) for p, clock in clocks.items()}
+        return Lateness(timeout_ms, {**self.horizons, **passed})
+
+
+@dataclass(frozen=True)
 class OffsetRange:
     """What one batch does with a topic-partition: the offsets `[from_offset, until_offset)`.
 
@@ -122,10 +145,14 @@ def plan_batch(
     cursors: Mapping[TopicPartition, Cursor],
     available: Mapping[TopicPartition, Available],
     clocks_before: Mapping[int, int],
-    timeout_ms: int,
+    lateness: Lateness,
     heads_beyond: Mapping[TopicPartition, int] = NOTHING,
+    *,
+    begins_epoch: bool = False,
 ) -> BatchPlan | None:
     """Plans the next batch, or returns None if nothing has changed. The clock of a partition is the smallest head considered.
+
+    The first batch of an epoch (`begins_epoch`) is made where nothing else has changed, too: other rules may time records out.
 
     `cursors` names every topic-partition of every source; `available` holds rows from the cursor on, without a hole, of as
     many topic-partitions as have any: all of them or only some (the clock is then the smallest head of those).
@@ -141,10 +168,11 @@ def plan_batch(
         passed = int(np.searchsorted(positions, clocks.get(tp.partition, NO_TIME), side="right"))
         until = rows.end(passed) if len(rows.offsets) else cursor.next_offset
         positions, times = positions[:passed], rows.event_times[:passed]
-        has_late |= bool(np.any((positions - times > timeout_ms) & (times != NO_TIME)))
+        oldest = lateness.oldest(np.full(len(times), tp.partition), positions)
+        has_late |= bool(np.any((times < oldest) & (times != NO_TIME)))
         ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp])
         passed_in_all += passed
-    if clocks == clocks_before and not passed_in_all:
+    if clocks == clocks_before and not passed_in_all and not begins_epoch:
         return None
     for partition, before in clocks_before.items():
         if clocks.get(partition, NO_TIME) < before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +14,8 @@ import pytest
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
-from pipelines.core.model import MergeRules, PartitionMerge
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
+from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, plan_batch
 from pipelines.core.types import TIME
 from tests.support.cases import KEYS, SOURCES, Case, as_record, random_case
 
@@ -33,6 +34,8 @@ class PureLake:
     cases: Mapping[int, Case]
     rng: random.Random
     timeout_ms: int = TIMEOUT_MS
+    epochs: Sequence[int] = ()
+    """Timeouts that follow the first one, each from some batch on."""
     recovered: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
@@ -44,6 +47,8 @@ class PureLake:
         self.rows = {TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in SOURCES}
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
+        self.lateness, self.epoch_from = Lateness(self.timeout_ms), -1
+        self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
         self.idle = {TopicPartition(s, p): case.decisions.get(s, []) for p, case in self.cases.items() for s in SOURCES}
 
     def _bronze(self, source: str, partition: int) -> list[dict[str, object]]:
@@ -60,12 +65,16 @@ class PureLake:
 
     def drain(self) -> None:
         """Merges everything, in batches of random size."""
-        number = 0
+        number, timeouts = 0, list(self.epochs)
         while True:
+            if timeouts and number > self.epoch_from and self.rng.random() < 0.2:
+                self.ended.append((dict(self.cursors), dict(self.clocks)))
+                self.lateness, self.epoch_from = self.lateness.then(timeouts.pop(0), self.clocks), number
             done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
             for tp, rows in self.rows.items():
                 self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))
-            plan = plan_batch(number, self.cursors, self._available(done), self.clocks, self.timeout_ms)
+            begins = number == self.epoch_from
+            plan = plan_batch(number, self.cursors, self._available(done), self.clocks, self.lateness, begins_epoch=begins)
             if plan is not None:
                 self._commit(plan)
                 number += 1
@@ -91,7 +100,7 @@ class PureLake:
         return available
 
     def _commit(self, plan: BatchPlan) -> None:
-        batch = Batch(plan, VALUE_TYPES, self.timeout_ms, self.idle, max_bytes=10**6)
+        batch = Batch(plan, VALUE_TYPES, self.lateness, self.idle, max_bytes=10**6)
         rows = [
             row
             for tp, done in plan.ranges.items()
@@ -138,7 +147,21 @@ def _ms(time: object) -> int:
 def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
     for p, case in lake.cases.items():
         model = PartitionMerge(MergeRules(SOURCES, lake.timeout_ms), recovered=lake.recovered.get(p, {}))
-        model.arrive(*case.records())
+        heads: dict[str, int] = {}
+        left: dict[str, list[tuple[int, Record]]] = {source: [] for source in SOURCES}
+        for record in case.records():
+            heads[record.source] = max(heads.get(record.source, 0), record.event_time)
+            left[record.source].append((heads[record.source], record))
+        for timeout_ms, (cursors, clocks) in zip(lake.epochs, lake.ended, strict=False):
+            # What an epoch has merged depends on the cut into batches; so the model is told, and where the clock stood.
+            if p in clocks:
+                ends = {source: cursors[TopicPartition(source, p)].next_offset for source in SOURCES}
+                model.heads = dict.fromkeys(SOURCES, clocks[p])
+                model.waiting = {s: deque(each for each in left[s] if each[1].offset < ends[s]) for s in SOURCES}
+                left = {s: [each for each in left[s] if each[1].offset >= ends[s]] for s in SOURCES}
+                model.advance()
+            model.begin_epoch(timeout_ms)
+        model.heads, model.waiting = heads, {source: deque(mine) for source, mine in left.items()}
         model.advance()
         yield p, model
 
@@ -183,7 +206,8 @@ def _random_lake(seed: int) -> PureLake:
                     case.decisions[source] = [IdleDecision(*each) for each in zip(after, times, strict=True)]
         if rng.random() < 0.2:
             recovered[p] = {key: [rng.randrange(1500) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5}
-    return PureLake(cases, rng, timeout_ms, recovered)
+    epochs = [rng.choice([1, 30, TIMEOUT_MS, 1000, 5000]) for _ in range(rng.choice([0, 0, 1, 3]))]
+    return PureLake(cases, rng, timeout_ms, epochs, {} if epochs else recovered)
 
 
 @pytest.mark.parametrize("seed", range(LAKES))
@@ -203,11 +227,12 @@ def test_the_random_cases_replace_open_records_split_keys_and_have_late_records(
     assert sum(len(lake.late) for lake in lakes) > 100
     keys = [(p, r["merge_key"]) for lake in lakes for r in lake.finished for p in [r["partition"]]]
     assert len(keys) > len(set(keys)) + 100
+    assert sum(len(lake.ended) for lake in lakes) > 3
 
 
 def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
     ranges = {TopicPartition(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
-    return Batch(BatchPlan(7, ranges, {0: clock}, has_late=False), VALUE_TYPES, TIMEOUT_MS, max_bytes=max_bytes)
+    return Batch(BatchPlan(7, ranges, {0: clock}, has_late=False), VALUE_TYPES, Lateness(TIMEOUT_MS), max_bytes=max_bytes)
 
 
 def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, TopicPartition, plan_batch
+from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, plan_batch
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 A1, B1 = TopicPartition("a", 1), TopicPartition("b", 1)
@@ -26,7 +26,7 @@ def plan(
     clocks: Mapping[int, int] | None = None,
     batch: int = 0,
 ) -> BatchPlan | None:
-    return plan_batch(batch, cursors, available, clocks or {}, T)
+    return plan_batch(batch, cursors, available, clocks or {}, Lateness(T))
 
 
 def some(found: BatchPlan | None) -> BatchPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -177,3 +177,75 @@ def test_heartbeats_at_the_head_change_nothing(data: st.DataObject, records: lis
     one, other = merged([records]), merged([doubled])
     assert outcome(one)[:4] == outcome(other)[:4]
     assert waiting_keyed(one) == waiting_keyed(other)
+
+
+# -- epochs: the rules change between two batches
+
+TIMEOUTS = st.sampled_from([1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000])
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[tuple[int, list[Record]]]:
+    """What arrives in each epoch, and the epoch's timeout."""
+    pieces = draw(cuts(draw(arrivals())))
+    return [(draw(TIMEOUTS), piece) for piece in pieces]
+
+
+def lived(data: st.DataObject, life: list[tuple[int, list[Record]]], *, is_cut: bool) -> Iterator[PartitionMerge]:
+    """A merge that goes through the epochs, after each batch. Each epoch begins with a look at what is there."""
+    model = PartitionMerge(MergeRules(SOURCES, life[0][0]))
+    for timeout_ms, records in life:
+        model.begin_epoch(timeout_ms)
+        for piece in data.draw(cuts(records)) if is_cut else [records]:
+            model.arrive(*piece)
+            model.advance()
+            yield model
+
+
+@law
+@given(data=st.data(), life=lives())
+def test_no_cut_within_epochs_changes_the_outcome(data: st.DataObject, life: list[tuple[int, list[Record]]]) -> None:
+    *_, one = lived(data, life, is_cut=True)
+    *_, other = lived(data, life, is_cut=False)
+    assert outcome(one) == outcome(other)
+    assert one.horizon == other.horizon
+
+
+@law
+@given(data=st.data(), life=lives())
+def test_what_is_out_stays_first_in_order_through_every_epoch(data: st.DataObject, life: list[tuple[int, list[Record]]]) -> None:
+    out: list[Any] = []
+    for model in lived(data, life, is_cut=True):
+        published = [row.content() for row in model.published_order()]
+        assert published[: len(out)] == out
+        out = published
+        names = [(row.key, row.event_time) for row in every_row(model)]
+        assert len(set(names)) == len(names)
+        if model.horizon is not None:
+            assert all(row.event_time >= model.horizon for row in model.open.values())
+
+
+@law
+@given(data=st.data(), life=lives(), others=st.lists(TIMEOUTS, max_size=4))
+def test_epochs_without_a_batch_leave_no_trace(
+    data: st.DataObject, life: list[tuple[int, list[Record]]], others: list[int]
+) -> None:
+    def through(passing: list[int]) -> PartitionMerge:
+        model = PartitionMerge(MergeRules(SOURCES, life[0][0]))
+        for timeout_ms, records in life:
+            for other in [*passing, timeout_ms]:
+                model.begin_epoch(other)
+            model.arrive(*records)
+            model.advance()
+        return model
+
+    one, other = through(others), through([])
+    assert (outcome(one), one.horizon) == (outcome(other), other.horizon)
+
+
+@law
+@given(data=st.data(), records=arrivals())
+def test_an_epoch_with_the_same_rules_changes_nothing(data: st.DataObject, records: list[Record]) -> None:
+    pieces = data.draw(cuts(records))
+    *_, one = lived(data, [(TIMEOUT_MS, piece) for piece in pieces], is_cut=False)
+    assert outcome(one) == outcome(merged([records]))
