@@ -46,7 +46,7 @@ app.add_typer(broker_app, name="broker")
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
-WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
+WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "evolve", "maintain")
 
 
 @app.callback(invoke_without_command=True)
@@ -251,6 +251,24 @@ def reset(
             if yes:
                 jump.commit()
     _answer(found, as_json, show.reset_view)
+
+
+@app.command()
+def evolve(
+    apply: Annotated[bool, typer.Option("--apply", help="Record it; otherwise only show what would change.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Compare the configuration's rules with the lake's, and record them as its next epoch; a run that goes on ends."""
+    from pipelines.evolve import evolve as record
+    from pipelines.evolve import preview
+
+    settings = load_settings(config)
+    with reporting() as reporter:
+        found = record(settings, reporter) if apply else preview(_questions(settings), settings)
+    _answer(found, as_json, show.evolve_view)
+    if found["problems"]:
+        raise typer.Exit(2)
 
 
 @app.command()

@@ -31,7 +31,10 @@ POINTS: Final = (
     "gold.note",  # the same, for the layer: published lacks the rows
     "gold.done",  # all is noted
 )
-"""Every point, in the order of the pipeline."""
+"""Every point of a run, in the order of the pipeline."""
+
+IN_EVOLVE: Final = "evolve.epoch"
+"""In `evolve`: the layers are taken, the next epoch is not recorded."""
 
 
 def _nothing(point: str) -> None:

@@ -27,17 +27,18 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
-from pipelines.core.message import message_values, messages
+from pipelines.core.message import as_read, message_values, messages
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
 from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
-from pipelines.engine import Engine
+from pipelines.engine import Engine, Rows
 from pipelines.events import Handled, Published
-from pipelines.extent import Pending, finished, pending
+from pipelines.extent import Extent, Pending, finished, pending
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
 from pipelines.owner import Owner, now_ms
@@ -130,22 +131,44 @@ class Gold:
 
     def _messages(self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]) -> Iterator[pa.Table]:
         """Steps 2 and 3."""
-        sources, value = list(self.settings.sources), self.settings.publish.value
-        columns = ["partition", "merge_key", "event_time", "last_event_time", *sources]
         ends = dict(tails)
         for piece in found.pieces:
-            firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
-            rows = self._engine.fetched(self._engine.read(tables.SILVER, columns, finished(firsts, lasts)), value)
-            rows = rows.sort_by([("event_time", "ascending"), ("merge_key", "ascending")])  # the key as UTF-8 bytes
+            rows = self._rows(piece).sort_by([("event_time", "ascending"), ("merge_key", "ascending")])  # the key as UTF-8 bytes
             for partition, extent in piece.items():
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine["event_time"])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
-                values = message_values(mine, sources) if value is None else mine["value"]
-                made = messages(mine, values, ends.get(partition), headers[partition])
+                made = messages(mine, mine["value"], ends.get(partition), headers[partition])
                 if made.num_rows:
                     ends[partition] = _end_of(made)
                     yield made
+
+    def _rows(self, piece: Mapping[int, Extent]) -> pa.Table:
+        """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""
+        columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        where = finished({p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()})
+        found, until = [], None
+        for epoch in reversed(self._epochs):
+            of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]
+            mine = where if len(self._epochs) == 1 else [[*terms, *of_batches] for terms in where]
+            found.append(self._valued(self._engine.read(tables.SILVER, columns, mine), epoch, is_current=until is None))
+            until = epoch.from_batch
+        return pa.concat_tables(found)
+
+    def _valued(self, rows: Rows, epoch: Epoch, *, is_current: bool) -> pa.Table:
+        """Rows of an epoch with `value`. An earlier epoch knew fewer fields of the values, so its messages have those alone."""
+        sources, value = epoch.settings.sources, epoch.settings.publish.value
+        if is_current and value is not None:
+            found = self._engine.fetched(rows, value)
+            return found.set_column(found.column_names.index("value"), "value", found["value"].cast(pa.large_binary()))
+        found = self._engine.fetched(rows)
+        if value is None:
+            of_epoch = as_read(found, {name: source.read_type for name, source in sources.items()})
+            values = message_values(of_epoch, list(sources))
+        else:
+            of_epoch = as_read(found, {name: source.value_type for name, source in sources.items()})
+            values = self._engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary())
+        return found.append_column("value", values)
 
     def _promised(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """What `at_most_once` notes before it publishes: no offset can be known yet."""
@@ -207,6 +230,10 @@ class Gold:
         topic = self.settings.publish.topic
         if topic not in cluster.partition_counts([topic]):
             cluster.create_topic(topic, self.partitions, sink_settings(self.settings))
+
+    @cached_property
+    def _epochs(self) -> Epochs:
+        return read_epochs(self._engine.questions, self.settings)
 
     @cached_property
     def _publisher(self) -> Publisher:

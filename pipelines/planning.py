@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ class Planner:
 
     `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `ends`: where a
     rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons`: by partition, of earlier epochs
-    (ms). `epoch_from`: the batch with which the epoch of the settings begins; None for the first epoch.
+    (ms). `epoch`: the number of the epoch of the settings, and the batch that it begins with.
     """
 
     questions: Questions
@@ -49,7 +49,7 @@ class Planner:
     idle: dict[TopicPartition, list[IdleDecision]]
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     horizons: Mapping[int, int] = field(default_factory=dict)
-    epoch_from: int | None = None
+    epoch: tuple[int, int] = (0, 0)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
 
@@ -146,9 +146,11 @@ class Planner:
         return tp in self._available
 
     def _plan(self) -> BatchPlan | None:
-        begins_epoch = self.epoch_from == self.next_batch
+        number, since = self.epoch
+        begins = number > 0 and since == self.next_batch
         rows, beyond = self._available, self._heads_beyond
-        return plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.lateness, beyond, begins_epoch=begins_epoch)
+        plan = plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.lateness, beyond, begins_epoch=begins)
+        return None if plan is None else replace(plan, epoch=number)
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
         """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""

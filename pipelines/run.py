@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 
+import pyarrow as pa
+
 from pipelines.audit.validate import check_expressions, check_tables, has_expressions
 from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze
+from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import exclusive_append, open_engine
 from pipelines.engine.threads import RunningThread
@@ -26,13 +29,14 @@ from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
+from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
 from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.store import check_writable, stored
 from pipelines.observability import Reporter
-from pipelines.owner import Owner
+from pipelines.owner import Owner, now_ms
 from pipelines.sampling import Sampler
 from pipelines.settings import Settings
 from pipelines.silver import Silver
@@ -66,9 +70,14 @@ class Run:
         lake = Lake(self.settings)
         check_writable(lake)
         self.engine = open_engine(self.settings)
-        check_layout(self.engine.questions, self.engine.lake)
+        questions = self.engine.questions
+        check_layout(questions, self.engine.lake)
+        epochs = read_epochs(questions, self.settings)
+        check_rules(epochs, self.settings)
+        self.settings = epochs.current.settings
+        self.engine.lake = Lake(self.settings)
         found = check_expressions(self.engine, self.settings) if has_expressions(self.settings.publish) else []
-        found += check_tables(self.engine.lake, self.engine.questions)
+        found += check_tables(self.engine.lake, questions)
         if found:
             what, where, fix = found[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
@@ -131,8 +140,11 @@ class Run:
                 thread.stop()
 
     @contextmanager
-    def owned(self, *, can_be_idle: bool = False) -> Iterator[Owned]:
-        """The layers, written by this process alone; what an owner before left incomplete can no longer be written by it."""
+    def owned(self, *, can_be_idle: bool = False, by_force: bool = False) -> Iterator[Owned]:
+        """The layers, written by this process alone; what an owner before left incomplete can no longer be written by it.
+
+        `by_force`, a living owner loses them, and ends.
+        """
         questions = self.engine.questions
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
@@ -141,7 +153,8 @@ class Run:
             self.stopping.set()
 
         lease = Lease(self.engine.lake, questions, exclusive_append(self.engine), self.layers, on_lost=lost)
-        lease.take(lambda: max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0))
+        known = lambda: max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)  # noqa: E731
+        lease.take(known, by_force=by_force)
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell)
@@ -150,7 +163,9 @@ class Run:
                     list(pool.map(lambda pair: owner.fence(*pair), written))
             ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
             keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
+            keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             if "silver" in self.layers:
+                widen(self.engine, [tables.SILVER, tables.PROGRESS])
                 keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:
                 Beginning(questions, self.settings, self.partitions, owner).decide()
@@ -272,6 +287,19 @@ def create_missing(engine: Engine) -> None:
         from pipelines.live import VIEW, live_sql  # imports Spark
 
         engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))
+
+
+def widen(engine: Engine, names: Sequence[str]) -> None:
+    """Afterwards these tables have every column and field of the lake's layout. For their owner alone."""
+    for table in (engine.lake.layout[name] for name in names):
+        found = engine.questions.columns(table.name)
+        has_all = set(table.schema.names) <= set(found.names)
+        if not has_all or any(not _holds(found.field(wanted.name).type, wanted.type) for wanted in table.schema):
+            engine.widen(table)
+
+
+def _holds(column: pa.DataType, wanted: pa.DataType) -> bool:
+    return ddl(widened(column, wanted)) == ddl(column)
 
 
 def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:

@@ -5,11 +5,12 @@ from the environment, nor one of `kafka.options` or `storage`: either may be a s
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -37,6 +38,12 @@ if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
 __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTimestamp", "load_settings", "parse_duration"]
 
 
+_MERGE_RULES = {"timeout": "timeout_ms", "max_future": "max_future_ms"}
+_PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
+_SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "heartbeat")}}
+"""What may change in a living lake: by name in YAML, the attribute."""
+
+_P = TypeVar("_P", bound="_Part")
 _SECRET = frozenset(["options", "storage", "spark"])
 
 
@@ -59,6 +66,10 @@ class _Part(BaseModel):
                 example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
                 raise RefusedError(f"required field `{{path}}` is missing; add it{example}", name)
         return data
+
+    def changed(self: _P, **values: Any) -> _P:
+        """The part with other values of some attributes, and nothing computed from the old ones."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | values)
 
     def __repr_args__(self) -> Any:
         for name, value in super().__repr_args__():
@@ -107,12 +118,23 @@ class SourceSettings(_Part):
 
         return value_schema(self.schema_file.text, self.schema_file.path) if self.schema_file else None
 
-    @property
-    def value_type(self) -> "pa.DataType":
-        """What a value is in silver: text, or the schema's struct."""
+    @cached_property
+    def read_type(self) -> "pa.DataType":
+        """What a value is read as: text, or the schema's struct."""
         import pyarrow as pa
 
         return self.value_schema.type if self.value_schema else pa.string()
+
+    @cached_property
+    def value_type(self) -> "pa.DataType":
+        """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
+        from pipelines.core.json_schema import value_schema
+        from pipelines.core.types import widened
+
+        if self.schema_file is None:
+            return self.read_type
+        of_earlier = [value_schema(text, self.schema_file.path).type for text in self.schema_file.earlier]
+        return reduce(widened, [*of_earlier, self.read_type])
 
     def reading_rules(self, max_future_ms: int) -> "ReadingRules":
         """How this source's records are read."""
@@ -196,6 +218,36 @@ class Settings(_Part):
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
 
+    def rules(self) -> dict[str, Any]:
+        """Everything that decides what comes out and may change in a living lake, by dotted path, as JSON values."""
+        found = {}
+        for *path, part, names in self._ruled():
+            values = part.model_dump(include=set(names.values()))
+            for name, attribute in names.items():
+                found[".".join([*path, name])] = values[attribute] if name != "schema" else _schema_text(part.schema_file)
+        return found
+
+    def under(self, rules: Mapping[str, Any]) -> "Settings":
+        """These settings with the rules that `rules` gave of others, which came after these."""
+        changed: dict[tuple[str, ...], _Part] = {}
+        for *path, part, names in self._ruled():
+            values = {attribute: rules[".".join([*path, name])] for name, attribute in names.items()}
+            if "schema_file" in values:
+                values["schema_file"] = _next_schema(part.schema_file, values["schema_file"])
+            changed[tuple(path)] = part.changed(**values)
+        sources = {name: changed["sources", name] for name in self.sources}
+        return self.model_copy(update={"merge": changed["merge",], "publish": changed["publish",], "sources": sources})
+
+    def without_schemas(self) -> "Settings":
+        """These settings as those of a lake that has had no schema yet."""
+        sources = {name: source.changed(schema_file=None) for name, source in self.sources.items()}
+        return self.model_copy(update={"sources": sources})
+
+    def _ruled(self) -> list[tuple[Any, ...]]:
+        """Where rules are: the path of each part, the part, and by their names in YAML the attributes that are rules."""
+        of_sources = [("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()]
+        return [("merge", self.merge, _MERGE_RULES), ("publish", self.publish, _PUBLISH_RULES), *of_sources]
+
     @property
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
@@ -232,6 +284,24 @@ class Settings(_Part):
                 instead = known_instead(name, list(self.sources))
                 raise RefusedError(f"{{path}} is not a source; {instead}", "kafka", "start", "offsets", name)
         return self
+
+
+def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
+    """A schema's text without what surrounds its words; its fields stay in their order, which is that of the columns."""
+    if schema is None:
+        return None
+    try:
+        return json.dumps(json.loads(schema.text))
+    except ValueError:  # no JSON: the schema's own check says so
+        return schema.text.decode(errors="replace")
+
+
+def _next_schema(before: kinds.SchemaFile | None, text: str | None) -> kinds.SchemaFile | None:
+    """The schema of an epoch; `before`: that of the epoch before it."""
+    if text is None or before is None:
+        return None if text is None else kinds.SchemaFile(Path("epochs"), text.encode())
+    earlier = before.earlier if before.text == text.encode() else (*before.earlier, before.text)
+    return kinds.SchemaFile(before.path, text.encode(), earlier)
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:

@@ -164,10 +164,14 @@ def _location(text: str, info: ValidationInfo) -> str:
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """The file of a schema, and the text that it had when the configuration was read."""
+    """The file of a schema, and the text that it had when the configuration was read.
+
+    `earlier`: the texts that a living lake had in its place, the oldest first.
+    """
 
     path: Path
     text: bytes
+    earlier: tuple[bytes, ...] = ()
 
 
 def _schema_file(value: object, info: ValidationInfo) -> SchemaFile:

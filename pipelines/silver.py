@@ -34,6 +34,7 @@ from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
+from pipelines.lake.epochs import horizons, read_epochs
 from pipelines.lake.progress import facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, within
 from pipelines.owner import Owner, now_ms
@@ -98,7 +99,10 @@ class Silver:
     def _recover(self) -> Planner:
         last = last_batch(self._engine.questions)
         cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in range(self.partitions)}
-        planner = Planner(self._engine.questions, self.settings, 0, cursors, {}, {}, self.ends)
+        questions, epochs = self._engine.questions, read_epochs(self._engine.questions, self.settings)
+        epoch, passed = epochs.current, horizons(questions, epochs)
+        since = epoch.number, epoch.from_batch
+        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, passed, since)
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
         if last is not None:
             plan, version, commit = last
@@ -162,9 +166,10 @@ class Silver:
         self.owner.tell(self.planner.standing())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
-        types = {name: source.value_type for name, source in self.settings.sources.items()}
+        types = {name: source.value_type for name, source in self._engine.lake.settings.sources.items()}
+        read_types = {name: source.read_type for name, source in self.settings.sources.items()}
         max_bytes = self.settings.publish.max_bytes if self.settings.publish.value is None else None
-        return Batch(plan, types, planner.lateness, planner.idle, max_bytes)
+        return Batch(plan, types, planner.lateness, planner.idle, max_bytes, read_types)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""

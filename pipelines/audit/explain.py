@@ -26,6 +26,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
+from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
 from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where
@@ -143,7 +144,8 @@ class _Life:
 
     def _reason(self, row: Found, clock: int | None) -> str:
         """Which rule has decided, in a sentence."""
-        limit = utc(row["event_time"] + self.settings.merge.timeout_ms)
+        epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
+        limit = utc(row["event_time"] + epoch.settings.merge.timeout_ms)
         now = "undefined" if clock is None else utc(clock)
         if row["status"] == "open":
             return f"open: times out once the clock has passed event time + timeout ({limit}); it is {now}"
@@ -151,6 +153,10 @@ class _Life:
             return f"closed unpublished by a deliberate reset in batch {row['batch']}"
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
         return f"timed out in batch {row['batch']}: the clock, {now}, had passed event time + timeout ({limit}){unpublished}"
+
+    @cached_property
+    def _epochs(self) -> Epochs:
+        return read_epochs(self.questions, self.settings)
 
     def _parts(self) -> dict[tuple[TopicPartition, int], Found]:
         """All parts of the key's merge records, each with the last batch that merged it, and its position there."""

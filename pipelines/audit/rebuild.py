@@ -22,6 +22,7 @@ from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
+from pipelines.lake.epochs import begin_epoch, read_epochs
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, Where
@@ -47,24 +48,29 @@ def rebuild(
 
     `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, or there is nothing to rebuild.
     """
+    settings = read_epochs(questions, settings).current.settings
     evidence = read_evidence(questions, settings, _partitions(questions, settings), full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
-    merge = settings.merge if timeout_ms is None else settings.merge.model_copy(update={"timeout_ms": timeout_ms})
-    wanted = rebuilt_settings(settings, directory).model_copy(update={"merge": merge})
+
+    def rebuilt(of_epoch: Settings) -> Settings:
+        merge = of_epoch.merge if timeout_ms is None else of_epoch.merge.model_copy(update={"timeout_ms": timeout_ms})
+        return rebuilt_settings(of_epoch, directory).model_copy(update={"merge": merge})
+
+    wanted = rebuilt(settings)
     into = open_engine(wanted, dict.fromkeys(tables.inputs_of(settings), Lake(settings)))
     for table in into.lake.layout.values():
         if table.name not in into.lake.borrowed:
             into.create(table)
-    for plan in _batches(into, wanted, evidence):
+    for plan in _batches(into, rebuilt, evidence):
         tell(plan)
-    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{merge.timeout_ms} ms"}
+    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{wanted.merge.timeout_ms} ms"}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
     known_late: Where = [[("batch", "<=", evidence.last_batch)]]
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
-        "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": merge.timeout_ms},
+        "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
         "lake": content_of(open_engine(settings), settings, evidence.version, known_late),
         "rebuilt": content_of(into, settings),
     }
@@ -110,8 +116,9 @@ def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(schema.names, counts, strict=True))], schema)
 
 
-def _batches(into: Engine, settings: Settings, evidence: Evidence) -> Iterator[BatchPlan]:
-    """Merges every era into `into`, from one reset to the next; yields each batch, resets too.
+def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
+    """Merges every era into `into`, from one reset to the next; yields each batch, resets too. `rebuilt`: the settings for it of
+    those of an epoch.
 
     In each era, what is known of idle decisions and of messages read back is what was known then.
     """
@@ -121,9 +128,15 @@ def _batches(into: Engine, settings: Settings, evidence: Evidence) -> Iterator[B
         rows = [(row["partition"], row["merge_key"], row["event_time"], None, None, now_ms()) for row in messages]
         if rows:
             into.append(tables.RECOVERED, into.lake.layout[tables.RECOVERED].rows(rows))
-        ends = {tp: End(until, era.heads.get(tp)) for tp, until in era.until.items()}
-        silver = Silver(owner, settings, evidence.partitions, ends=ends, decided_before_ms=era.ended_at)
-        yield from silver.drain()
+        for epoch, end in era.epochs:
+            if end is None:
+                ends = {tp: End(until, era.heads.get(tp)) for tp, until in era.until.items()}
+            else:
+                ends = {tp: End(until, end.heads.get(tp)) for tp, until in end.until.items()}
+            settings, last = rebuilt(epoch.settings), last_batch(into.questions)
+            begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
+            silver = Silver(owner, settings, evidence.partitions, ends=ends, decided_before_ms=era.ended_at)
+            yield from silver.drain()
         if reset is not None:
             ranges = {tp: OffsetRange(era.until[tp], offset, None, None, None) for tp, offset in reset.begin.items()}
             plan = BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset=reset.reason)
@@ -151,6 +164,7 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     columns but `batch`, a group of partitions at a time. Raises ConfigurationError where there is no rebuild, or one under
     another timeout.
     """
+    settings = read_epochs(here, settings).current.settings
     facts: dict[str, str] = {}
     if there.exists(tables.CONFIGURATION):
         found = there.select(tables.CONFIGURATION, ["field", "value"])

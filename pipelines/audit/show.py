@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting": "red"}
 
@@ -56,6 +58,28 @@ def reset_view(found: dict[str, Any]) -> Group:
     closes = f"{found['open_records_closed']:,} open records {'were' if found['done'] else 'would be'} closed unpublished"
     hint = "" if found["done"] else "\nNothing was changed. Do it with --yes."
     return Group(f"{does} to {found['to']}; {closes}", table, hint)
+
+
+def evolve_view(found: dict[str, Any]) -> Group | str:
+    """What changes in the rules of a lake, or has changed."""
+    if not found["changes"]:
+        return f"the lake has these rules, in epoch {found['epoch']} from batch {found['from_batch']:,} on"
+    table = Table("", "before", "after", box=None, header_style="dim")
+    for change in found["changes"]:
+        table.add_row(Text(change["field"]), *[Text(_rule(change[name])) for name in ("before", "after")])
+    if found["problems"]:
+        problems = [f"{each['where']}: {each['what']}; {each['fix']}" for each in found["problems"]]
+        return Group(table, Text("\n".join(["The change cannot be made:", *problems])))
+    does = "begins" if found["applied"] else "would begin"
+    hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
+    return Group(table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}")
+
+
+def _rule(value: Any) -> str:
+    """A rule as text that fits a line; a schema is named by its fields."""
+    if isinstance(value, str) and value.startswith("{"):
+        return f"a schema of {', '.join(json.loads(value).get('properties', {}))}"
+    return "none" if value is None else str(value)
 
 
 def rebuild_view(found: dict[str, Any]) -> Group:

@@ -10,12 +10,13 @@ import pyarrow as pa
 
 from pipelines.audit.problems import Problem
 from pipelines.beginning import Beginning
-from pipelines.core.types import ddl
+from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster, co_partitioned, sink_settings, topics_of
 from pipelines.kafka.options import check_options
 from pipelines.lake import tables
+from pipelines.lake.epochs import check_rules, read_epochs
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
@@ -110,6 +111,7 @@ def check_lake(
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
         problems = [_as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
+        check_rules(read_epochs(questions, settings), settings)
         return problems, [] if problems else Beginning(questions, settings, partitions).preview()
     except WatersmeetError as error:
         return [_as_problem(error, "kafka.start")], []
@@ -123,11 +125,21 @@ def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
             continue
         found = questions.columns(name)
         for field in table.schema:
+            if field.name not in found.names and field.name in tables.ADDED.get(name, ()):
+                continue
             has = ddl(found.field(field.name).type) if field.name in found.names else "missing"
-            if has != ddl(field.type):
+            if has != ddl(field.type) and (has == "missing" or not _becomes(found.field(field.name).type, field.type)):
                 what = f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
                 problems.append(Problem(what, lake.address(name), "use another lake for this configuration"))
     return problems
+
+
+def _becomes(before: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column becomes what is wanted by adding fields."""
+    try:
+        return ddl(widened(before, wanted)) == ddl(wanted)
+    except ValueError:
+        return False
 
 
 def _as_problem(error: Exception, where: str) -> Problem:

@@ -50,6 +50,7 @@ from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_o
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
 
@@ -76,12 +77,14 @@ def verify(
     where they are the user's own; without it `notes` says what was not checked. Raises KafkaUnreachableError and the other
     errors of Kafka, and ConfigurationError where a source's topic is gone.
     """
+    settings = read_epochs(questions, settings).current.settings
     cluster = Cluster(settings.kafka, timeout_s)
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
     sink = read_sink(questions, settings, partitions) if settings.publish.topic in counts else None
     bounds = {source: cluster.bounds(kept.topic, partitions) for source, kept in settings.sources.items()}
-    evidence, judge = read_evidence(questions, settings, partitions, full=full), Judge(settings, evaluate)
+    evidence = read_evidence(questions, settings, partitions, full=full)
+    judge = Judge(settings, evidence.epochs, evaluate)
     limits = None if sink is None else read_limits(evidence, sink)
     names = ("places", "bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink")
     findings = {name: Findings(name) for name in names}
@@ -200,7 +203,6 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
     longer. A finished row is valid exactly where predicate and size say so.
     """
     evidence, p = partition.evidence, partition.number
-    timeout_ms = evidence.settings.merge.timeout_ms
     clocks = dict(zip(*(partition.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
     rows: Counter[tuple[Any, ...]] = Counter()
     for row in partition.rows:
@@ -208,6 +210,8 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
         number = evidence.era_of(row.batch)
         era = evidence.eras[number]
         clock = era.clocks.get(p) if status == "open" else clocks.get(row.batch, era.clocks.get(p, NONE))
+        epoch = era.epochs[-1][0] if status == "open" else evidence.epochs.of(row.batch)
+        timeout_ms = epoch.settings.merge.timeout_ms
         if status == "open":
             rows["open rows for one key", key, None, None] += 1
         if status != "reset":
@@ -326,15 +330,15 @@ def expected(partition: Partition) -> list[Outcome]:
                 if offset in log.sampled:
                     key, time, *_ = log.sampled[offset]
                     waiting[tp.source].append((position, Record(tp.source, offset, time, key)))
-    rules, found = MergeRules(tuple(settings.sources), settings.merge.timeout_ms), []
-    for row in outcomes(rules, eras, partition.number, arrived, partition.recovered):
+    found = []
+    for row in outcomes(tuple(settings.sources), eras, partition.number, arrived, partition.recovered):
         value = 2 if row.status == "late" else 3
         found.append(row._replace(parts=tuple((*part, logs[part[0]].sampled[part[1]][value]) for part in row.parts)))
     return found
 
 
 def outcomes(
-    rules: MergeRules, eras: Sequence[Era], partition: int, arrived: Arrived, recovered: Iterable[tuple[int, str, int]]
+    sources: tuple[str, ...], eras: Sequence[Era], partition: int, arrived: Arrived, recovered: Iterable[tuple[int, str, int]]
 ) -> list[Outcome]:
     """The model's answer. `recovered`: the era that a message begins with, its key and event time. A reset closes what is open;
     what comes again after a jump back leaves its merge record, of which the rest is closed.
@@ -345,10 +349,17 @@ def outcomes(
         for since, key, time in recovered:
             if since <= i:
                 messages[key].append(time)
-        model = PartitionMerge(rules, recovered=messages)
-        if partition in era.clocks:
-            model.heads = dict.fromkeys(rules.sources, era.clocks[partition])
-            model.waiting = {source: deque(mine) for source, mine in arrived[i].items()}
+        first = era.epochs[0][0].settings.merge.timeout_ms
+        model, left = PartitionMerge(MergeRules(sources, first), recovered=messages), dict(arrived[i])
+        for epoch, end in era.epochs:
+            model.begin_epoch(epoch.settings.merge.timeout_ms)
+            clock = (era if end is None else end).clocks.get(partition)
+            if clock is None:
+                continue
+            untils = {s: NEVER if end is None else end.until.get(TopicPartition(s, partition), 0) for s in sources}
+            model.heads = dict.fromkeys(sources, clock)
+            model.waiting = {s: deque(one for one in mine if one[1].offset < untils[s]) for s, mine in left.items()}
+            left = {s: [one for one in mine if one[1].offset >= untils[s]] for s, mine in left.items()}
             model.advance()
         alone = [("late", late.record, late.position) for late in model.late]
         alone += [(PUBLISHED, record, record.event_time) for record in model.already_published]
@@ -362,7 +373,7 @@ def outcomes(
         if era.ended_at is not None:
             begin = {tp.source: offset for tp, offset in eras[i + 1].begin.items() if tp.partition == partition}
             again = {s: since for s, since in begin.items() if since < era.until[TopicPartition(s, partition)]}
-            found = [left for row in found if (left := _without(row, again)) is not None]
+            found = [rest for row in found if (rest := _without(row, again)) is not None]
     return found
 
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
+from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
@@ -54,9 +55,18 @@ class Reset(NamedTuple):
     reason: str
 
 
+class EpochEnd(NamedTuple):
+    """Where an epoch ended within an era: exclusive end offsets and heads (ms) by topic-partition, clocks (ms) by partition."""
+
+    until: Mapping[TopicPartition, int]
+    heads: Mapping[TopicPartition, int]
+    clocks: Mapping[int, int]
+
+
 class Era(NamedTuple):
     """What silver merged from one reset to the next: `[begin, until)` of every topic-partition, by partition the clock (ms) at
     its end, and the heads (ms) that its last batch considered. `ended_at`: the time (epoch ms) of the reset that ended it.
+    `epochs`: those that it went through, each with its end, which the last one lacks.
     """
 
     begin: Mapping[TopicPartition, int]
@@ -64,6 +74,7 @@ class Era(NamedTuple):
     clocks: Mapping[int, int]
     heads: Mapping[TopicPartition, int]
     ended_at: int | None
+    epochs: Sequence[tuple[Epoch, EpochEnd | None]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class Evidence:
     recovered: pa.Table
     is_full: bool
     one_in: int
+    epochs: Epochs
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""
@@ -96,6 +108,13 @@ class Evidence:
     def era_of(self, batch: int) -> int:
         """The index of the era that a batch belongs to; a reset closes the one before it."""
         return sum(reset.batch < batch for reset in self.resets)
+
+    def epoch_of(self, tp: TopicPartition, offset: int) -> Epoch:
+        """The epoch whose rules a record was last merged by, or would be."""
+        for era in reversed(self.eras):
+            if era.begin.get(tp, 0) <= offset < era.until.get(tp, 0):
+                return next(epoch for epoch, end in era.epochs if end is None or offset < end.until.get(tp, 0))
+        return self.epochs.current
 
     def is_sampled(self, key: str | None) -> bool:
         """Whether a key belongs to the sample, which is another one after every batch; a null never does."""
@@ -122,21 +141,26 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 
 def read_evidence(questions: Questions, settings: Settings, partitions: int, *, full: bool = True) -> Evidence:
     """Silver as it is now, with all that leads to it; not `full`: of keys and batches, a sample is looked at."""
-    version, batch, progress = _silver_now(questions, settings)
+    epochs = read_epochs(questions, settings)
+    version, batch, progress = _silver_now(questions, settings, [end for _, end in epochs.ends()])
     noted = defaultdict(list)
     for row in progress.to_pylist():
         noted[row["batch"]].append(row)
     jumps = [(b, rows, rows[0]) for b, rows in sorted(noted.items()) if rows[0]["reason"] is not None]
     resets = [Reset(b, _by_topic_partition(rows, "until_offset"), row["committed_at"], row["reason"]) for b, rows, row in jumps]
     every = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
-    begin, eras = dict.fromkeys(every, 0), []
+    begin = dict.fromkeys(every, 0)
+    eras: list[Era] = []
     for ended in [*resets, None]:
         rows = noted.get(batch if ended is None else ended.batch - 1, [])
         rows = [row for row in rows if row["reason"] is None]  # else one reset followed another
         clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
         heads = _by_topic_partition([row for row in rows if row["head"] is not None], "head")
         until = begin | _by_topic_partition(rows, "until_offset")
-        eras.append(Era(begin, until, clocks, heads, None if ended is None else ended.committed_at))
+        first, last = resets[len(eras) - 1].batch + 1 if eras else 0, batch if ended is None else ended.batch - 1
+        passed = [(epoch, _end_of(noted, end)) for epoch, end in epochs.ends() if first <= end < last]
+        through = [*passed, (epochs.of(max(last, 0)), None)]
+        eras.append(Era(begin, until, clocks, heads, None if ended is None else ended.committed_at, through))
         begin = begin if ended is None else dict.fromkeys(every, 0) | dict(ended.begin)
     bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
     counts = [questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in bronze]
@@ -153,7 +177,9 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     skips = defaultdict(list)
     for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
         skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
-    return Evidence(questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in)
+    return Evidence(
+        questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in, epochs
+    )
 
 
 def read_table(
@@ -171,9 +197,16 @@ def read_table(
     return in_milliseconds(schema.empty_table().select(columns or schema.names))
 
 
-def _silver_now(questions: Questions, settings: Settings) -> tuple[int | None, int, pa.Table]:
+def _end_of(noted: Mapping[int, Sequence[Mapping[str, Any]]], batch: int) -> EpochEnd:
+    rows = noted.get(batch, [])
+    clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
+    heads = _by_topic_partition([row for row in rows if row["head"] is not None], "head")
+    return EpochEnd(_by_topic_partition(rows, "until_offset"), heads, clocks)
+
+
+def _silver_now(questions: Questions, settings: Settings, ends: Sequence[int]) -> tuple[int | None, int, pa.Table]:
     """A version of silver, its last batch, and the rows of `progress` of the first batch, of every reset, of the batch before it,
-    and of the last, which may not be noted yet.
+    of the batches in `ends`, and of the last, which may not be noted yet.
     """
     version, last = None, None
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
@@ -185,7 +218,7 @@ def _silver_now(questions: Questions, settings: Settings) -> tuple[int | None, i
     plan, made, _ = last
     is_reset: Where = [[("reason", "is not null", None), ("batch", "<=", plan.batch)]]
     resets = questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}, is_reset)["batch"].to_pylist()
-    wanted = {0, plan.batch, *resets, *(batch - 1 for batch in [*resets, plan.batch])}
+    wanted = {0, plan.batch, *ends, *resets, *(batch - 1 for batch in [*resets, plan.batch])}
     noted = read_table(questions, settings, tables.PROGRESS, where=[[("batch", "in", sorted(wanted))]])
     if not pc.any(pc.equal(noted["batch"], plan.batch)).as_py():
         noted = pa.concat_tables([noted, in_milliseconds(progress_rows(plan, settings, made, _NOT_YET))])
@@ -377,26 +410,34 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
     rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
-    sampled = {o: (key, t, value, as_kept(value, kept)) for o, key, t, value in zip(*columns, strict=True)}
+    sampled = {}
+    for o, key, t, value in zip(*columns, strict=True):
+        read = evidence.epoch_of(tp, o).settings.sources[tp.source].read_type
+        sampled[o] = (key, t, value, as_kept(value, read, kept))
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(offset, repeated, offset[is_refused], quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
 
 
-def as_kept(value: bytes, kind: pa.DataType) -> bytes:
-    """What silver keeps of a record's value: its text, or the fields of a schema, as JSON."""
-    if not pa.types.is_struct(kind):
+def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType) -> bytes:
+    """What silver keeps of a record's value: its text, or the fields of the schema by which it was read, as JSON; those of other
+    schemas, which silver's column has too, are null.
+    """
+    if not pa.types.is_struct(kept):
         return value
-    return orjson.dumps(_field(json.loads(value, parse_float=Decimal), kind))
+    return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
 
 
 def _field(value: Any, kind: pa.DataType) -> Any:
-    if value is None:
-        return None
+    """The fields of a type; null where a value has none, or another that a schema before this one let pass."""
     if pa.types.is_struct(kind):
-        return {field.name: _field(value.get(field.name), field.type) for field in kind}
+        return {field.name: _field(value.get(field.name), field.type) for field in kind} if isinstance(value, dict) else None
     if pa.types.is_list(kind):
-        return [_field(each, kind.value_type) for each in value]
-    return int(value) if pa.types.is_integer(kind) else float(value) if pa.types.is_floating(kind) else value
+        return [_field(each, kind.value_type) for each in value] if isinstance(value, list) else None
+    if pa.types.is_integer(kind):
+        return int(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
+    if pa.types.is_floating(kind):
+        return float(value) if isinstance(value, (int, float, Decimal)) else None
+    return value if isinstance(value, bool if pa.types.is_boolean(kind) else str) else None
 
 
 def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:

@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import NEVER, Evidence, Partition, Row
-from pipelines.core.message import message_values
+from pipelines.core.message import as_read, message_values
 from pipelines.core.sequence import ID, SEQ, message_id, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
+from pipelines.lake.epochs import Epoch, Epochs
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
@@ -41,26 +43,41 @@ _NOWHERE: Place = (-1, b"")
 class Judge:
     """What `publish` says of rows of silver. The user's own expressions count where there is something to evaluate them."""
 
-    def __init__(self, settings: Settings, evaluate: Evaluate | None = None) -> None:
-        self.settings, self.evaluate = settings, evaluate
-        texts = {"valid": settings.publish.valid, "value": settings.publish.value}
-        self.expressions = {name: text for name, text in texts.items() if text not in (None, "true")}
-        self.unevaluated = [f"publish.{name}" for name in self.expressions] if evaluate is None else []
+    def __init__(self, settings: Settings, epochs: Epochs, evaluate: Evaluate | None = None) -> None:
+        self.settings, self.epochs, self.evaluate = settings, epochs, evaluate
+        used = {name for epoch in epochs for name in _expressions(epoch)} if evaluate is None else set()
+        self.unevaluated = [f"publish.{name}" for name in ("valid", "value") if name in used]
         self._knows_messages = "publish.value" not in self.unevaluated
         self._has_schema = any(pa.types.is_struct(source.value_type) for source in settings.sources.values())
 
     def evaluated(self, rows: pa.Table) -> pa.Table:
         """Rows of silver with `holds` and `told`: what the predicate says of them, and the value of their message."""
+        begins = np.array([epoch.from_batch for epoch in self.epochs[1:]], np.int64)
+        numbers = np.searchsorted(begins, rows["batch"].to_numpy(), side="right")
+        of_epochs = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
+        found = [
+            self._of_epoch(rows.take(pa.array(mine)), e) for mine, e in zip(of_epochs, self.epochs, strict=True) if len(mine)
+        ]
+        if not found:
+            return self._of_epoch(rows, self.epochs.current)
+        return pa.concat_tables(found).take(pa.array(np.argsort(np.concatenate(of_epochs), kind="stable")))
+
+    def _of_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
+        """The answer for rows that an epoch's rules have judged, or would."""
+        sources, expressions = epoch.settings.sources, _expressions(epoch)
         stored = rows
         for name in ("event_time", "last_event_time"):
             stored = stored.set_column(stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME))
         holds: Any = pa.repeat(True, rows.num_rows)
-        value: Any = _values(stored, list(self.settings.sources)) if "value" not in self.expressions else None
-        found = self.evaluate(stored, self.expressions) if self.evaluate and self.expressions else None
-        if "valid" in self.expressions:
+        value: Any = None
+        if "value" not in expressions:
+            value = _values(as_read(stored, {name: source.read_type for name, source in sources.items()}), list(sources))
+        known = as_read(stored, {name: source.value_type for name, source in sources.items()})
+        found = self.evaluate(known, expressions) if self.evaluate and expressions else None
+        if "valid" in expressions:
             holds = pa.nulls(rows.num_rows, pa.bool_()) if found is None else found["valid"].fill_null(False)
-        if "value" in self.expressions:
-            value = pa.nulls(rows.num_rows) if found is None else found["value"].cast(pa.large_binary())
+        if "value" in expressions:
+            value = pa.nulls(rows.num_rows, pa.large_binary()) if found is None else found["value"].cast(pa.large_binary())
         return rows.append_column("holds", holds).append_column("told", value)
 
     def is_same(self, message: bytes | None, row: Row) -> bool:
@@ -77,11 +94,17 @@ class Judge:
         """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated."""
         if row.outcome.status != "timed_out":
             return [(None, None) if row.outcome.status == "open" else (False, "reset")]
-        fits = len(row.value or b"") <= self.settings.publish.max_bytes
+        fits = len(row.value or b"") <= self.epochs.of(row.batch).settings.publish.max_bytes
         sized: list[tuple[bool | None, str | None]] = [(True, None)] if fits else [(False, "too_large")]
         if not self._knows_messages:
             sized = [(True, None), (False, "too_large")]
         return [*([] if row.holds is False else sized), *([] if row.holds else [(False, "predicate")])]
+
+
+def _expressions(epoch: Epoch) -> dict[str, str]:
+    """The user's own expressions in an epoch."""
+    texts = {"valid": epoch.settings.publish.valid, "value": epoch.settings.publish.value}
+    return {name: text for name, text in texts.items() if text is not None and text != "true"}
 
 
 def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:

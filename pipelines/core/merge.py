@@ -28,7 +28,7 @@ from pipelines.core.columns import (
     times_ms,
 )
 from pipelines.core.idle import IdleDecision
-from pipelines.core.message import exceeds
+from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, positions_of
 from pipelines.core.types import TIME, schema_of
 from pipelines.core.values import typed_values
@@ -44,7 +44,8 @@ RECORD_SCHEMA = schema_of(
 class Batch:
     """What a silver batch is, beside its rows.
 
-    `value_types`: by source, in the order of silver's columns, the Arrow type of a value. `idle`: the idle policy's decisions by
+    `value_types`: by source, in the order of silver's columns, the Arrow type of a value; `read_types`: the types by which values
+    are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
     """
 
@@ -53,6 +54,7 @@ class Batch:
     lateness: Lateness
     idle: Mapping[TopicPartition, Sequence[IdleDecision]] = field(default_factory=dict)
     max_bytes: int | None = None
+    read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
@@ -287,7 +289,8 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
     order = np.lexsort((offsets, times, labels))
     kind = _large(batch.value_types[source])
-    values = _both(typed_values(new["value"], batch.value_types[source]), old.field("value"), kind)
+    read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]))
+    values = _both(read, old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
         [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],
         ["offset", "event_time", "value"],
@@ -298,9 +301,8 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
     too_large = np.zeros(len(timed_out), bool)
     if batch.max_bytes is not None and timed_out.any():
-        too_large[timed_out] = exceeds(rows.filter(pa.array(timed_out)), batch.sources, batch.max_bytes).to_numpy(
-            zero_copy_only=False
-        )
+        finished = as_read(rows.filter(pa.array(timed_out)), batch.read_types)
+        too_large[timed_out] = exceeds(finished, batch.sources, batch.max_bytes).to_numpy(zero_copy_only=False)
     return too_large
 
 

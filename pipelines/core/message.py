@@ -41,6 +41,16 @@ def message_values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
     return pa.chunked_array(values, pa.large_binary())
 
 
+def as_read(rows: pa.Table, read_types: Mapping[str, pa.DataType]) -> pa.Table:
+    """Rows of silver whose values have the fields of these types, by source, alone: those of the schema of an epoch."""
+    for source, kind in read_types.items():
+        parts = rows.schema.field(source).type.value_type
+        if pa.types.is_struct(kind) and parts.field("value").type != kind:
+            fields = [pa.field("value", kind) if field.name == "value" else field for field in parts]
+            rows = rows.set_column(rows.column_names.index(source), source, rows[source].cast(pa.list_(pa.struct(fields))))
+    return rows
+
+
 def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.BooleanArray:
     """Whether the default value of each row's message takes more than `max_bytes` bytes.
 

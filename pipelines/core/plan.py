@@ -126,7 +126,8 @@ class OffsetRange:
 class BatchPlan:
     """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one.
 
-    With `reset` (the reason) it merges nothing: what is open is closed, and reading goes on at `until_offset` with fresh state.
+    `epoch`: the number of the epoch whose rules it follows. With `reset` (the reason) it merges nothing: what is open is closed,
+    and reading goes on at `until_offset` with fresh state.
     """
 
     batch: int
@@ -134,6 +135,7 @@ class BatchPlan:
     clocks: Mapping[int, int]
     has_late: bool
     reset: str | None = None
+    epoch: int = 0
 
     def cursors(self) -> dict[TopicPartition, Cursor]:
         """Where the merge stands once this batch is done."""

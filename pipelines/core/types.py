@@ -45,6 +45,27 @@ def ddl(kind: pa.DataType) -> str:
     raise TypeError(f"no column can have the Arrow type {kind}")
 
 
+def widened(before: pa.DataType, after: pa.DataType) -> pa.DataType:
+    """The type of a column that holds values of both types: structs have the fields of the first, then what the second adds.
+
+    Raises ValueError with the path of the first field whose types differ.
+    """
+    return _widened(before, after, "")
+
+
+def _widened(before: pa.DataType, after: pa.DataType, where: str) -> pa.DataType:
+    if pa.types.is_struct(before) and pa.types.is_struct(after):
+        added = [field for field in after if before.get_field_index(field.name) < 0]
+        both = [(f, after.field(f.name) if after.get_field_index(f.name) >= 0 else f) for f in before]
+        kept = [(f.name, _widened(f.type, other.type, f"{where}.{f.name}".lstrip("."))) for f, other in both]
+        return pa.struct([*kept, *added])
+    if pa.types.is_list(before) and pa.types.is_list(after):
+        return pa.list_(_widened(before.value_type, after.value_type, f"{where}[]"))
+    if before != after:
+        raise ValueError(f"`{where}` is a {ddl(before).lower()} and cannot become a {ddl(after).lower()}")
+    return before
+
+
 def columns_ddl(columns: Iterable[pa.Field]) -> str:
     """The Spark DDL text of columns (a schema, or the fields of a struct), such as `partition INT, merge_key STRING`.
 

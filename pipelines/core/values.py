@@ -31,8 +31,8 @@ def typed_values(values: pa.Array | pa.ChunkedArray, value_type: pa.DataType) ->
     """Bronze's values (binary) as silver keeps them: as JSON text, or as the struct of the source's schema.
 
     Chunks stay as they are; a null stays null. Integers may be spelled 1.0 or 1e3, and are exact beyond 2**53. A field that is
-    missing is null, one that the type does not have is dropped. A value that is no JSON, or does not fit its type, is a defect of
-    the reader: it raises ValueError or TypeError.
+    missing is null, one that the type does not have is dropped. A field that does not fit its type is null: its record was read
+    before the schema had the field. A value that is no JSON is a defect of the reader: it raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([typed_values(chunk, value_type) for chunk in values.chunks], value_type)
@@ -64,8 +64,21 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
             documents[row] = _exact(text, outline)
     try:
         return pa.array(documents, kind)
-    except (pa.ArrowInvalid, OverflowError):  # an integer in a float64 field that no double equals
-        return pa.array([None if text is None else _exact(text, outline) for text in texts], kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if text is None else _fitting(_exact(text, outline), kind) for text in texts], kind)
+
+
+def _fitting(found: Any, kind: pa.DataType) -> Any:
+    """A value without what does not fit the type."""
+    if pa.types.is_struct(kind):
+        return {field.name: _fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
+    if pa.types.is_list(kind):
+        return [_fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+    try:
+        pa.scalar(found, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return found
 
 
 def _has_fractional_integer(found: Any, where: _Outline) -> bool:
@@ -75,8 +88,8 @@ def _has_fractional_integer(found: Any, where: _Outline) -> bool:
     if found is None or where is None:
         return False
     if isinstance(where, dict):
-        return any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
-    return any(_has_fractional_integer(item, where[0]) for item in found)
+        return isinstance(found, dict) and any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
+    return isinstance(found, list) and any(_has_fractional_integer(item, where[0]) for item in found)
 
 
 def _exact(text: bytes, outline: _Outline) -> Any:
@@ -87,9 +100,10 @@ def _converted(found: Any, where: _Outline) -> Any:
     if found is None or where is None:
         return found
     if isinstance(where, dict):
-        return found | {name: _converted(found.get(name), inner) for name, inner in where.items()}
+        known = found if isinstance(found, dict) else {}
+        return known | {name: _converted(known.get(name), inner) for name, inner in where.items()}
     if isinstance(where, list):
-        return [_converted(item, where[0]) for item in found]
+        return [_converted(item, where[0]) for item in found] if isinstance(found, list) else None
     if isinstance(found, Decimal):
         # What the schema took for an integer, as a double, may have a fraction of its own beyond 2**52.
         return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))

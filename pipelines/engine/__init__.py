@@ -138,6 +138,12 @@ class Engine(Protocol):
         """Afterwards the table exists; one that did is left as it is."""
         ...
 
+    def widen(self, table: Table) -> None:
+        """Afterwards the table, which exists, has every column and every field of a struct that its layout has; none is lost, and
+        what is new is null in the rows that are there.
+        """
+        ...
+
     def create_view(self, name: str, query: str) -> None:
         """Afterwards the lake's catalog has a view of that name, which is this query in Spark SQL."""
         ...

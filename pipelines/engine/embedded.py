@@ -146,6 +146,10 @@ class EmbeddedEngine:
                 raise_if_key_not_exists=False,  # `watersmeet.layout`
             )
 
+    def widen(self, table: Table) -> None:
+        """See `Engine.widen`."""
+        write_deltalake(self.questions.opened(table.name), table.schema.empty_table(), mode="append", schema_mode="merge")
+
     def create_view(self, name: str, query: str) -> None:
         """See `Engine.create_view`. A lake with a path has no views."""
         raise NotImplementedError(f"{self.lake.location} is no catalog, and has no view {name} of {query}")

@@ -165,6 +165,10 @@ class SparkEngine:
             self._create_schema(name.rpartition(".")[0])
             self.spark.sql(statement)
 
+    def widen(self, table: Table) -> None:
+        """See `Engine.widen`."""
+        self._append(table.name, self.rows(table.schema.empty_table()), {"mergeSchema": "true"})
+
     def _create_schema(self, name: str) -> None:
         """Once, though several tables are created at a time."""
         with self._creates_schema:
@@ -178,10 +182,14 @@ class SparkEngine:
     def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
         frame = self.rows(rows).coalesce(1) if isinstance(rows, pa.Table) else rows
-        writer: DataFrameWriter = frame.select(*self.lake.layout[table].schema.names).write.format("delta").mode("append")
+        options = {}
         if commit is not None:
             version = str(commit.transaction_version)
-            writer = writer.options(txnAppId=commit.application, txnVersion=version, userMetadata=commit.metadata)
+            options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
+        self._append(table, frame.select(*self.lake.layout[table].schema.names), options)
+
+    def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
+        writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
         if self.lake.is_catalog:
             writer.saveAsTable(self.lake.address(table))
         else:

@@ -1,14 +1,14 @@
-"""What the content of a lake depends on, beside the records: kept when the lake is begun, and compared at every start.
+"""What never changes in a lake, beside the records: kept when the lake is begun, and compared at every start.
 
-Another timeout, key or topic would make another result of the same records, which would not agree with what was merged before. So
-a change is refused; it needs a new lake.
+Another topic or number of partitions would make another result of the same records, which would not agree with what was merged
+before. So a change is refused; it needs a new lake. (The rules may change: `lake.epochs`.)
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import orjson
@@ -46,13 +46,25 @@ def check_layout(questions: Questions, lake: Lake) -> None:
 
 
 def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """By dotted path, everything that rows of bronze and silver and the bytes of messages depend on.
+    """By dotted path, everything that rows of bronze and silver depend on and that never changes.
 
     `topic_ids`: Kafka's identity of each source's topic that there is, which a topic made again does not share.
     """
     facts = {
         "partitions": str(partitions),
         "sources": ", ".join(settings.sources),
+    }
+    for name, source in settings.sources.items():
+        facts |= {
+            f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
+            f"sources.{name}.format": source.format,
+        }
+    return facts
+
+
+def rules_of_layout_1(settings: Settings) -> dict[str, str]:
+    """By dotted path, the rules as lakes of layout 1 keep them, in which they never changed."""
+    facts = {
         "merge.timeout": f"{settings.merge.timeout_ms} ms",
         "merge.max_future": f"{settings.merge.max_future_ms} ms",
         "publish.valid": settings.publish.valid,
@@ -62,8 +74,6 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     for name, source in settings.sources.items():
         beat = source.heartbeat
         facts |= {
-            f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
-            f"sources.{name}.format": source.format,
             f"sources.{name}.schema": _digest(source.schema_file.text) if source.schema_file else "null",
             f"sources.{name}.key": source.key or "null",
             f"sources.{name}.event_time": source.event_time,
@@ -77,6 +87,13 @@ def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
     return _differences(_kept(questions) if questions.exists(tables.CONFIGURATION) else {}, facts)
 
 
+def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
+    """Raises ConfigurationError where a lake of layout 1 was begun with other rules than these."""
+    facts = rules_of_layout_1(settings)
+    if changed := differences(questions, facts):
+        raise _refusal(changed)
+
+
 def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
     """Afterwards the lake holds every fact, as it was first written. Raises ConfigurationError where one differs now."""
     table = tables.layout(settings)[tables.CONFIGURATION]
@@ -88,7 +105,11 @@ def keep_identity(questions: Questions, append: Append, settings: Settings, fact
         with suppress_conflict():  # of two first starts, one writes
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, len(kept) + len(missing)))
     if changed := _differences(kept, facts):
-        raise ConfigurationError(changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""))
+        raise _refusal(changed)
+
+
+def _refusal(changed: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""))
 
 
 def _kept(questions: Questions) -> dict[str, str]:

@@ -96,16 +96,16 @@ class Lease:
     def _files(self) -> Files:
         return Files(self.lake.storage)
 
-    def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
+    def take(self, largest_known: Callable[[], int] = lambda: 0, *, by_force: bool = False) -> None:
         """Waits until it is certain who holds the layers; the token is larger than every one before.
 
         `largest_known` is asked where `leases` is empty: other tables may have seen owners. Raises LeaseTakenError where a living
-        process holds one of the layers.
+        process holds one of the layers; `by_force`, that one loses them.
         """
         for _ in range(_ATTEMPTS):
             last, next_entry = self._last()
             owners = {entry.token: entry for entry in last.values() if entry.event == TAKEN}
-            may_wake_up = [not self._is_dead(owner) for owner in owners.values()]
+            may_wake_up = [by_force or not self._is_dead(owner) for owner in owners.values()]
             if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
                 continue
             self.must_fence = any(may_wake_up)

@@ -20,9 +20,9 @@ from pipelines.settings import Settings
 def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     """A batch as facts of its commit to silver.
 
-    `batch`; `offsets`: by source, `[partition, from, until, position_before, position, head]` for each of its partitions;
-    `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `reset`: its reason, where
-    the batch is one; `configuration`: a digest.
+    `batch`; `epoch`; `offsets`: by source, `[partition, from, until, position_before, position, head]` for each of its
+    partitions; `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `reset`: its
+    reason, where the batch is one; `configuration`: a digest.
     """
     times = [time for done in plan.ranges.values() for time in (done.position_before, done.position, done.head)]
     since = min((time for time in [*times, *plan.clocks.values()] if time is not None), default=0)
@@ -35,7 +35,8 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
         row_times = map(after, (done.position_before, done.position, done.head))
         offsets.setdefault(tp.source, []).append([tp.partition, done.from_offset, done.until_offset, *row_times])
     clocks = [[partition, clock - since] for partition, clock in plan.clocks.items()]
-    facts = {"batch": plan.batch, "since": since, "offsets": offsets, "clocks": clocks, "has_late": plan.has_late}
+    facts = {"batch": plan.batch, "epoch": plan.epoch, "since": since, "offsets": offsets, "clocks": clocks}
+    facts["has_late"] = plan.has_late
     return {**facts, **({} if plan.reset is None else {"reset": plan.reset}), "configuration": settings.digest}
 
 
@@ -52,14 +53,14 @@ def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
         for partition, begin, until, before, position, head in rows
     }
     clocks = {partition: since + after for partition, after in facts["clocks"]}
-    return BatchPlan(facts["batch"], ranges, clocks, facts["has_late"], facts.get("reset"))
+    return BatchPlan(facts["batch"], ranges, clocks, facts["has_late"], facts.get("reset"), facts.get("epoch", 0))
 
 
 def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, committed_at_ms: int) -> pa.Table:
     """One row of `progress` for every topic-partition, so that the last batch alone says where all of them stand."""
     rows = []
     for tp, done in plan.ranges.items():
-        of_batch = (committed_at_ms, done.position, plan.reset, silver_version)
+        of_batch = (committed_at_ms, done.position, plan.reset, silver_version, plan.epoch)
         of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
         rows.append((plan.batch, tp.source, settings.sources[tp.source].topic, tp.partition, *of_range, *of_batch))
     return tables.layout(settings)[tables.PROGRESS].rows(rows)

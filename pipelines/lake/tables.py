@@ -22,6 +22,7 @@ PUBLISHED = "published"
 RECOVERED = "recovered"
 PROGRESS = "progress"
 CONFIGURATION = "configuration"
+EPOCHS = "epochs"
 LEASES = "leases"
 
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
@@ -29,8 +30,12 @@ DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
 """The property of silver that says which layout the tables of its lake have."""
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
+
+
+ADDED = {PROGRESS: frozenset(["epoch"])}
+"""By table, the columns that lakes of earlier layouts lack; their owner adds them."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +133,17 @@ _OTHERS = (
     # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the silver batch merged, and the
     # time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
     # `reason` is null, but for a batch that is a reset: it merges nothing, and what comes next begins at `until_offset`.
-    # `silver_version` is the version of silver that holds the batch.
+    # `silver_version` is the version of silver that holds the batch, `epoch` the epoch whose rules it followed (null: the first).
     Table(
         PROGRESS,
         schema_of(
             f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head timestamp, clock timestamp, "
-            "committed_at timestamp, position timestamp, reason string, silver_version bigint"
+            "committed_at timestamp, position timestamp, reason string, silver_version bigint, epoch int"
         ),
     ),
-    # What the lake was begun with, of all that its content depends on; the first row of a field is the one that holds.
+    # Which rules hold from which batch of silver on, as JSON by dotted path.
+    Table(EPOCHS, schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp")),
+    # What the lake was begun with, of all that never changes; the first row of a field is the one that holds.
     Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
     # Which process writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger
     # token. `jvm_pid` is null where the process has no JVM of its own.

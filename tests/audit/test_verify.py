@@ -453,7 +453,7 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: Rive
 def problems_in(lake: ModelLake, *, full: bool = True) -> list[str]:
     """What is found without Kafka."""
     evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
-    findings, judge = Findings("all"), Judge(lake.settings, evaluate=None)
+    findings, judge = Findings("all"), Judge(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))
     check_versions(evidence, findings)
@@ -499,7 +499,8 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
     drain()
     for plan in plans:
         write_deltalake(lake.lake.address(tables.PROGRESS), progress_rows(plan, lake.settings, 0, 1 + plan.batch), mode="append")
-    evidence, findings, judge = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock"), Judge(lake.settings)
+    evidence, findings = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock")
+    judge = Judge(lake.settings, evidence.epochs)
     assert (evidence.last_batch, len(evidence.eras)) == (len(plans) - 1, 2)
     for partition in read_partitions(evidence, judge.evaluated):
         check_clock(partition, findings)
@@ -589,7 +590,7 @@ def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) 
 def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
     """What is found in the sink alone."""
     evidence, sink = read_evidence(lake.questions, lake.settings, 1), read_sink(lake.questions, lake.settings, 1)
-    findings, judge = Findings("sink"), Judge(lake.settings, evaluate=None)
+    findings, judge = Findings("sink"), Judge(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
     return [(problem.where, problem.what) for problem in findings.problems]

@@ -14,8 +14,9 @@ from pipelines.core.types import columns_ddl
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows, read_decisions
+from pipelines.lake.epochs import Epoch, Epochs, changes
 from pipelines.lake.files import Files
-from pipelines.lake.identity import check_layout, differences, identity, keep_identity
+from pipelines.lake.identity import check_layout, differences, identity, keep_identity, rules_of_layout_1
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, VACUUM_EVERY_S, Maintenance, maintain
 from pipelines.lake.questions import Questions
@@ -45,7 +46,9 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset BIGINT, "
         "recovered_at TIMESTAMP",
         "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
-        "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING, silver_version BIGINT",
+        "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING, silver_version BIGINT, "
+        "epoch INT",
+        "epochs": "epoch INT, from_batch BIGINT, configuration STRING, decided_at TIMESTAMP",
     }
     layout = Lake(settings_for(tmp_path)).layout
     assert {name: columns_ddl(layout[name].schema) for name in promised} == promised
@@ -91,22 +94,27 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
         assert differences(asked, {**FACTS, field_: value}) == [str(refused.value)]
 
 
-def test_an_identity_names_everything_that_content_depends_on(tmp_path: Path) -> None:
+def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Path) -> None:
     schema = tmp_path / "orders.json"
     schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
     sources = {
         "tracking": {"topic": "t", "event_time": "ts"},
         "orders": {"topic": "o", "event_time": "at", "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
     }
-    facts = identity(settings_for(tmp_path, sources=sources), 4, {"o": "id-o"})
+    settings = settings_for(tmp_path, sources=sources)
+    facts, rules = identity(settings, 4, {"o": "id-o"}), settings.rules()
     assert facts["partitions"] == "4"
     assert facts["sources.orders.topic"] == "o (id-o)"
     assert facts["sources.tracking.topic"] == "t (missing)"
-    assert facts["sources.orders.heartbeat"] == "x = 1"
-    assert facts["sources.tracking.schema"] == "null"
-    written = facts["sources.orders.schema"]
+    assert rules["sources.orders.heartbeat"] == {"field": "x", "equals": 1}
+    assert rules["sources.tracking.schema"] is None
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
-    assert identity(settings_for(tmp_path, sources=sources), 4, {})["sources.orders.schema"] == written, "what it says counts"
+    same = settings_for(tmp_path, sources=sources)
+    assert changes(Epochs([Epoch(0, 0, settings)]), same) == {}, "what a schema says counts"
+    earlier = rules_of_layout_1(settings)
+    assert (earlier["sources.orders.heartbeat"], earlier["sources.tracking.schema"]) == ("x = 1", "null")
+    assert rules_of_layout_1(same) == earlier
+    assert {field for field in rules if field not in earlier} == set(), "a lake of layout 1 knows every rule that it had"
 
 
 def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:

@@ -68,7 +68,7 @@ def in_pieces(piece: int) -> tuple[str, ...]:
 
 
 class RunProcess:
-    """`watersmeet run` in a process of its own, held at a fault point where one is armed."""
+    """`watersmeet run`, or another command, in a process of its own, held at a fault point where one is armed."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class RunProcess:
         count: int = 1,
         program: Sequence[str] = WATERSMEET,
         environment: Mapping[str, str] | None = None,
+        does: str = "run",
     ) -> None:
         """`environment`: instead of this process's."""
         self.log = config.parent / "run.log"
@@ -87,7 +88,7 @@ class RunProcess:
         if point is not None:
             variables[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
-            command = [*program, "run", *arguments, "-c", str(config)]
+            command = [*program, does, *arguments, "-c", str(config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, cwd=config.parent)
         self._family = psutil.Process(self.process.pid)
 
@@ -275,8 +276,9 @@ class River:
                 case.arrivals += [source] * (records + 1)
             produce(self.kafka, self.config["sources"][source]["topic"], sent, codec=codec)
 
-    def run(self, *arguments: str, point: str | None = None, count: int = 1) -> RunProcess:
-        return RunProcess(self.file, *arguments, point=point, count=count, program=self.program, environment=self.environment)
+    def run(self, *arguments: str, point: str | None = None, count: int = 1, does: str = "run") -> RunProcess:
+        program, environment = self.program, self.environment
+        return RunProcess(self.file, *arguments, point=point, count=count, program=program, environment=environment, does=does)
 
     def finish(self, *arguments: str) -> None:
         """An undisturbed run over what is there."""

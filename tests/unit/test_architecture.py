@@ -33,6 +33,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "layers": (
         "beginning",
         "bronze",
+        "evolve",
         "extent",
         "gold",
         "lineage",
@@ -69,6 +70,8 @@ EXCEPTIONS = frozenset(
     [
         ("core.json_schema", "errors"),  # a schema that cannot be a column's type is an error in the configuration
         ("run", "audit.validate"),  # a start checks what `validate` checks
+        ("evolve", "audit.problems"),  # so does a change of the rules
+        ("evolve", "audit.validate"),
         ("run", "live"),  # a start makes the views of a catalog
         ("lake.maintenance", "engine"),  # its type alone
         ("audit.rebuild", "owner"),  # a rebuild is silver again, and nobody's word on it

@@ -1,0 +1,79 @@
+"""Changes the rules of a living lake: says first what changes and from which batch on, then records it as the next epoch.
+
+The epoch is one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever owns them, so
+that no batch can be made by the old rules afterwards; a run that goes on meanwhile ends. The next run, with the new rules, adds
+the columns that they need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.audit.problems import Problem
+from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
+from pipelines.core.schema_changes import refused_changes
+from pipelines.engine.choice import open_engine
+from pipelines.errors import ConfigurationError
+from pipelines.faults import IN_EVOLVE, reach
+from pipelines.lake.epochs import Epochs, begin_epoch, changes, read_epochs
+from pipelines.lake.progress import last_batch
+from pipelines.lake.questions import Questions
+from pipelines.observability import Reporter
+from pipelines.owner import now_ms
+from pipelines.run import LAYERS, Run
+from pipelines.settings import Settings
+
+
+def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
+    """The answer of `evolve --json`: the fields that change, before and after; problems, which keep the change from being made;
+    the next epoch's number, and the batch of silver that it would begin with. Raises ConfigurationError where there is no lake.
+    """
+    epochs, last = read_epochs(questions, settings), last_batch(questions)
+    found = changes(epochs, settings)
+    return {
+        "epoch": epochs.current.number + (1 if found else 0),
+        "from_batch": (0 if last is None else last[0].batch + 1) if found else epochs.current.from_batch,
+        "changes": [{"field": field, "before": before, "after": after} for field, (before, after) in found.items()],
+        "problems": [problem._asdict() for problem in _problems(epochs, settings, found)],
+        "applied": False,
+    }
+
+
+def evolve(settings: Settings, reporter: Reporter) -> dict[str, Any]:
+    """Records the settings' rules as the lake's next epoch, and answers as `preview` does. Raises ConfigurationError where they
+    cannot be made, and LeaseTakenError where the layers cannot be had.
+    """
+    engine = open_engine(settings)
+    old = read_epochs(engine.questions, settings).current.settings
+    this_run = Run(old, LAYERS, reporter)
+    with this_run.owned(by_force=True) as owned:
+        questions = this_run.engine.questions
+        from_batch = owned.silver.planner.next_batch  # what a crash has left of the last batch is completed by its own rules
+        found = preview(questions, settings)
+        if found["problems"]:
+            raise ConfigurationError("; ".join(f"{each['where']}: {each['what']}" for each in found["problems"][:1]))
+        if not found["changes"]:
+            return found
+        reach(IN_EVOLVE)
+        begin_epoch(questions, this_run.engine.append, settings, from_batch, now_ms())
+    return {**found, "from_batch": from_batch, "applied": True}
+
+
+def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]) -> list[Problem]:
+    problems = check_schemas(settings)
+    for field, (before, after) in found.items():
+        if field.endswith(".schema"):
+            fix = "leave what is there as it is, and add optional fields; or begin a new lake"
+            problems += [Problem(what, field, fix) for what in refused_changes(before, after)]
+    if not problems:
+        rules = settings.rules()
+        try:
+            after = epochs.current.settings.under(rules)
+            for source in after.sources.values():
+                _ = source.value_type
+        except ValueError as error:
+            problems.append(Problem(str(error), "sources", "keep the type that the field had, or use another name"))
+        else:
+            if has_expressions(after.publish):
+                problems += check_expressions(open_engine(after), after)
+    return problems

@@ -1,0 +1,120 @@
+"""Epochs: which rules a lake has had, and from which batch of silver on each of them holds.
+
+The table `epochs` has the rules as JSON (`Settings.rules`). A batch is merged, and its rows are judged and published, by the
+rules of its epoch, whenever that happens. The first epoch begins with batch 0, and another one where `watersmeet evolve` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from pipelines.core.model import horizon_after
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.commits import Append, Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.identity import check_rules_of_layout_1
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+_APPLICATION = "watersmeet-epochs"
+
+
+class Epoch(NamedTuple):
+    """The settings that hold from a batch of silver on, to the first batch of the next epoch."""
+
+    number: int
+    from_batch: int
+    settings: Settings
+
+
+class Epochs(tuple[Epoch, ...]):
+    """The epochs of a lake in their order: one or more."""
+
+    @property
+    def current(self) -> Epoch:
+        """The last one, whose rules new batches follow."""
+        return self[-1]
+
+    def of(self, batch: int) -> Epoch:
+        """The epoch of a batch."""
+        return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]
+
+    def ends(self) -> list[tuple[Epoch, int]]:
+        """Every epoch but the last that saw a batch, and its last one."""
+        pairs = pairwise(self)
+        return [(epoch, after.from_batch - 1) for epoch, after in pairs if epoch.from_batch < after.from_batch]
+
+
+def read_epochs(questions: Questions, settings: Settings) -> Epochs:
+    """The epochs of a lake; all but the rules is as in `settings`. A lake without any has one, with these rules."""
+    found = _read(questions)
+    if not found:
+        return Epochs([Epoch(0, 0, settings)])
+    epochs, known = [], settings.without_schemas()
+    for number, (from_batch, rules) in enumerate(found):
+        known = known.under(rules)
+        epochs.append(Epoch(number, from_batch, known))
+    return Epochs(epochs)
+
+
+def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """By dotted path, the rules that differ: as the lake's last epoch has them, and as the settings have them."""
+    before, now = epochs.current.settings.rules(), settings.rules()
+    return {field: (before[field], now[field]) for field in now if not _is_same(field, before[field], now[field])}
+
+
+def _is_same(field: str, before: Any, now: Any) -> bool:
+    """Whether two rules say the same; in a schema the order of names says nothing."""
+    if field.endswith(".schema") and isinstance(before, str) and isinstance(now, str):
+        return bool(json.loads(before) == json.loads(now))
+    return bool(before == now)
+
+
+def check_rules(epochs: Epochs, settings: Settings) -> None:
+    """Raises ConfigurationError where the settings' rules are not those of the lake's last epoch."""
+    if found := changes(epochs, settings):
+        raise ConfigurationError(
+            f"{', '.join(found)}: the lake has other rules than this configuration; `watersmeet evolve` says what would change, "
+            "and `watersmeet evolve --apply` records it; or set it back"
+        )
+
+
+def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> int:
+    """Records the settings' rules as the next epoch, and returns its number. The caller owns the lake, or it has no batch yet."""
+    number = len(_read(questions))
+    row = (number, from_batch, json.dumps(settings.rules(), sort_keys=True), now_ms)
+    with suppress_conflict():  # of two first starts, one writes
+        append(tables.EPOCHS, tables.layout(settings)[tables.EPOCHS].rows([row]), Commit(_APPLICATION, 0, number + 1))
+    return number
+
+
+def keep_first_epoch(questions: Questions, append: Append, settings: Settings, now_ms: int) -> None:
+    """Afterwards the lake has an epoch. Raises ConfigurationError where a lake of layout 1 was begun with other rules."""
+    if not _read(questions):
+        check_rules_of_layout_1(questions, settings)
+        begin_epoch(questions, append, settings, 0, now_ms)
+
+
+def horizons(questions: Questions, epochs: Epochs) -> dict[int, int]:
+    """By partition, the largest clock - timeout (ms) at the ends of the earlier epochs, since the last reset."""
+    ends = {last: epoch.settings.merge.timeout_ms for epoch, last in epochs.ends()}
+    found: dict[int, int] = {}
+    if not ends:
+        return found
+    reset = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("reason", "is not null", None)]])["last"][0]
+    rows = questions.select(tables.PROGRESS, ["batch", "partition", "clock"], [[("batch", "in", sorted(ends))]])
+    for row in rows.to_pylist():
+        if row["clock"] is not None and row["batch"] > (reset.as_py() if reset.is_valid else -1):
+            found[row["partition"]] = horizon_after(found.get(row["partition"]), row["clock"], ends[row["batch"]])
+    return found
+
+
+def _read(questions: Questions) -> Sequence[tuple[int, dict[str, Any]]]:
+    if not questions.exists(tables.EPOCHS):
+        return []
+    found = questions.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by("epoch")
+    return [(row["from_batch"], json.loads(row["configuration"])) for row in found.to_pylist()]

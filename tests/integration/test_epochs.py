@@ -1,0 +1,161 @@
+"""Rules that change on a living lake: whatever happens, the tables are what the epochs' rules make of bronze."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.faults import IN_EVOLVE
+from tests.support.commands import without_java
+from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
+from tests.support.topics import published
+
+POINTS = ("silver.merge", "silver.notes", "gold.publish", "publisher.committed", "silver.progress")
+FIRST: dict[str, Any] = {"ts": {"type": "integer"}, "k": {"type": "string"}, "n": {"type": "integer"}, "type": {"type": "string"}}
+
+
+def with_schema(river: River, fields: dict[str, Any]) -> None:
+    """Gives the orders a schema with these fields, all of them optional."""
+    (river.folder / "orders.json").write_text(json.dumps({"type": "object", "properties": fields}))
+    river.config["sources"]["orders"]["schema"] = "orders.json"
+    river.write()
+
+
+def evolve(river: River, *, apply: bool = True, exit_code: int = 0) -> dict[str, Any]:
+    command = ["evolve", *(["--apply"] if apply else []), "--json"]
+    if river.config["engine"] == "embedded":
+        said = without_java(river, *command, exit_code=exit_code)
+    else:
+        run = [sys.executable, "-m", "pipelines", *command]
+        said = subprocess.run(run, cwd=river.folder, capture_output=True, text=True, check=True, timeout=300).stdout
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def is_sound(river: River, name: str) -> None:
+    """The promises hold, and a rebuild gives the same lake."""
+    river.by_embedded()
+    assert river.broken_promises() == []
+    into = str(river.folder / f"rebuilt-{name}")
+    without_java(river, "rebuild", "--into", into)
+    assert json.loads(without_java(river, "verify", "--against", into, "--json")) == {"ok": True, "problems": []}
+
+
+def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "epochs", lake=EMBEDDED)
+    first, batches = river.config["merge"]["timeout"], []
+    for number, timeout in enumerate(["400ms", "30ms", "30ms", "1s", first]):
+        river.flow()
+        river.finish()
+        river.config["merge"]["timeout"] = timeout
+        river.write()
+        river.flow()
+        if timeout != "30ms" or number == 1:
+            refused = river.run("--once")
+            assert refused.wait() == 2
+            assert "merge.timeout: the lake has other rules than this configuration" in refused.said()
+            batches.append(evolve(river)["from_batch"])
+        river.kill_at(POINTS[number], "--once")
+        river.finish()
+    assert batches == sorted(set(batches))
+    is_sound(river, "in-the-end")
+
+
+def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "shown", lake=EMBEDDED)
+    river.flow()
+    river.finish()
+    assert evolve(river, apply=False)["changes"] == []
+    river.config["merge"]["timeout"] = "5m"
+    river.config["publish"]["max_bytes"] = 1000
+    river.write()
+    found = evolve(river, apply=False)
+    changed = {each["field"]: each["after"] for each in found["changes"]}
+    assert changed == {"merge.timeout": 300_000, "publish.max_bytes": 1000}
+    assert (found["epoch"], found["applied"], found["problems"]) == (1, False, [])
+    assert river.run("--once").wait() == 2
+    assert evolve(river)["applied"]
+    assert evolve(river)["changes"] == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str) -> None:
+    river = River.make(kafka, tmp_path, f"fields-{lake}", lake=lake)
+    with_schema(river, FIRST)
+    river.flow()
+    river.finish()
+    before = published(river.kafka, river.sink, river.partitions)
+    with_schema(river, {**FIRST, "coupon": {"type": "string"}, "lines": {"type": "array", "items": {"type": "integer"}}})
+    river.flow()
+    evolve(river)
+    river.flow()
+    river.finish()
+    after = published(river.kafka, river.sink, river.partitions)
+    assert set(before) <= set(after)
+    assert any(b"coupon" in (message.value or b"") for message in after)
+    with_schema(river, {name: kind for name, kind in FIRST.items() if name != "n"})
+    evolve(river)
+    river.flow()
+    river.finish()
+    silver = river.questions.columns("silver").field("orders").type.value_type.field("value").type
+    assert [field.name for field in silver] == [*FIRST, "coupon", "lines"]
+    is_sound(river, "fields")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({**FIRST, "n": {"type": "string"}}, "$.n has another type"),
+        ({**FIRST, "n": {"type": "integer", "minimum": 3}}, "$.n: `minimum` differs"),
+    ],
+)
+def test_a_schema_that_does_not_fit_the_one_before_is_refused_with_its_path(
+    kafka: str, tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    river = River.make(kafka, tmp_path, f"unfit-{fields['n']['type']}", lake=EMBEDDED)
+    with_schema(river, FIRST)
+    river.flow()
+    river.finish()
+    with_schema(river, fields)
+    found = evolve(river, apply=False, exit_code=2)
+    assert [(each["where"], each["what"]) for each in found["problems"]] == [("sources.orders.schema", said)]
+    with_schema(river, FIRST)
+    river.finish()
+
+
+def test_a_run_that_goes_on_ends_when_the_rules_change(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "goes-on", lake=EMBEDDED)
+    river.flow()
+    run = river.run()
+    until(lambda: "silver: batch 0" in run.said(), "the first batch")
+    river.config["merge"]["timeout"] = "5m"
+    river.write()
+    assert evolve(river)["applied"]
+    assert run.wait() == 1
+    river.flow()
+    river.finish()
+    is_sound(river, "goes-on")
+
+
+def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "crash", lake=EMBEDDED)
+    river.flow()
+    river.finish()
+    timeout = river.config["merge"]["timeout"]
+    river.config["merge"]["timeout"] = "5m"
+    river.write()
+    crashed = river.run("--apply", does="evolve", point=IN_EVOLVE)
+    crashed.await_held()
+    crashed.kill()
+    assert evolve(river, apply=False)["epoch"] == 1
+    river.config["merge"]["timeout"] = timeout
+    river.write()
+    river.flow()
+    river.finish()
+    assert river.losses() == Losses()
