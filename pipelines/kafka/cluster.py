@@ -20,6 +20,12 @@ from pipelines.settings import KafkaSettings, Settings
 TIMEOUT_S = 15.0
 """How long a broker may take to answer a question before it counts as unreachable."""
 
+LARGEST_RECORD = 100_000_000
+"""How many bytes librdkafka takes from a broker at a time (`receive.message.max.bytes`): no record that was read is larger."""
+
+BESIDE_VALUES = 1024 * 1024
+"""So many bytes are granted to key and headers."""
+
 _UNBOUNDED = str(2**63 - 1)
 _LOOK_S = 0.05
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -159,18 +165,25 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
             f"sources: the topics are not co-partitioned ({listed} partitions); "
             "give all of them the same number, since a key must be in the same partition of every source"
         )
-    partitions, sink = next(iter(found.values())), settings.publish.topic
-    if counts.get(sink, partitions) != partitions:
-        raise ConfigurationError(
-            f"publish.topic: {sink} has {counts[sink]} partitions and the sources have {partitions}; "
-            "give it the same number, since a message goes to the partition of its records"
-        )
+    partitions = next(iter(found.values()))
+    for field, topic in written_topics(settings).items():
+        if counts.get(topic, partitions) != partitions:
+            raise ConfigurationError(
+                f"publish.{field}: {topic} has {counts[topic]} partitions and the sources have {partitions}; "
+                "give it the same number, since a message goes to the partition of its records"
+            )
     return partitions
 
 
 def topics_of(settings: Settings) -> list[str]:
-    """The topics of all sources and the sink: what `co_partitioned` wants to know the partitions of."""
-    return [*(source.topic for source in settings.sources.values()), settings.publish.topic]
+    """The topics of all sources, and those that are written to: what `co_partitioned` wants to know the partitions of."""
+    return [*(source.topic for source in settings.sources.values()), *written_topics(settings).values()]
+
+
+def written_topics(settings: Settings) -> dict[str, str]:
+    """The topics that gold writes to, by their field in `publish`: the sink, and those of dead letters."""
+    letters = {f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()}
+    return {"topic": settings.publish.topic, **letters}
 
 
 def sink_settings(settings: Settings) -> dict[str, str]:
@@ -183,5 +196,17 @@ def sink_settings(settings: Settings) -> dict[str, str]:
         "message.timestamp.type": "CreateTime",
         "message.timestamp.after.max.ms": str(max(settings.merge.max_future_ms, 3_600_000)),
         "message.timestamp.before.max.ms": _UNBOUNDED,
-        "max.message.bytes": str(settings.publish.max_bytes + 1024 * 1024),
+        "max.message.bytes": str(settings.publish.max_bytes + BESIDE_VALUES),
+    }
+
+
+def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
+    """The topic settings that a topic of dead letters needs: it takes every record that the sources take, with any timestamp."""
+    largest = max(int(cluster.topic_settings(source.topic)["max.message.bytes"]) for source in settings.sources.values())
+    return {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.after.max.ms": _UNBOUNDED,
+        "message.timestamp.before.max.ms": _UNBOUNDED,
+        "max.message.bytes": str(largest + BESIDE_VALUES),
     }
