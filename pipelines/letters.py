@@ -18,14 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from pipelines.core.columns import Int64s, in_groups, int64s
+from pipelines.core.columns import int64s
 from pipelines.core.letters import LATE, NEXT_OFFSETS, Standing, letters, next_offsets
 from pipelines.engine import Engine
 from pipelines.errors import ForeignMessageError
@@ -34,25 +32,10 @@ from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.lake import tables
-from pipelines.lake.questions import Where, bytes_of, neighbours, within
+from pipelines.lake.questions import Where, within
 from pipelines.owner import Owner, now_ms
+from pipelines.pieces import PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.settings import Settings
-
-PIECE_ROWS = 5_000
-"""So many records are read at a time: each is asked for by its offset."""
-
-PIECE_BYTES = 64 * 1024 * 1024
-"""About so many bytes of them, as they are in the files."""
-
-PIECES = 20
-"""So many pieces go into one transaction."""
-
-
-class Piece(NamedTuple):
-    """Records of one source: by partition, their offsets in order."""
-
-    source: str
-    offsets: dict[int, Int64s]
 
 
 @dataclass
@@ -114,18 +97,9 @@ class DeadLetters:
             found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
             partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
             is_new = offsets >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[partitions]
-            pieces += self._cut(source, partitions[is_new], offsets[is_new])
+            home = self._home(source)
+            pieces += pieces_of(self._engine.questions, source, home, partitions[is_new], offsets[is_new])
         return pieces
-
-    def _cut(self, source: str, partitions: Int64s, offsets: Int64s) -> Iterator[Piece]:
-        in_all = bytes_of(self._engine.questions, {self._home(source): len(offsets)})
-        size = max(1, min(PIECE_ROWS, len(offsets) * PIECE_BYTES // in_all if in_all else PIECE_ROWS))
-        order = np.lexsort((offsets, partitions))
-        for begin in range(0, len(order), size):
-            rows = order[begin : begin + size]
-            by_partition, firsts = in_groups(partitions[rows], offsets[rows])
-            of_partitions = np.split(rows[by_partition], firsts[1:])
-            yield Piece(source, {int(partitions[mine[0]]): offsets[mine] for mine in of_partitions})
 
     def _send(self, pieces: Sequence[Piece], after: dict[int, dict[str, int]]) -> int:
         """Steps 2 to 4; `after`, where the topic stands, moves on."""
@@ -157,26 +131,12 @@ class DeadLetters:
 
     def _records(self, piece: Piece) -> pa.Table:
         """Step 2: the records of a piece. Those that bronze no longer keeps are passed over."""
-        table = self._home(piece.source)
-        is_late = table != tables.QUARANTINE
-        columns = ["topic", "partition", "offset", "kafka_timestamp", "key", "value", "headers", *([] if is_late else ["reason"])]
-        found = self._engine.fetched(
-            self._engine.read(table, columns, self._where(piece, with_source=not is_late), constants={"source": piece.source})
-        )
-        wanted = {(p, offset) for p, offsets in piece.offsets.items() for offset in offsets.tolist()}
-        places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
-        found = found.filter(pa.array([place in wanted for place in places], pa.bool_()))
-        return found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows)) if is_late else found
-
-    def _where(self, piece: Piece, *, with_source: bool) -> Where:
-        """A piece's records, and perhaps a few more."""
-        where = []
-        for near in neighbours(sorted(piece.offsets)):
-            offsets = sorted(set(chain.from_iterable(piece.offsets[p].tolist() for p in near)))
-            source = [("source", "=", piece.source)] if with_source else []
-            span = [("partition", "in", list(near)), ("offset", ">=", offsets[0]), ("offset", "<=", offsets[-1])]
-            where.append([*source, *span, ("offset", "in", offsets)])
-        return where
+        if self.table == tables.QUARANTINE:
+            found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source)])
+        else:
+            found = read_piece(self._engine.questions, piece, RECORD)
+            found = found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows))
+        return found.append_column("source", pa.repeat(pa.scalar(piece.source), found.num_rows))
 
     # -- where the topic stands
 

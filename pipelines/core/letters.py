@@ -6,14 +6,13 @@ found: a refused record waits for no other source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.core.columns import times_ms
 from pipelines.core.types import HEADERS
 
 REASON = "watersmeet.reason"
@@ -21,6 +20,9 @@ TOPIC = "watersmeet.topic"
 PARTITION = "watersmeet.partition"
 OFFSET = "watersmeet.offset"
 NEXT_OFFSETS = "watersmeet.next_offsets"
+
+REDRIVEN = "watersmeet.redriven"
+"""Of a refused record that was sent to its source again: `topic/partition/offset` of the refused one."""
 
 LATE = "late"
 """The reason of a late record; a refused one has that of its refusal."""
@@ -43,8 +45,8 @@ Standing: TypeAlias = Mapping[int, Mapping[str, int]]
 def letters(rows: pa.Table, after: Standing) -> pa.Table:
     """The dead letters of some records, in order of (partition, source, offset): the columns of `LETTERS`.
 
-    `rows`: source, topic, partition, offset, kafka_timestamp, key, value, headers and reason of each record. A letter has the
-    record's own headers, then those that say why and where; the last of a partition also says where it stands `after` it.
+    `rows`: source, topic, partition, offset, kafka_timestamp (ms), key, value, headers and reason of each record. A letter has
+    the record's own headers, then those that say why and where; the last of a partition also says where it stands `after` it.
     """
     rows = rows.sort_by([("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")])
     partitions = rows["partition"].to_pylist()
@@ -61,7 +63,7 @@ def letters(rows: pa.Table, after: Standing) -> pa.Table:
         "partition": rows["partition"],
         "key": rows["key"],
         "value": rows["value"],
-        "timestamp": pa.array(np.maximum(times_ms(rows["kafka_timestamp"]), 0)),
+        "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
         "headers": pa.array(headers, HEADERS),
     }
     return pa.table(columns).cast(LETTERS)
@@ -79,3 +81,23 @@ def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(said, dict) or not all(type(offset) is int and offset >= 0 for offset in said.values()):
         raise ValueError(f"{NEXT_OFFSETS} is not what a dead letter says by source")
     return said
+
+
+def again(rows: pa.Table) -> pa.Table:
+    """Refused records as they are sent to their source again, in the order given: the columns of `LETTERS`.
+
+    `rows`: topic, partition, offset, key, value and headers of each record. A record keeps its headers, and gets one that says
+    which one it was; its timestamp is the time of its sending.
+    """
+    own = zip(*(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")), strict=True)
+    headers = [[*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}] for had, *place in own]
+    columns = {**{name: rows[name] for name in ("partition", "key", "value")}, "timestamp": pa.repeat(0, rows.num_rows)}
+    return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)
+
+
+def redriven_offsets(topic: str, partition: int, headers: Iterable[tuple[str, bytes | None]]) -> Iterator[int]:
+    """The offsets, in this partition of a topic, of the refused records that a record with these headers was."""
+    for name, value in headers:
+        of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
+        if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal():
+            yield int(offset)

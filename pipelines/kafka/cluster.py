@@ -96,19 +96,38 @@ class Cluster:
         starts, ends = self._offsets(topic, wanted, _EARLIEST), self._offsets(topic, wanted, _LATEST)
         return {p: (starts[p], ends[p]) for p in wanted}
 
+    def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
+        """`bounds`, once every transaction that was open when this was called has ended: until then, committed messages behind
+        its first one cannot be read. Raises KafkaRequestError where one stays open.
+        """
+        ends = self._offsets(topic, range(partitions), _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            bounds = self.bounds(topic, partitions)
+            behind = [p for p, end in ends.items() if bounds[p][1] < end]
+            if not behind:
+                return bounds
+            if time.monotonic() > deadline:
+                place = f"{topic}[{behind[0]}]"
+                raise KafkaRequestError(
+                    f"{place} has an open transaction of another producer at offset {bounds[behind[0]][1]}, behind which nothing "
+                    "can be read; try again when it has ended"
+                )
+            time.sleep(_LOOK_S)
+
     def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
         """By partition the first offset with this Kafka timestamp or a later one; where there is none, the end offset."""
         found = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
         beyond = [p for p, offset in found.items() if offset < 0]
         return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
 
-    def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+    def _offsets(
+        self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[int, int]:
         """A partition that was just made has no leader yet: the question is asked again until the timeout."""
         deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
         while True:
-            asked = self._admin.list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
-            )
+            asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=self.timeout_s)
             try:
                 return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
             except KafkaUnreachableError:

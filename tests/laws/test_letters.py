@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import letters
+from pipelines import letters, pieces
 from pipelines.errors import ForeignMessageError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
@@ -104,7 +104,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     lake.quick.delete(tables.DEAD_LETTERS, (), Commit("test", 0, 1))
     river.arrive()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(letters, "PIECE_ROWS", 3)
+        patch.setattr(pieces, "PIECE_ROWS", 3)
         patch.setattr(letters, "PIECES", 2)
         seen["transactions"] = [count for table in TABLES for count in river.box(table).drain()]
     seen["second"], seen["second expected"] = river.sent(), river.expected()

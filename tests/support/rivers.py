@@ -78,8 +78,9 @@ class RunProcess:
         count: int = 1,
         program: Sequence[str] = WATERSMEET,
         environment: Mapping[str, str] | None = None,
+        command: str = "run",
     ) -> None:
-        """`environment`: instead of this process's."""
+        """`environment`: instead of this process's; `command`: another one of Watersmeet."""
         self.log = config.parent / "run.log"
         self.folder = config.parent / f"fault-{time.monotonic_ns()}"
         self.folder.mkdir()
@@ -87,8 +88,8 @@ class RunProcess:
         if point is not None:
             variables[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
-            command = [*program, "run", *arguments, "-c", str(config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, cwd=config.parent)
+            words = [*program, command, *arguments, "-c", str(config)]
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, cwd=config.parent)
         self._family = psutil.Process(self.process.pid)
 
     @property
