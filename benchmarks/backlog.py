@@ -22,7 +22,8 @@ from benchmarks.inputs import fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import ProgramError, bytes_in, embedded_broker, program, tell
 from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.publisher import Publisher
+from pipelines.kafka.publisher import sequence_tail
+from pipelines.kafka.reading import read_tails
 from pipelines.settings import load_settings
 
 NUMBERS = frozenset({1, 6, 7, 8, 9})
@@ -75,7 +76,8 @@ class River:
         )
         with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
-        published = sum(tail.seq + 1 for tail in Publisher(settings).tails(self.partitions).values())
+        tails = read_tails(settings.kafka, settings.publish.topic, self.partitions)
+        published = sum(sequence_tail(last).seq + 1 for last in tails.values())
         if published != self.sessions:
             raise ProgramError(f"{published} messages came out of {self.sessions} sessions: {running.said()[-2000:]}")
         tell(f"run {name}: {self.records / running.seconds:,.0f} records/s over {self.partitions} partitions")

@@ -46,7 +46,7 @@ app.add_typer(broker_app, name="broker")
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
-WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "evolve", "maintain")
+WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "redrive", "report", "reset", "evolve", "maintain")
 
 
 @app.callback(invoke_without_command=True)
@@ -214,6 +214,21 @@ def rebuild(
 
 
 @app.command()
+def redrive(
+    reason: Annotated[str, typer.Option("--reason", help="Why they were refused, such as event_time_in_future.")],
+    since: Annotated[str | None, typer.Option("--since", help="Only what Kafka took at this time or later.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show what would be sent.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Send refused records to their source topic again, as they came, each once; says first how many."""
+    from pipelines.redrive import Redrive
+
+    settings, since_ms = load_settings(config), None if since is None else _time_ms("--since", since)
+    _answer(Redrive(_questions(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
+
+
+@app.command()
 def report(
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     config: Config = DEFAULT_CONFIG,
@@ -353,20 +368,20 @@ def parse_target(to: str) -> str | int:
     """Where `reset` jumps to: a word, or a time in ms."""
     if to in ("earliest", "latest"):
         return to
-    return _time_ms("--to", to, "earliest, latest")
+    return _time_ms("--to", to, "earliest, latest or ")
 
 
 def parse_as_of(text: str) -> int | datetime:
     """A version of silver, or a time."""
     if text.isdecimal():
         return int(text)
-    return datetime.fromtimestamp(_time_ms("--as-of", text, "a version of silver") / 1000, timezone.utc)
+    return datetime.fromtimestamp(_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc)
 
 
-def _time_ms(option: str, text: str, others: str) -> int:
+def _time_ms(option: str, text: str, others: str = "") -> int:
     time_ms = parse_iso_8601(text)
     if time_ms is None:
-        raise ConfigurationError(f"{option}: `{text}` is not a time; use {others} or a time such as 2026-01-01T00:00:00Z")
+        raise ConfigurationError(f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z")
     return time_ms
 
 

@@ -140,12 +140,12 @@ class FencedError(WatersmeetError):
 
 
 class ForeignMessageError(WatersmeetError):
-    """The sink holds a message that Watersmeet did not write, so the sequence cannot go on from it."""
+    """A topic ends with a message that Watersmeet did not write, so that it does not say where to go on."""
 
-    def __init__(self, topic: str, partition: int, offset: int) -> None:
+    def __init__(self, topic: str, partition: int, offset: int, header: str = "watersmeet.seq") -> None:
         super().__init__(
-            f"{topic}[{partition}] ends with a message at offset {offset} that has no watersmeet.seq header: "
-            "the sink must be a topic that only Watersmeet writes to"
+            f"{topic}[{partition}] ends with a message at offset {offset} that has no {header} header of this lake: "
+            "only Watersmeet may write to this topic, for one lake; name another one"
         )
         self.topic, self.partition, self.offset = topic, partition, offset
 

@@ -30,6 +30,8 @@ POINTS: Final = (
     "publisher.committed",  # the transaction is committed, and nothing in the lake says so
     "gold.note",  # the same, for the layer: published lacks the rows
     "gold.done",  # all is noted
+    "letters.publish",  # which records are dead letters yet to be sent is known, no transaction has begun
+    "letters.note",  # their transaction is committed, dead_letters lacks the rows
 )
 """Every point of a run, in the order of the pipeline."""
 

@@ -35,7 +35,7 @@ from pipelines.events import Handled, Published
 from pipelines.extent import Extent, Pending, finished, pending
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
-from pipelines.kafka.publisher import Publisher
+from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
@@ -98,7 +98,7 @@ class Gold:
         self._ensure_topic()
         noted = last_published(self._engine.questions, self._sink)
         self._publisher.begin()
-        found = self._publisher.tails(self.partitions)
+        found = {p: sequence_tail(message) for p, message in self._publisher.tails(self.partitions).items()}
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         tails, missing = dict(noted), []
         for p, tail in found.items():
@@ -121,9 +121,10 @@ class Gold:
             with self.owner.step("gold", "publish"):
                 self._publisher.send(self._messages(found, tails, headers))
             return promised
+        ends: dict[int, Tail] = {}
         with self.owner.step("gold", "publish"):
-            sent = self._publisher.send(self._messages(found, tails, headers))
-        publications = _publications(sent, tails)
+            offsets = self._publisher.send(_followed(self._messages(found, tails, headers), ends))
+        publications = _publications({p: end._replace(offset=offsets[p]) for p, end in ends.items()}, tails)
         reach("gold.note")
         with self.owner.step("gold", "note"):
             self._note(publications)
@@ -172,8 +173,10 @@ class Gold:
 
     def _promised(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """What `at_most_once` notes before it publishes: no offset can be known yet."""
-        pieces = self._messages(found, tails, {p: {} for p in found.extents})
-        return _publications({piece["partition"][0].as_py(): _end_of(piece) for piece in pieces}, tails)
+        ends: dict[int, Tail] = {}
+        for _ in _followed(self._messages(found, tails, {p: {} for p in found.extents}), ends):
+            pass
+        return _publications(ends, tails)
 
     # -- headers for recovery from a lost lake
 
@@ -237,7 +240,7 @@ class Gold:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return Publisher(self.settings)
+        return sink_publisher(self.settings)
 
     @cached_property
     def _sink(self) -> str:
@@ -252,6 +255,13 @@ class Gold:
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
     """What was published after these tails, up to these ends."""
     return [Publication(p, tails[p].seq + 1 if p in tails else 0, end) for p, end in sorted(ends.items())]
+
+
+def _followed(pieces: Iterator[pa.Table], ends: dict[int, Tail]) -> Iterator[pa.Table]:
+    """The pieces, each of one partition; `ends` then has where the sequence of each stands after them."""
+    for piece in pieces:
+        ends[piece["partition"][0].as_py()] = _end_of(piece)
+        yield piece
 
 
 def _end_of(found: pa.Table) -> Tail:

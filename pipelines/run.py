@@ -35,6 +35,7 @@ from pipelines.lake.lease import Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.store import check_writable, stored
+from pipelines.letters import DeadLetters
 from pipelines.observability import Reporter
 from pipelines.owner import Owner, now_ms
 from pipelines.sampling import Sampler
@@ -191,6 +192,10 @@ class Owned:
         self._silence = Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
         self.silver = Silver(owner, self._settings, run.partitions, self._silence)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
+        self.letters = [
+            DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
+            for table, topic in self._settings.publish.dead_letter_topics.items()
+        ]
         self._maintenance = {layer: Maintenance(owner.engine, kept_by(layer, self._settings)) for layer in ("silver", "gold")}
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
@@ -215,7 +220,8 @@ class Owned:
             upstream = [tables.bronze(source) for source in sources]
             silver = [self._following("silver", upstream, bronze if once else None, self.drain_silver, self._silence_is_due)]
         if "gold" in self._run.layers:
-            gold = [self._following("gold", [tables.SILVER], silver if once else None, self.drain_gold)]
+            upstream = [tables.SILVER, *self._settings.publish.dead_letter_topics]
+            gold = [self._following("gold", upstream, silver if once else None, self.drain_gold)]
         return bronze + silver + gold
 
     def bronze(self, source: str, *, once: bool) -> Stream:
@@ -245,12 +251,18 @@ class Owned:
             self._maintenance["silver"].after_commit()
 
     def drain_gold(self) -> None:
-        """Publishes what there is."""
+        """Publishes what there is, and sends the dead letters that there are."""
         for publications in self.gold.drain(self._run.stopping.is_set):
             messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
             topic = self._settings.publish.topic
             self._run.reporter.tell("gold", f"{messages} messages published to {topic}", messages=messages, topic=topic)
             self._maintenance["gold"].after_commit()
+        for letters in self.letters:
+            for sent in letters.drain(self._run.stopping.is_set):
+                self._run.reporter.tell(
+                    "gold", f"{sent} dead letters sent to {letters.topic}", messages=sent, topic=letters.topic
+                )
+                self._maintenance["gold"].after_commit()
 
     def _silence_is_due(self) -> bool:
         return self._silence is not None and self._silence.is_due
@@ -311,7 +323,7 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     if layer == "silver":
         # Its other tables hold notes, which carry the version of the commit that they follow from.
         return [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
-    return [(tables.PUBLISHED, APPLICATION)]
+    return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION)]
 
 
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
@@ -319,7 +331,7 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
     if layer == "silver":
         return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS]
     if layer == "gold":
-        return [tables.PUBLISHED]
+        return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = next(iter(settings.sources))
     shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES]
     if source is None:

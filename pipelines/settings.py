@@ -172,6 +172,14 @@ class PublishSettings(_Part):
     value: kinds.Text | None = None
     max_bytes: kinds.Size = 8 * 2**20
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
+    late_topic: kinds.TopicName | None = None
+    quarantine_topic: kinds.TopicName | None = None
+
+    @property
+    def dead_letter_topics(self) -> dict[str, str]:
+        """Where dead letters go, by the table whose records they are: `late`, `quarantine`, or neither."""
+        topics = {"late": self.late_topic, "quarantine": self.quarantine_topic}
+        return {table: topic for table, topic in topics.items() if topic is not None}
 
 
 class MetricsSettings(_Part):
@@ -268,12 +276,19 @@ class Settings(_Part):
 
     @model_validator(mode="after")
     def _reads_and_writes_each_topic_once(self) -> "Settings":
-        topics = [(source.topic, "give each source a topic of its own", "sources", name) for name, source in self.sources.items()]
-        read_by: dict[str, str] = {}
-        for topic, right, *at in (*topics, (self.publish.topic, "publish to another topic", "publish")):
-            if topic in read_by:
-                raise RefusedError(f"{{path}} is the topic of source `{read_by[topic]}` too; {right}", *at, "topic")
-            read_by[topic] = at[-1]
+        used: dict[str, str] = {}
+
+        def use(topic: str, by: str, right: str, *at: str) -> None:
+            if topic in used:
+                raise RefusedError(f"{{path}} is the topic of {used[topic]} too; {right}", *at)
+            used[topic] = by
+
+        for name, source in self.sources.items():
+            use(source.topic, f"source `{name}`", "give each source a topic of its own", "sources", name, "topic")
+        use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
+        for table, topic in self.publish.dead_letter_topics.items():
+            field = f"{table}_topic"
+            use(topic, f"`publish.{field}`", "send these records to a topic of their own", "publish", field)
         return self
 
     @model_validator(mode="after")

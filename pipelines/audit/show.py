@@ -48,6 +48,19 @@ def preview_view(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def redrive_view(found: dict[str, Any]) -> Group:
+    """What a redrive sends, or has sent."""
+    table = Table("table", "source", "topic", "refused", "redriven before", "redriven now", box=None, header_style="dim")
+    for row in found["records"]:
+        numbers = (row["found"], row["before"], row["after"])
+        table.add_row(row["table"], row["source"], row["topic"], *[f"{number:,}" for number in numbers])
+    left = sum(row["found"] - row["after"] for row in found["records"])
+    did = f"{found['sent']:,} records refused as {found['reason']} were sent again"
+    would = f"{left:,} records refused as {found['reason']} would be sent again"
+    hint = "" if found["applied"] else "\nNothing was sent. Do it with --apply."
+    return Group(did if found["applied"] else would, table, hint)
+
+
 def reset_view(found: dict[str, Any]) -> Group:
     """What a jump does, or has done."""
     does = "jumped" if found["done"] else "would jump"

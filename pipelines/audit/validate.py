@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pipelines.beginning import Beginning
 from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.kafka.cluster import Cluster, co_partitioned, sink_settings, topics_of
+from pipelines.kafka.cluster import Cluster, co_partitioned, dead_letter_settings, sink_settings, topics_of, written_topics
 from pipelines.kafka.options import check_options
 from pipelines.lake import tables
 from pipelines.lake.epochs import check_rules, read_epochs
@@ -30,25 +30,29 @@ def check_kafka(settings: Settings) -> list[Problem]:
     """librdkafka takes the options; topics are reachable, co-partitioned, and the sink, where it exists, fits."""
     if wrong := check_options(settings.kafka):
         return [_as_problem(ConfigurationError(sentence), "kafka.options") for sentence in wrong]
-    cluster, sink = Cluster(settings.kafka), settings.publish.topic
+    cluster = Cluster(settings.kafka)
+    problems: list[Problem] = []
     try:
         counts = cluster.partition_counts(topics_of(settings))
         co_partitioned(settings, counts)
-        # Gold creates a sink that is missing as it must be.
-        return list(_unfit_settings(settings, cluster.topic_settings(sink))) if sink in counts else []
+        for name, topic in written_topics(settings).items():
+            if topic in counts:  # gold creates one that is missing as it must be
+                wanted = sink_settings(settings) if name == "topic" else dead_letter_settings(cluster, settings)
+                problems += _unfit_settings(f"publish.{name}", topic, wanted, cluster.topic_settings(topic))
     except WatersmeetError as error:
         return [_as_problem(error, "kafka")]
+    return problems
 
 
-def _unfit_settings(settings: Settings, found: dict[str, str]) -> Iterator[Problem]:
-    """Where an existing sink differs from what gold would have made, in a way that loses or refuses messages."""
+def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Problem]:
+    """Where an existing topic differs from what gold would have made, in a way that loses or refuses messages."""
     at_least = {"message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes"}
-    for name, value in sink_settings(settings).items():
+    for name, value in wanted.items():
         has = found.get(name, value)
         if has == value or (name in at_least and int(has) >= int(value)):
             continue
-        fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {settings.publish.topic}"
-        yield Problem(f"{settings.publish.topic} has {name}={has}", "publish.topic", fix)
+        fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {topic}"
+        yield Problem(f"{topic} has {name}={has}", where, fix)
 
 
 def check_schemas(settings: Settings) -> list[Problem]:

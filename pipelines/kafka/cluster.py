@@ -20,6 +20,12 @@ from pipelines.settings import KafkaSettings, Settings
 TIMEOUT_S = 15.0
 """How long a broker may take to answer a question before it counts as unreachable."""
 
+LARGEST_RECORD = 100_000_000
+"""How many bytes librdkafka takes from a broker at a time (`receive.message.max.bytes`): no record that was read is larger."""
+
+BESIDE_VALUES = 1024 * 1024
+"""So many bytes are granted to key and headers."""
+
 _UNBOUNDED = str(2**63 - 1)
 _LOOK_S = 0.05
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -90,19 +96,38 @@ class Cluster:
         starts, ends = self._offsets(topic, wanted, _EARLIEST), self._offsets(topic, wanted, _LATEST)
         return {p: (starts[p], ends[p]) for p in wanted}
 
+    def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
+        """`bounds`, once every transaction that was open when this was called has ended: until then, committed messages behind
+        its first one cannot be read. Raises KafkaRequestError where one stays open.
+        """
+        ends = self._offsets(topic, range(partitions), _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            bounds = self.bounds(topic, partitions)
+            behind = [p for p, end in ends.items() if bounds[p][1] < end]
+            if not behind:
+                return bounds
+            if time.monotonic() > deadline:
+                place = f"{topic}[{behind[0]}]"
+                raise KafkaRequestError(
+                    f"{place} has an open transaction of another producer at offset {bounds[behind[0]][1]}, behind which nothing "
+                    "can be read; try again when it has ended"
+                )
+            time.sleep(_LOOK_S)
+
     def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
         """By partition the first offset with this Kafka timestamp or a later one; where there is none, the end offset."""
         found = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
         beyond = [p for p, offset in found.items() if offset < 0]
         return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
 
-    def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+    def _offsets(
+        self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[int, int]:
         """A partition that was just made has no leader yet: the question is asked again until the timeout."""
         deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
         while True:
-            asked = self._admin.list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_s
-            )
+            asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=self.timeout_s)
             try:
                 return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
             except KafkaUnreachableError:
@@ -159,18 +184,25 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
             f"sources: the topics are not co-partitioned ({listed} partitions); "
             "give all of them the same number, since a key must be in the same partition of every source"
         )
-    partitions, sink = next(iter(found.values())), settings.publish.topic
-    if counts.get(sink, partitions) != partitions:
-        raise ConfigurationError(
-            f"publish.topic: {sink} has {counts[sink]} partitions and the sources have {partitions}; "
-            "give it the same number, since a message goes to the partition of its records"
-        )
+    partitions = next(iter(found.values()))
+    for field, topic in written_topics(settings).items():
+        if counts.get(topic, partitions) != partitions:
+            raise ConfigurationError(
+                f"publish.{field}: {topic} has {counts[topic]} partitions and the sources have {partitions}; "
+                "give it the same number, since a message goes to the partition of its records"
+            )
     return partitions
 
 
 def topics_of(settings: Settings) -> list[str]:
-    """The topics of all sources and the sink: what `co_partitioned` wants to know the partitions of."""
-    return [*(source.topic for source in settings.sources.values()), settings.publish.topic]
+    """The topics of all sources, and those that are written to: what `co_partitioned` wants to know the partitions of."""
+    return [*(source.topic for source in settings.sources.values()), *written_topics(settings).values()]
+
+
+def written_topics(settings: Settings) -> dict[str, str]:
+    """The topics that gold writes to, by their field in `publish`: the sink, and those of dead letters."""
+    letters = {f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()}
+    return {"topic": settings.publish.topic, **letters}
 
 
 def sink_settings(settings: Settings) -> dict[str, str]:
@@ -183,5 +215,17 @@ def sink_settings(settings: Settings) -> dict[str, str]:
         "message.timestamp.type": "CreateTime",
         "message.timestamp.after.max.ms": str(max(settings.merge.max_future_ms, 3_600_000)),
         "message.timestamp.before.max.ms": _UNBOUNDED,
-        "max.message.bytes": str(settings.publish.max_bytes + 1024 * 1024),
+        "max.message.bytes": str(settings.publish.max_bytes + BESIDE_VALUES),
+    }
+
+
+def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
+    """The topic settings that a topic of dead letters needs: it takes every record that the sources take, with any timestamp."""
+    largest = max(int(cluster.topic_settings(source.topic)["max.message.bytes"]) for source in settings.sources.values())
+    return {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "CreateTime",
+        "message.timestamp.after.max.ms": _UNBOUNDED,
+        "message.timestamp.before.max.ms": _UNBOUNDED,
+        "max.message.bytes": str(largest + BESIDE_VALUES),
     }

@@ -18,7 +18,7 @@ class Permission(NamedTuple):
 
 def permissions(settings: Settings) -> list[Permission]:
     """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
-    sink, name = settings.publish.topic, settings.name
+    sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
     return [
         *(Permission("READ", "topic", source.topic, "bronze reads it") for source in settings.sources.values()),
         Permission("READ", "topic", sink, "gold reads where the sequence stands; a lost lake is taken up from it"),
@@ -30,4 +30,20 @@ def permissions(settings: Settings) -> list[Permission]:
             Permission("READ", "group", f"watersmeet-{name}-{layer}", "for Kafka's own tools, shows how far it is")
             for layer in ("bronze", "silver")
         ),
+        *(permission for topic in letters for permission in _of_dead_letters(name, topic)),
+        *(
+            Permission("DESCRIBE_CONFIGS", "topic", source.topic, "a topic of dead letters takes what it takes")
+            for source in settings.sources.values()
+            if letters
+        ),
+    ]
+
+
+def _of_dead_letters(name: str, topic: str) -> list[Permission]:
+    return [
+        Permission("READ", "topic", topic, "gold reads up to where dead letters are out"),
+        Permission("WRITE", "topic", topic, "gold sends dead letters"),
+        Permission("CREATE", "topic", topic, "gold creates it where it is missing"),
+        Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
+        Permission("WRITE", "transactional id", f"watersmeet-{name}-{topic}", "gold sends dead letters in transactions"),
     ]

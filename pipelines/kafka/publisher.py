@@ -1,9 +1,9 @@
-"""Publishes to the sink: one producer for all of its partitions, in the process that owns gold.
+"""Publishes to a topic: one producer for all of its partitions, in one process at a time.
 
 A process may die anywhere, so nothing is assumed about what is out. `exactly_once`:
 
 1. `begin` fences an earlier owner and settles what it left (`init_transactions`);
-2. `tails` reads the sink's last committed messages: which records are out, and what their numbers were;
+2. `tails` reads the topic's last committed messages, which say what is out;
 3. `send` produces the messages after them in one transaction, and commits it.
 
 After a failure before the commit no `read_committed` reader sees anything of it; after it, the tails have moved and nothing is
@@ -28,11 +28,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from pipelines.core.sequence import ID, SEQ, Tail, parse_message_id
 from pipelines.errors import FencedError, ForeignMessageError, KafkaRequestError, PublishingError, WatersmeetError
 from pipelines.faults import reach
-from pipelines.kafka.cluster import TIMEOUT_S, sink_settings
+from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningProducer
 from pipelines.kafka.reading import read_tails
-from pipelines.settings import Settings
+from pipelines.settings import KafkaSettings, Settings
 
 TRANSACTION_TIMEOUT_S = 300
 """A transaction is written at once and takes seconds; brokers allow 15 minutes at most by default."""
@@ -66,25 +66,22 @@ a SystemError of the two, with the fatal error as its cause.
 
 
 class Publisher:
-    """Writes to the sink of one configuration, for one thread.
+    """Writes to one topic, for one thread: messages of up to `max_bytes` bytes, key and headers included; `is_transactional`: in
+    transactions.
 
     Call `begin` first, and again after any error; then read `tails`, and `send` as often as there is something to send.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._kafka = settings, settings.kafka
-        self._topic = settings.publish.topic
-        self._is_transactional = settings.publish.delivery == "exactly_once"
+    def __init__(self, kafka: KafkaSettings, name: str, topic: str, max_bytes: int, *, is_transactional: bool = True) -> None:
+        self._kafka, self._topic, self._max_bytes = kafka, topic, max_bytes
+        self.transactional_id = f"watersmeet-{name}-{topic}"
+        """By which Kafka tells an earlier publisher from a later one."""
+        self._is_transactional = is_transactional
         self._producer: ListeningProducer | None = None
 
-    @property
-    def transactional_id(self) -> str:
-        """By which Kafka tells an earlier owner of this sink from a later one."""
-        return f"watersmeet-{self._settings.name}-{self._topic}"
-
     def begin(self) -> None:
-        """Fences the previous publisher of this sink and settles its open transaction; in every delivery mode, since
-        an earlier run may have had another one.
+        """Fences the previous publisher of this name and topic and settles its open transaction; without transactions, too, since
+        an earlier run may have had them.
 
         Raises KafkaAccessError where the client or its permission is refused, KafkaUnreachableError where no broker answers.
         """
@@ -101,7 +98,7 @@ class Publisher:
         return ListeningProducer(
             self._kafka,
             delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
-            message_max_bytes=min(self._settings.publish.max_bytes + 1024 * 1024, 1_000_000_000),
+            message_max_bytes=min(self._max_bytes, 1_000_000_000),
             **own,
         )
 
@@ -116,20 +113,18 @@ class Publisher:
                     raise
             self._listen(producer, since, TIMEOUT_S)
 
-    def tails(self, partitions: int) -> dict[int, Tail]:
-        """The last committed message of each of the sink's partitions that holds one, as of the last `begin`.
+    def tails(self, partitions: int) -> dict[int, Message]:
+        """The last committed message of each of the topic's partitions that holds one, as of the last `begin`.
 
         What was sent since may be missing: Kafka answers a commit before every partition shows it, and `begin` waits for that.
-        Raises ForeignMessageError where such a message is not ours.
         """
-        found = read_tails(self._kafka, self._topic, partitions)
-        return {partition: _tail(message) for partition, message in found.items()}
+        return read_tails(self._kafka, self._topic, partitions)
 
-    def send(self, messages: Iterable[pa.Table]) -> dict[int, Tail]:
-        """Publishes messages, each partition's in their order, and answers each partition's last one; in one transaction under
-        `exactly_once`, so that all of them are out or none.
+    def send(self, messages: Iterable[pa.Table]) -> dict[int, int | None]:
+        """Publishes messages, each partition's in their order, and answers the offset of each partition's last one (null where
+        the broker has not told it); in one transaction where the publisher has them, so that all of them are out or none.
 
-        Columns: partition, key, value (null: a message without a value), timestamp (ms, not 0), headers, seq, event_time (ms).
+        Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it is sent), headers.
         Raises FencedError where another publisher has taken over, PublishingError (which says whether to try again),
         KafkaUnreachableError, KafkaAccessError; after any error `begin` comes first.
         """
@@ -148,7 +143,7 @@ class Publisher:
 
     # -- sending
 
-    def _send(self, producer: ListeningProducer, messages: Iterable[pa.Table]) -> dict[int, Tail]:
+    def _send(self, producer: ListeningProducer, messages: Iterable[pa.Table]) -> dict[int, int | None]:
         offsets: dict[int, int] = {}
         failed: list[KafkaError] = []
 
@@ -158,14 +153,14 @@ class Publisher:
             else:
                 failed.append(error)
 
-        last: dict[int, Tail] = {}
+        sent_to: set[int] = set()
         pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=PIECE))
         for piece in filter(len, pieces):
-            if not last and self._is_transactional:
+            if not sent_to and self._is_transactional:
                 producer.begin_transaction()
             reach("publisher.produce")
-            last |= self._produce(producer, piece, delivered)
-        if not last:
+            sent_to |= self._produce(producer, piece, delivered)
+        if not sent_to:
             return {}
         self._flush(producer)
         if failed and not self._is_transactional:
@@ -174,12 +169,11 @@ class Publisher:
         if self._is_transactional:
             producer.commit_transaction(PRODUCE_TIMEOUT_S)  # fails where a message did, and says why
         reach("publisher.committed")
-        return {p: tail._replace(offset=offsets.get(p)) for p, tail in last.items()}
+        return {p: offsets.get(p) for p in sorted(sent_to)}
 
-    def _produce(self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]) -> dict[int, Tail]:
-        """Produces a piece, and answers each partition's last message in it, whose offset is not known yet."""
-        names = ("partition", "key", "value", "timestamp", "seq", "event_time")
-        partitions, keys, values, timestamps, seqs, times = (piece.column(name).to_pylist() for name in names)
+    def _produce(self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]) -> set[int]:
+        """Produces a piece, and answers which partitions it has messages for."""
+        partitions, keys, values, timestamps = (piece.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp"))
         last_rows = dict(zip(partitions, range(len(partitions)), strict=True))
         # A report costs as much as a message. In a transaction, the commit fails where a message did; so only the offset of each
         # partition's last one is asked for.
@@ -193,7 +187,7 @@ class Publisher:
                 self._flush(producer, len(producer) // 2)
                 producer.produce(self._topic, value, key, partition, **more)
         producer.poll(0)
-        return {p: Tail(seqs[i], times[i], keys[i].decode(), None) for p, i in last_rows.items()}
+        return set(last_rows)
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
         """Returns once no more messages than that wait for the broker."""
@@ -235,14 +229,26 @@ class Publisher:
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             resource = f"transactional id {self.transactional_id}"
         if code in _TOO_LARGE:
-            wanted = sink_settings(self._settings)["max.message.bytes"]
-            why = f"a message is too large for it ({error.name()}); set max.message.bytes of {self._topic} to {wanted} or more"
+            wanted = f"set max.message.bytes of {self._topic} to {self._max_bytes} or more"
+            why = f"a message is too large for it ({error.name()}); {wanted}"
             return PublishingError(self._topic, why, retriable=False)
         told = failure(self._kafka, error, "WRITE", resource)
         if not isinstance(told, KafkaRequestError):
             return told
         is_curable = error.txn_requires_abort() or code in _CURED_BY_A_NEW_PRODUCER
         return PublishingError(self._topic, error.str(), retriable=is_curable and code not in _HOPELESS)
+
+
+def sink_publisher(settings: Settings) -> Publisher:
+    """Publishes merge records, as `publish.delivery` says."""
+    publish, is_transactional = settings.publish, settings.publish.delivery == "exactly_once"
+    max_bytes = publish.max_bytes + BESIDE_VALUES
+    return Publisher(settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional)
+
+
+def record_publisher(settings: Settings, name: str, topic: str) -> Publisher:
+    """Sends records of the sources once more, whatever their size; in transactions."""
+    return Publisher(settings.kafka, name, topic, LARGEST_RECORD + BESIDE_VALUES)
 
 
 def _reason(error: BaseException) -> KafkaError:
@@ -261,7 +267,8 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
     return [pairs[start:end] for start, end in pairwise([0, *ends])]
 
 
-def _tail(message: Message) -> Tail:
+def sequence_tail(message: Message) -> Tail:
+    """Where the sequence of a sink partition stands after its last message. Raises ForeignMessageError where it is not ours."""
     headers: dict[str, Any] = dict(message.headers() or [])
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:

@@ -19,6 +19,7 @@ QUARANTINE = "quarantine"
 IDLE_HEARTBEATS = "idle_heartbeats"
 RESETS = "resets"
 PUBLISHED = "published"
+DEAD_LETTERS = "dead_letters"
 RECOVERED = "recovered"
 PROGRESS = "progress"
 CONFIGURATION = "configuration"
@@ -124,6 +125,9 @@ _OTHERS = (
             "committed_at timestamp, sink string"
         ),
     ),
+    # Up to which offset (exclusive) each transaction has sent the records of a topic-partition to a topic of dead letters; `sink`
+    # is that topic with Kafka's identity of it.
+    Table(DEAD_LETTERS, schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp")),
     # What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source the
     # offset at which reading began (`source`, `offset`). A row is one or the other; the rest of it is null.
     Table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,10 @@ def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(lake: str,
     """One lake, killed at one point after the other; each start has to complete what the kill before left, the last one without
     Spark.
     """
-    river = River.make(kafka, tmp_path, f"crashes-{lake}", lake=lake, merge__idle_after="3s")
+    name = f"crashes-{lake}"
+    topics = ("late", "quarantine") if lake == EMBEDDED else ()
+    letters: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in topics}
+    river = River.make(kafka, tmp_path, name, lake=lake, merge__idle_after="3s", **letters)
     river.flow()
     for point in KILLS[lake]:
         if point == "idle.decide":

@@ -26,7 +26,7 @@ from pipelines.audit.problems import Problem
 from pipelines.audit.validate import check_expressions, check_kafka
 from pipelines.engine.spark import SparkEngine
 from pipelines.errors import ConfigurationError, ForeignMessageError
-from pipelines.kafka.cluster import sink_settings
+from pipelines.kafka.cluster import Cluster, dead_letter_settings, sink_settings
 from pipelines.observability import Reporter
 from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
@@ -324,6 +324,35 @@ def test_a_sink_that_would_lose_or_refuse_messages_is_named(
     problems = check_sink(project.kafka, tmp_path, name, value)
     assert [problem.where for problem in problems] == ([] if is_fit else ["publish.topic"])
     assert all(f"has {name}={value}" in problem.what and name in problem.fix for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_fit"),
+    [
+        ("retention.ms", "604800000", True),
+        ("max.message.bytes", str(1048588), False),
+        ("cleanup.policy", "compact", False),
+        ("message.timestamp.after.max.ms", "3600000", False),
+    ],
+)
+def test_a_topic_that_would_refuse_dead_letters_is_named(
+    project: Project, tmp_path: Path, name: str, value: str, is_fit: bool
+) -> None:
+    topic = f"cli_letters_{name}_{value}"
+    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__late_topic=topic)
+    fit = dead_letter_settings(Cluster(settings.kafka), settings)
+    create_topics(project.kafka, topic, partitions=PARTITIONS, **{**fit, name: value})
+    problems = check_kafka(settings)
+    assert [problem.where for problem in problems] == ([] if is_fit else ["publish.late_topic"])
+    assert all(f"has {name}={value}" in problem.what and name in problem.fix for problem in problems)
+
+
+def test_a_topic_of_dead_letters_with_other_partitions_is_named(project: Project, tmp_path: Path) -> None:
+    create_topics(project.kafka, "cli_narrow", partitions=PARTITIONS + 1)
+    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__quarantine_topic="cli_narrow")
+    [problem] = check_kafka(settings)
+    assert problem.where == "publish.quarantine_topic"
+    assert "cli_narrow has" in problem.what
 
 
 def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:

@@ -14,7 +14,7 @@ from pipelines.dev.certificates import Authority
 from pipelines.errors import KafkaAccessError, KafkaUnreachableError, is_retriable
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.permissions import Permission
-from pipelines.kafka.publisher import Publisher
+from pipelines.kafka.publisher import Publisher, sink_publisher
 from pipelines.kafka.reading import Range, read_range, read_tails
 from pipelines.settings import KafkaSettings, Settings
 from tests.kafka.messages import messages
@@ -32,7 +32,7 @@ def read(kafka: KafkaSettings, topic: str) -> int:
 def publisher(kafka: KafkaSettings, sink: str, delivery: str = "exactly_once") -> Publisher:
     settings = Settings.model_validate(SMALLEST, context={"folder": Path("/")})
     publish = settings.publish.model_copy(update={"topic": sink, "delivery": delivery})
-    return Publisher(settings.model_copy(update={"kafka": kafka, "publish": publish}))
+    return sink_publisher(settings.model_copy(update={"kafka": kafka, "publish": publish}))
 
 
 def refusal(work: Callable[[], object]) -> str:
@@ -81,7 +81,7 @@ def test_the_right_password_and_permissions_are_all_it_takes(secured: SecuredBro
     to_sink.begin()
     to_sink.send([messages(0, "ab"), messages(1, "c")])
     to_sink.begin()
-    assert {p: tail.key for p, tail in to_sink.tails(2).items()} == {0: "b", 1: "c"}
+    assert {p: tail.key() for p, tail in to_sink.tails(2).items()} == {0: b"b", 1: b"c"}
 
 
 WRONG = {

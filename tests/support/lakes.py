@@ -106,9 +106,23 @@ def records_of(settings: Settings, source: str, values: Mapping[tuple[int, int],
     """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered them."""
     topic, of_source = settings.sources[source].topic, settings.sources[source]
     places = sorted(values)
-    rows: list[tuple[Any, ...]] = [(topic, p, offset, KAFKA_TIME_US, 0, None, values[p, offset], []) for p, offset in places]
+    rows: list[tuple[Any, ...]] = [
+        (topic, p, offset, KAFKA_TIME_US, 0, key_of(source, offset), values[p, offset], headers_of(source, offset))
+        for p, offset in places
+    ]
     columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)]
     return read_records(pa.table(columns, schema=KAFKA), of_source.reading_rules(settings.merge.max_future_ms))
+
+
+def key_of(source: str, offset: int) -> bytes | None:
+    """The Kafka key of a record, if it has one; the merge reads another."""
+    return f"{source} {offset}".encode() if offset % 3 else None
+
+
+def headers_of(source: str, offset: int) -> list[dict[str, Any]]:
+    """The headers of a record, if it has any; one like those of Watersmeet's own."""
+    own = [("of", source.encode()), ("of", None), ("watersmeet.offset", b"another's")]
+    return [{"key": name, "value": value} for name, value in own] if offset % 2 else []
 
 
 def counted(rows: pa.Table) -> pa.Table:

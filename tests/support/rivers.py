@@ -40,7 +40,7 @@ from tests.support.cases import (
     keyed,
 )
 from tests.support.lakes import decisions_of, late_of, quarantined_of, silver_of
-from tests.support.topics import Access, create_topics, produce, published, settings_of
+from tests.support.topics import Access, create_topics, dead_letters, produce, published, settings_of
 
 DEADLINE_S = 300.0
 TIMEOUT_MS = 300
@@ -78,9 +78,9 @@ class RunProcess:
         count: int = 1,
         program: Sequence[str] = WATERSMEET,
         environment: Mapping[str, str] | None = None,
-        does: str = "run",
+        command: str = "run",
     ) -> None:
-        """`environment`: instead of this process's."""
+        """`environment`: instead of this process's; `command`: another one of Watersmeet."""
         self.log = config.parent / "run.log"
         self.folder = config.parent / f"fault-{time.monotonic_ns()}"
         self.folder.mkdir()
@@ -88,8 +88,8 @@ class RunProcess:
         if point is not None:
             variables[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
-            command = [*program, does, *arguments, "-c", str(config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, cwd=config.parent)
+            words = [*program, command, *arguments, "-c", str(config)]
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, cwd=config.parent)
         self._family = psutil.Process(self.process.pid)
 
     @property
@@ -276,9 +276,11 @@ class River:
                 case.arrivals += [source] * (records + 1)
             produce(self.kafka, self.config["sources"][source]["topic"], sent, codec=codec)
 
-    def run(self, *arguments: str, point: str | None = None, count: int = 1, does: str = "run") -> RunProcess:
+    def run(self, *arguments: str, point: str | None = None, count: int = 1, command: str = "run") -> RunProcess:
         program, environment = self.program, self.environment
-        return RunProcess(self.file, *arguments, point=point, count=count, program=program, environment=environment, does=does)
+        return RunProcess(
+            self.file, *arguments, point=point, count=count, program=program, environment=environment, command=command
+        )
 
     def finish(self, *arguments: str) -> None:
         """An undisturbed run over what is there."""
@@ -323,7 +325,20 @@ class River:
             missing, more = (Counter(map(repr, one)) - Counter(map(repr, other)) for one, other in ((there, here), (here, there)))
             if missing or more:
                 found.other.append(f"{name}: {sum(missing.values())} rows missing, {sum(more.values())} too many")
+        found.other += self._losses_of_letters()
         return found
+
+    def _losses_of_letters(self) -> Iterator[str]:
+        """How the topics of dead letters differ from one that has each record once, in order of offset."""
+        sources = {source["topic"]: name for name, source in self.config["sources"].items()}
+        tables_of = {"late": expected_late(self.cases), "quarantine": expected_quarantine(self.cases)}
+        for table, topic in self.settings.publish.dead_letter_topics.items():
+            expected = [(row[0], row[1], row[2], row[-1]) for row in tables_of[table]]
+            sent = dead_letters(self.kafka, topic, self.partitions)
+            seen = [(one.partition, sources[one.source_topic], one.offset, one.value) for one in sent]
+            by_place = sorted(seen, key=lambda one: one[:2])  # leaves each topic-partition's in the order in which they are
+            if by_place != sorted(expected, key=lambda one: one[:3]):
+                yield f"dead letters of {table}: {len(seen)} and {len(expected)} expected, or in another order"
 
     def broken_promises(self) -> list[str]:
         """What `verify --full` finds."""

@@ -25,6 +25,19 @@ class Published(NamedTuple):
     id: str
 
 
+class Letter(NamedTuple):
+    """A dead letter: where the record was, why it is there, and the record as it came."""
+
+    partition: int
+    source_topic: str
+    offset: int
+    reason: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+
+
 Access = str | KafkaSettings
 """How a test reaches a broker: its address, where nothing else is needed."""
 
@@ -118,4 +131,19 @@ def published(kafka: Access, topic: str, partitions: int) -> list[Published]:
         headers = dict(message.headers())
         seq, message_id = int(headers["watersmeet.seq"]), headers["watersmeet.id"].decode()
         found.append(Published(message.partition(), message.key(), message.timestamp()[1], message.value(), seq, message_id))
+    return found
+
+
+def dead_letters(kafka: Access, topic: str, partitions: int) -> list[Letter]:
+    """Every dead letter of a topic, by partition, in order."""
+    found = []
+    for message in consume(kafka, topic, partitions):
+        headers = [one for one in message.headers() if one[0] != "watersmeet.next_offsets"]
+        (*own, reason, of_topic, partition, offset) = headers
+        assert [name for name, _ in headers[len(own) :]] == [
+            f"watersmeet.{n}" for n in ("reason", "topic", "partition", "offset")
+        ]
+        assert int(partition[1]) == message.partition()
+        place = message.partition(), of_topic[1].decode(), int(offset[1]), reason[1].decode()
+        found.append(Letter(*place, message.key(), message.value(), tuple(own), message.timestamp()[1]))
     return found

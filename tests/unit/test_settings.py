@@ -585,6 +585,8 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/key", {}), "sources.key: `key` is reserved for the output"),
         (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
         (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
+        (("publish/late_topic", "orders"), "publish.late_topic is the topic of source `orders` too; send these records to a topic"),
+        (("publish/quarantine_topic", "merged"), "publish.quarantine_topic is the topic of `publish.topic` too"),
         (("storage", "x"), "storage must be a mapping, not text"),
         (("storage", {"AWS_REGION": None}), "storage.AWS_REGION must be text, a number, true or false, not null"),
         (("storage", {"a=b": "x"}), "storage has a name that no option can have; write `name: value`"),

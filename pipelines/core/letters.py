@@ -1,0 +1,103 @@
+"""Dead letters: late and refused records as they came, with headers that say why they are there and where they were.
+
+Each source topic-partition's are in order of offset. How those of several sources mix in one partition depends on when they were
+found: a refused record waits for no other source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.types import HEADERS
+
+REASON = "watersmeet.reason"
+TOPIC = "watersmeet.topic"
+PARTITION = "watersmeet.partition"
+OFFSET = "watersmeet.offset"
+NEXT_OFFSETS = "watersmeet.next_offsets"
+
+REDRIVEN = "watersmeet.redriven"
+"""Of a refused record that was sent to its source again: `topic/partition/offset` of the refused one."""
+
+LATE = "late"
+"""The reason of a late record; a refused one has that of its refusal."""
+
+LETTERS: Final = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.large_binary()),
+        ("timestamp", pa.int64()),
+        ("headers", HEADERS),
+    ]
+)
+"""The columns of dead letters as they are sent; `timestamp` in epoch ms, 0 where the record had none."""
+
+Standing: TypeAlias = Mapping[int, Mapping[str, int]]
+"""Where a topic of dead letters stands: by partition and source, the offset from which on records are not there yet."""
+
+
+def letters(rows: pa.Table, after: Standing) -> pa.Table:
+    """The dead letters of some records, in order of (partition, source, offset): the columns of `LETTERS`.
+
+    `rows`: source, topic, partition, offset, kafka_timestamp (ms), key, value, headers and reason of each record. A letter has
+    the record's own headers, then those that say why and where; the last of a partition also says where it stands `after` it.
+    """
+    rows = rows.sort_by([("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")])
+    partitions = rows["partition"].to_pylist()
+    lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
+    own = zip(*(rows[name].to_pylist() for name in ("headers", "reason", "topic", "offset")), strict=True)
+    headers = []
+    for i, (had, reason, topic, offset) in enumerate(own):
+        said = {REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
+        ours = [(name, str(value).encode()) for name, value in said.items()]
+        if i in lasts:
+            ours.append((NEXT_OFFSETS, orjson.dumps(dict(after[partitions[i]]), option=orjson.OPT_SORT_KEYS)))
+        headers.append([*(had or []), *({"key": name, "value": value} for name, value in ours)])
+    columns = {
+        "partition": rows["partition"],
+        "key": rows["key"],
+        "value": rows["value"],
+        "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
+        "headers": pa.array(headers, HEADERS),
+    }
+    return pa.table(columns).cast(LETTERS)
+
+
+def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
+    """What a partition's last dead letter says of where the partition stands: by source, the next offset.
+
+    `headers`: those of the message; of several with one name, the last. Raises ValueError where it says no such thing.
+    """
+    try:
+        said = orjson.loads(headers[NEXT_OFFSETS])
+    except (KeyError, TypeError, orjson.JSONDecodeError):
+        said = None
+    if not isinstance(said, dict) or not all(type(offset) is int and offset >= 0 for offset in said.values()):
+        raise ValueError(f"{NEXT_OFFSETS} is not what a dead letter says by source")
+    return said
+
+
+def again(rows: pa.Table) -> pa.Table:
+    """Refused records as they are sent to their source again, in the order given: the columns of `LETTERS`.
+
+    `rows`: topic, partition, offset, key, value and headers of each record. A record keeps its headers, and gets one that says
+    which one it was; its timestamp is the time of its sending.
+    """
+    own = zip(*(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")), strict=True)
+    headers = [[*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}] for had, *place in own]
+    columns = {**{name: rows[name] for name in ("partition", "key", "value")}, "timestamp": pa.repeat(0, rows.num_rows)}
+    return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)
+
+
+def redriven_offsets(topic: str, partition: int, headers: Iterable[tuple[str, bytes | None]]) -> Iterator[int]:
+    """The offsets, in this partition of a topic, of the refused records that a record with these headers was."""
+    for name, value in headers:
+        of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
+        if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal():
+            yield int(offset)

@@ -1,0 +1,185 @@
+"""Dead letters: late and refused records go to topics of their own as well, as they came, each once.
+
+A topic itself says where it stands: the last message of each partition has, by source, the offset up to which the records of
+`late`, or of `quarantine`, are out. Both tables grow in order of offset in each topic-partition, so everything from there on is
+missing. A publication is made in these steps, by the process that owns gold:
+
+1. *plan*: which records the table has from there on;
+2. *read* them in pieces, late ones from bronze, which has their keys and headers;
+3. *transaction*: the letters (`core.letters`) of all partitions, in every delivery mode;
+4. *note*: in `dead_letters`, up to where it stands now.
+
+After a crash before or in 3 nothing is out, and the next start reads from the topic what is; between 3 and 4, the next start
+writes the rows that are missing. They count where retention has emptied a partition of the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Message
+
+from pipelines.core.columns import int64s
+from pipelines.core.letters import LATE, NEXT_OFFSETS, Standing, letters, next_offsets
+from pipelines.engine import Engine
+from pipelines.errors import ForeignMessageError
+from pipelines.events import Handled
+from pipelines.faults import reach
+from pipelines.kafka.cluster import Cluster, dead_letter_settings
+from pipelines.kafka.publisher import Publisher, record_publisher
+from pipelines.lake import tables
+from pipelines.lake.questions import Where, within
+from pipelines.owner import Owner, now_ms
+from pipelines.pieces import PIECES, RECORD, Piece, pieces_of, read_piece
+from pipelines.settings import Settings
+
+
+@dataclass
+class DeadLetters:
+    """The dead letters of the records of one `table`, `late` or `quarantine`, in one `topic`; one owner at a time."""
+
+    owner: Owner
+    settings: Settings
+    partitions: int
+    table: str
+    topic: str
+    check_owner: Callable[[], None] = lambda: None
+    """Asked before an earlier publisher is fenced."""
+    _standing: dict[int, dict[str, int]] | None = None
+    _version: int | None = field(default=None, repr=False)
+    """The version of the table all of whose records are out."""
+
+    def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
+        """Sends every record that the table has beyond what is out; yields how many each transaction sent."""
+        while not is_stopping():
+            version = self._engine.questions.version(self.table)
+            if self._standing is not None and version == self._version:
+                return
+            standing = self.recover() if self._standing is None else self._standing
+            self._standing = None  # after a failure, only the topic knows what is out
+            with self.owner.step("gold", "plan"):
+                pieces = self._pending(standing)
+            after = {p: dict(standing.get(p, {})) for p in range(self.partitions)}
+            sent = self._send(pieces[:PIECES], after)
+            self._standing = after
+            if len(pieces) <= PIECES:
+                self._version = version
+            if sent:
+                self.owner.tell(Handled("gold", {self.topic: {("published", ""): sent}}))
+                yield sent
+
+    def recover(self) -> dict[int, dict[str, int]]:
+        """Where every partition of the topic stands, as the topic says, and where it is empty, `dead_letters`.
+
+        Afterwards no transaction is open, and `dead_letters` has noted what is out.
+        """
+        self.check_owner()
+        cluster = Cluster(self.settings.kafka)
+        if self.topic not in cluster.partition_counts([self.topic]):
+            wanted = {**dead_letter_settings(cluster, self.settings), "retention.ms": "-1"}
+            cluster.create_topic(self.topic, self.partitions, wanted)
+        noted = self._noted()
+        self._publisher.begin()
+        found = {p: self._stands_at(message) for p, message in self._publisher.tails(self.partitions).items()}
+        self._note(found, noted)
+        return noted | found
+
+    def _pending(self, standing: Standing) -> list[Piece]:
+        """Step 1: what the table has beyond what is out, source by source."""
+        pieces: list[Piece] = []
+        for source in self.settings.sources:
+            since = {p: standing.get(p, {}).get(source, 0) for p in range(self.partitions)}
+            beyond: Where = [[("source", "=", source), *terms] for terms in within({p: (at, None) for p, at in since.items()})]
+            found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
+            partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
+            is_new = offsets >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[partitions]
+            home = self._home(source)
+            pieces += pieces_of(self._engine.questions, source, home, partitions[is_new], offsets[is_new])
+        return pieces
+
+    def _send(self, pieces: Sequence[Piece], after: dict[int, dict[str, int]]) -> int:
+        """Steps 2 to 4; `after`, where the topic stands, moves on."""
+        if not pieces:
+            return 0
+        before = {p: dict(by_source) for p, by_source in after.items()}
+        sent = 0
+
+        def made() -> Iterator[pa.Table]:
+            nonlocal sent
+            for piece in pieces:
+                rows = self._records(piece)
+                for p, offsets in piece.offsets.items():
+                    after[p][piece.source] = int(offsets[-1]) + 1
+                sent += rows.num_rows
+                yield letters(rows, after)
+
+        reach("letters.publish")
+        with self.owner.step("gold", "publish"):
+            self._publisher.send(made())
+        reach("letters.note")
+        with self.owner.step("gold", "note"):
+            self._note(after, before)
+        return sent
+
+    def _home(self, source: str) -> str:
+        """The table that has the records of a source as they came; for a late one, that is bronze."""
+        return tables.QUARANTINE if self.table == tables.QUARANTINE else tables.bronze(source)
+
+    def _records(self, piece: Piece) -> pa.Table:
+        """Step 2: the records of a piece. Those that bronze no longer keeps are passed over."""
+        if self.table == tables.QUARANTINE:
+            found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source)])
+        else:
+            found = read_piece(self._engine.questions, piece, RECORD)
+            found = found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows))
+        return found.append_column("source", pa.repeat(pa.scalar(piece.source), found.num_rows))
+
+    # -- where the topic stands
+
+    def _stands_at(self, message: Message) -> dict[str, int]:
+        try:
+            said = next_offsets(dict(message.headers() or []))
+        except ValueError:
+            said = {}
+        if not said or not said.keys() <= self.settings.sources.keys():
+            place = message.topic() or "", message.partition() or 0, message.offset() or 0
+            raise ForeignMessageError(*place, NEXT_OFFSETS)
+        return said
+
+    def _noted(self) -> dict[int, dict[str, int]]:
+        of_topic = [[("sink", "=", self._sink)]]
+        by = ["partition", "source"]
+        rows = self._engine.questions.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}, of_topic).to_pylist()
+        noted: dict[int, dict[str, int]] = {}
+        for row in rows:
+            noted.setdefault(row["partition"], {})[row["source"]] = row["next"]
+        return noted
+
+    def _note(self, now: Standing, before: Standing) -> None:
+        """Step 4: what has changed."""
+        at, sources = now_ms(), self.settings.sources
+        rows = [
+            (self._sink, source, sources[source].topic, p, offset, at)
+            for p, by_source in sorted(now.items())
+            for source, offset in by_source.items()
+            if offset > before.get(p, {}).get(source, 0)
+        ]
+        if rows:
+            self.owner.append(tables.DEAD_LETTERS, self._engine.lake.layout[tables.DEAD_LETTERS].rows(rows))
+
+    @cached_property
+    def _publisher(self) -> Publisher:
+        return record_publisher(self.settings, self.settings.name, self.topic)
+
+    @cached_property
+    def _sink(self) -> str:
+        """The topic, as `dead_letters` names it: one that is made again begins anew."""
+        return Cluster(self.settings.kafka).identified(self.topic)
+
+    @property
+    def _engine(self) -> Engine:
+        return self.owner.engine

@@ -1,0 +1,62 @@
+"""Records of a source by their offsets, to be read again as they came, in pieces that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.core.columns import Int64s, in_groups
+from pipelines.lake.questions import Condition, Questions, Where, bytes_of, neighbours
+
+PIECE_ROWS = 5_000
+"""So many records are read at a time: each is asked for by its offset."""
+
+PIECE_BYTES = 64 * 1024 * 1024
+"""About so many bytes of them, as they are in the files."""
+
+PIECES = 20
+"""So many pieces go into one transaction."""
+
+RECORD = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "headers")
+"""A record's columns, as it came."""
+
+
+class Piece(NamedTuple):
+    """Records of one source in a table: by partition, their offsets in order."""
+
+    source: str
+    table: str
+    offsets: dict[int, Int64s]
+
+
+def pieces_of(asked: Questions, source: str, table: str, partitions: Int64s, offsets: Int64s) -> Iterator[Piece]:
+    """Some records of a source, which a table has, cut into pieces in order of (partition, offset)."""
+    in_all = bytes_of(asked, {table: len(offsets)})
+    size = max(1, min(PIECE_ROWS, len(offsets) * PIECE_BYTES // in_all if in_all else PIECE_ROWS))
+    order = np.lexsort((offsets, partitions))
+    for begin in range(0, len(order), size):
+        rows = order[begin : begin + size]
+        sorted_rows, firsts = in_groups(partitions[rows], offsets[rows])
+        of_partitions = np.split(rows[sorted_rows], firsts[1:])
+        yield Piece(source, table, {int(partitions[mine[0]]): offsets[mine] for mine in of_partitions})
+
+
+def read_piece(asked: Questions, piece: Piece, columns: Sequence[str], conditions: Sequence[Condition] = ()) -> pa.Table:
+    """The records of a piece that the table still has, each once; all of them meet the conditions. Times are epoch ms."""
+    where: Where = [[*conditions, *terms] for terms in _near(piece)]
+    found = asked.select(piece.table, columns, where)
+    wanted = {(p, offset) for p, offsets in piece.offsets.items() for offset in offsets.tolist()}
+    places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
+    return found.filter(pa.array([place in wanted for place in places], pa.bool_()))
+
+
+def _near(piece: Piece) -> Iterator[list[Condition]]:
+    """Conditions that hold for a piece's records, and perhaps for a few more."""
+    for near in neighbours(sorted(piece.offsets)):
+        offsets = sorted(set(chain.from_iterable(piece.offsets[p].tolist() for p in near)))
+        span: list[Condition] = [("partition", "in", list(near)), ("offset", ">=", offsets[0]), ("offset", "<=", offsets[-1])]
+        yield [*span, ("offset", "in", offsets)]

@@ -1,0 +1,141 @@
+"""Redrive: refused records are sent to their source topic again, as they came, each once.
+
+A record that is sent says which one it was (`watersmeet.redriven`), so the source topic itself tells what was redriven: bronze
+has the headers of what was read, and Kafka what was not. Nothing is kept beside it that could disagree. For each source:
+
+1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends;
+2. what was redriven is read;
+3. what is left is sent, in transactions: a crash leaves a transaction whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.beginning import Beginning
+from pipelines.core.columns import Int64s, int64s
+from pipelines.core.letters import again, redriven_offsets
+from pipelines.core.reading import Reason
+from pipelines.errors import ConfigurationError
+from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
+from pipelines.kafka.publisher import record_publisher
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.identity import differences, identity
+from pipelines.lake.questions import Condition, Questions, within
+from pipelines.pieces import PIECES, RECORD, pieces_of, read_piece
+from pipelines.settings import Settings
+
+SPAN = 1_000_000
+"""The headers of about so many records are looked at, at a time."""
+
+
+@dataclass
+class Redrive:
+    """The records that were refused for a `reason`, those from a time of Kafka on (epoch ms) where `since_ms` names one."""
+
+    questions: Questions
+    settings: Settings
+    reason: str
+    since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Asks Kafka. Raises ConfigurationError for an unknown reason, and where a topic is not that which the lake has read."""
+        if self.reason not in (known := [reason.value for reason in Reason]):
+            raise ConfigurationError(f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}")
+        topics = topics_of(self.settings)
+        self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
+        facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
+        topics_of_lake = {name: fact for name, fact in facts.items() if name.endswith(".topic") or name == "partitions"}
+        if changed := differences(self.questions, topics_of_lake):
+            raise ConfigurationError(changed[0])
+
+    def run(self, *, apply: bool) -> dict[str, Any]:
+        """Sends what is left, or (without `apply`) only says what it is.
+
+        `records`: by source, how many `quarantine` has (`found`), how many were redriven `before`, and how many are `after`.
+        """
+        records = [self._redrive(source, apply=apply) for source in self.settings.sources]
+        sent = sum(row["after"] - row["before"] for row in records)
+        return {"reason": self.reason, "since": self.since_ms, "applied": apply, "sent": sent, "records": records}
+
+    def _redrive(self, source: str, *, apply: bool) -> dict[str, Any]:
+        topic = self.settings.sources[source].topic
+        partitions, offsets = self._found(source)
+        told = {"table": tables.QUARANTINE, "source": source, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
+        if not len(offsets):
+            return told
+        publisher = record_publisher(self.settings, f"{self.settings.name}-redrive", topic)
+        if apply:
+            publisher.begin()
+        first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
+        redriven = set(self._redriven(source, first, is_settled=apply))
+        is_left = np.array([place not in redriven for place in zip(partitions.tolist(), offsets.tolist(), strict=True)], np.bool_)
+        told["before"] = told["after"] = len(offsets) - int(is_left.sum())
+        if apply:
+            pieces = list(pieces_of(self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]))
+            of_source: list[Condition] = [("source", "=", source)]
+            for begin in range(0, len(pieces), PIECES):
+                read = [read_piece(self.questions, piece, RECORD, of_source) for piece in pieces[begin : begin + PIECES]]
+                publisher.send(again(rows.sort_by([("partition", "ascending"), ("offset", "ascending")])) for rows in read)
+                told["after"] += sum(rows.num_rows for rows in read)
+        return told
+
+    def _found(self, source: str) -> tuple[Int64s, Int64s]:
+        """Partitions and offsets of the records in question."""
+        wanted: list[Condition] = [("source", "=", source), ("reason", "=", self.reason)]
+        if self.since_ms is not None:
+            wanted.append(("kafka_timestamp", ">=", self.since_ms))
+        found = self.questions.select(tables.QUARANTINE, ["partition", "offset"], [wanted])
+        return int64s(found["partition"]), int64s(found["offset"])
+
+    # -- what was redriven
+
+    def _redriven(self, source: str, first: Mapping[int, int], *, is_settled: bool) -> Iterator[tuple[int, int]]:
+        """The (partition, offset) of each record that was redriven, from the `first` in question of each partition on: what
+        bronze has of later records, what is not in bronze yet, and what was passed over on purpose and is still in Kafka.
+        """
+        topic = self.settings.sources[source].topic
+        bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
+        unread = Beginning(self.questions, self.settings, self.partitions).next_offsets(source)
+        for rows in self._in_bronze(source, first):
+            yield from _said(topic, rows)
+        ranges = [(p, unread[p], bounds[p][1]) for p in first]
+        skipped = self.questions.select(tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]])
+        ranges += [tuple(row.values()) for row in skipped.to_pylist()]
+        for p, since, until in ranges:
+            if p in first:
+                begin = max(since, first[p] + 1, bounds[p][0])
+                for batch in read_range(self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))):
+                    yield from _said(topic, pa.Table.from_batches([batch]))
+
+    def _in_bronze(self, source: str, first: Mapping[int, int]) -> Iterator[pa.Table]:
+        """Bronze's rows that have headers, a span of offsets at a time."""
+        table, step = tables.bronze(source), max(1, SPAN // len(first))
+        ends = self.questions.summary(
+            table, ["partition"], {"last": ("max", "offset")}, within({p: (at + 1, None) for p, at in first.items()})
+        )
+        last = {row["partition"]: row["last"] for row in ends.to_pylist()}
+        begins = {p: at + 1 for p, at in first.items() if p in last}
+        while begins:
+            spans = {p: (at, at + step) for p, at in begins.items()}
+            with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
+            yield self.questions.select(table, ["partition", "headers"], with_headers)
+            begins = {p: at + step for p, at in begins.items() if at + step <= last[p]}
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(self.settings.kafka)
+
+
+def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int]]:
+    """The (partition, offset) of the records that these rows of a topic were."""
+    for partition, headers in zip(rows["partition"].to_pylist(), rows["headers"].to_pylist(), strict=True):
+        said = [(one["key"], one["value"]) for one in headers or ()]
+        yield from ((partition, offset) for offset in redriven_offsets(topic, partition, said))

@@ -1,0 +1,42 @@
+"""SIGKILL while dead letters are sent, and a lake that is lost: each is in its topic once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.support.rivers import Losses, River, in_pieces
+
+KILLS = [
+    ("publisher.begin", 2),
+    ("publisher.begin", 3),
+    ("letters.publish", 2),
+    ("publisher.produce", 4),
+    ("publisher.commit", 2),
+    ("publisher.committed", 3),
+    ("letters.note", 1),
+    ("letters.note", 2),
+]
+"""A point, and at which arrival: gold's own publication comes first, then late records, then refused ones."""
+
+
+def test_kills_while_dead_letters_are_sent_lose_and_repeat_none(kafka: str, tmp_path: Path) -> None:
+    topics: dict[str, Any] = {f"publish__{table}_topic": f"letters-{table}" for table in ("late", "quarantine")}
+    river = River.make(kafka, tmp_path, "letters", **topics)
+    river.program = in_pieces(3)
+    river.flow()
+    river.flow()
+    for n, (point, count) in enumerate(KILLS):
+        river.flow(records=40)
+        river.kill_at(point, "--once", count=count)
+        if n % 3 == 0:
+            river.forget_checkpoints()
+    river.finish()
+    assert river.losses() == Losses()
+    assert river.broken_promises() == []
+
+    shutil.rmtree(river.folder / "lake")
+    river.flow()
+    river.finish()
+    assert river.losses() == Losses()

@@ -1,0 +1,188 @@
+"""Dead letters on a real broker: late and refused records as they came, each once, whatever is crashed, forgotten or emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pipelines import letters, pieces
+from pipelines.errors import ForeignMessageError
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit
+from pipelines.letters import DeadLetters
+from tests.laws.conftest import MakeLake
+from tests.laws.test_gold import delete_records, delete_topic, extended
+from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import KAFKA_TIME_US, CaseLake, headers_of, key_of
+from tests.support.topics import Letter, consume, create_topics, dead_letters, produce
+
+PARTITIONS = 6
+EMPTIED = 2
+TABLES = (tables.LATE, tables.QUARANTINE)
+
+
+def letter(lake: CaseLake, reason: str, partition: int, source: str, offset: int) -> Letter:
+    headers = tuple((one["key"], one["value"]) for one in headers_of(source, offset))
+    value = lake.cases[partition].values[source][offset]
+    topic = lake.settings.sources[source].topic
+    return Letter(partition, topic, offset, reason, key_of(source, offset), value, headers, KAFKA_TIME_US // 1000)
+
+
+@dataclass
+class River:
+    """A lake and its topics of dead letters, and what was seen of them on the way."""
+
+    kafka: str
+    lake: CaseLake
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    def box(self, table: str, *, dying: bool = False) -> DeadLetters:
+        engine = dying_at(self.lake.engine, "append", tables.DEAD_LETTERS) if dying else self.lake.engine
+        topic = self.lake.settings.publish.dead_letter_topics[table]
+        return DeadLetters(self.lake.owner(engine), self.lake.settings, PARTITIONS, table, topic)
+
+    def send(self) -> int:
+        return sum(sum(self.box(table).drain()) for table in TABLES)
+
+    def sent(self) -> dict[str, list[Letter]]:
+        topics = self.lake.settings.publish.dead_letter_topics
+        return {table: dead_letters(self.kafka, topic, PARTITIONS) for table, topic in topics.items()}
+
+    def expected(self) -> dict[str, list[Letter]]:
+        """What the tables hold, in order of partition, source and offset."""
+        placed = self.lake.questions.select(tables.LATE, ["partition", "source", "offset"]).to_pylist()
+        late = [letter(self.lake, "late", *row.values()) for row in placed]
+        found = self.lake.questions.select(tables.QUARANTINE, ["reason", "partition", "source", "offset"]).to_pylist()
+        return {tables.LATE: in_order(late), tables.QUARANTINE: in_order(letter(self.lake, *row.values()) for row in found)}
+
+    def arrive(self, share: float = 1.0) -> None:
+        self.lake.arrive(share)
+        self.lake.merge(self.lake.quick)
+
+
+def in_order(found: Iterable[Letter]) -> list[Letter]:
+    return sorted(found, key=lambda one: one[:3])
+
+
+def each_source_in_order(found: dict[str, list[Letter]]) -> dict[str, list[Letter]]:
+    """Sorted by where the records were; that leaves each topic-partition's in the order in which they are."""
+    return {table: sorted(mine, key=lambda one: one[:2]) for table, mine in found.items()}
+
+
+@pytest.fixture(scope="module")
+def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
+    """Sent in steps: one cut off before its note, one after all notes were deleted; then a partition is emptied, and at last a
+    topic is made again.
+    """
+    cases = rich_cases(PARTITIONS, 1656, wealth="late")
+    for case in cases.values():
+        case.values["orders"] += BAD_VALUES
+        case.arrivals += ["orders"] * len(BAD_VALUES)
+    topics = {f"publish__{table}_topic": f"laws-letters-{kind}-{table}" for table in TABLES}
+    sources = ("tracking", "orders")
+    of_sources = {f"sources__{source}__topic": f"laws-letters-{kind}-{source}" for source in sources}
+    create_topics(kafka, *of_sources.values(), partitions=PARTITIONS)
+    river = River(kafka, new_lake(cases, bootstrap=kafka, name=f"laws-letters-{kind}", **topics, **of_sources))
+    lake, seen = river.lake, river.seen
+    river.arrive(0.4)
+    seen["first count"], seen["first"], seen["first expected"] = river.send(), river.sent(), river.expected()
+
+    river.arrive(0.7)
+    for table in TABLES:
+        with pytest.raises(CrashError):
+            list(river.box(table, dying=True).drain())
+    seen["cut off"], seen["cut off expected"] = river.sent(), river.expected()
+    seen["again"] = river.send()
+    seen["notes"] = lake.questions.summary(
+        tables.DEAD_LETTERS, ["topic", "sink", "partition"], {"next": ("max", "next_offset")}
+    ).to_pylist()
+
+    lake.quick.delete(tables.DEAD_LETTERS, (), Commit("test", 0, 1))
+    river.arrive()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_ROWS", 3)
+        patch.setattr(letters, "PIECES", 2)
+        seen["transactions"] = [count for table in TABLES for count in river.box(table).drain()]
+    seen["second"], seen["second expected"] = river.sent(), river.expected()
+
+    topic = lake.settings.publish.dead_letter_topics[tables.QUARANTINE]
+    last = max(message.offset() for message in consume(kafka, topic, PARTITIONS) if message.partition() == EMPTIED)
+    delete_records(kafka, topic, EMPTIED, last + 2)
+    seen["emptied"] = [one for one in river.sent()[tables.QUARANTINE] if one.partition == EMPTIED]
+    for case in lake.cases.values():
+        extended(case, 10**6)
+        case.values["tracking"] += [b"{", b"[1]"]
+        case.arrivals += ["tracking"] * 2
+    river.arrive()
+    seen["third count"], seen["third"], seen["third expected"] = river.send(), river.sent(), river.expected()
+
+    delete_topic(kafka, topic)
+    river.send()
+    seen["made again"] = river.sent()
+    return river
+
+
+def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset(river: River) -> None:
+    seen = river.seen
+    assert each_source_in_order(seen["first"]) == seen["first expected"]
+    assert seen["first count"] == sum(map(len, seen["first"].values()))
+    assert each_source_in_order(seen["second"]) == seen["second expected"]
+    late, refused = (seen["second"][table] for table in TABLES)
+    assert [one[:3] for one in in_order(seen["third"][tables.LATE])] == sorted(
+        (p, river.lake.settings.sources[str(source)].topic, offset) for p, source, offset, *_ in expected_late(river.lake.cases)
+    )
+    assert len(late) > len(seen["first"][tables.LATE]) > 5
+    assert len({one.reason for one in refused}) == 3
+    assert len(refused) > len(seen["first"][tables.QUARANTINE])
+    assert any(one.key is None for one in late)
+    assert any(one.headers for one in late)
+    assert any(one.value is None for one in refused)
+
+
+def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(river: River) -> None:
+    assert each_source_in_order(river.seen["cut off"]) == river.seen["cut off expected"]
+    assert river.seen["again"] == 0
+    noted = {(row["sink"].partition(" ")[0], row["topic"], row["partition"]): row["next"] for row in river.seen["notes"]}
+    lasts: dict[tuple[str, str, int], int] = {}
+    for table, mine in river.seen["cut off"].items():
+        for one in mine:
+            lasts[river.lake.settings.publish.dead_letter_topics[table], one.source_topic, one.partition] = one.offset + 1
+    assert noted == lasts
+
+
+def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions_of_any_size(river: River) -> None:
+    counts = [len(river.seen[step][table]) for step in ("second", "cut off") for table in TABLES]
+    assert sum(river.seen["transactions"]) == sum(counts[:2]) - sum(counts[2:])
+    assert len(river.seen["transactions"]) > 4
+    assert max(river.seen["transactions"]) <= 6
+
+
+def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: River) -> None:
+    assert river.seen["emptied"] == []
+    before = {one[:3] for one in river.seen["second"][tables.QUARANTINE] if one.partition == EMPTIED}
+    expected = [one for one in river.seen["third expected"][tables.QUARANTINE] if one[:3] not in before]
+    assert each_source_in_order(river.seen["third"])[tables.QUARANTINE] == expected
+    assert sum(one.partition == EMPTIED for one in expected) == 2
+    assert river.seen["third count"] >= 2 * PARTITIONS
+
+
+def test_a_topic_that_was_made_again_gets_every_dead_letter_again(river: River) -> None:
+    assert each_source_in_order(river.seen["made again"]) == river.seen["third expected"]
+    assert len(river.seen["made again"][tables.QUARANTINE]) == len(expected_quarantine(river.lake.cases))
+
+
+def test_where_nothing_is_new_nothing_is_sent_noted_or_read(river: River) -> None:
+    version = river.lake.questions.version(tables.DEAD_LETTERS)
+    assert river.send() == 0
+    assert river.lake.questions.version(tables.DEAD_LETTERS) == version
+
+
+def test_a_topic_that_others_write_to_is_refused(river: River, kafka: str) -> None:
+    topic = river.lake.settings.publish.dead_letter_topics[tables.LATE]
+    produce(kafka, topic, [(1, b"foreign")])
+    with pytest.raises(ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"):
+        list(river.box(tables.LATE).drain())
