@@ -90,6 +90,17 @@ class Heartbeat(_Part):
     equals: kinds.Scalar = Field(examples=["heartbeat"])
 
 
+class EventTime(_Part):
+    """Where a value has its event time; `unit` is that of a number: text is ISO 8601."""
+
+    field: kinds.DottedPath = Field(examples=["ts"])
+    unit: Literal["s", "ms", "us", "ns"] = "ms"
+
+
+def _shape_of_event_time(value: object) -> str:
+    return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
+
+
 class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
@@ -97,8 +108,16 @@ class SourceSettings(_Part):
     format: Literal["json"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
-    event_time: kinds.DottedPath = Field(examples=["ts"])
+    event_time: Annotated[
+        Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
+    ] = Field(examples=["ts"])
+    tombstone: Literal["quarantine", "skip"] = "quarantine"
     heartbeat: Heartbeat | None = None
+
+    @property
+    def time(self) -> EventTime:
+        """Where the event time is, however that is written."""
+        return EventTime(field=self.event_time) if isinstance(self.event_time, str) else self.event_time
 
     @cached_property
     def value_schema(self) -> "ValueSchema | None":
@@ -119,11 +138,13 @@ class SourceSettings(_Part):
         from pipelines.core.reading import ReadingRules
 
         return ReadingRules(
-            event_time=tuple(self.event_time.split(".")),
+            event_time=tuple(self.time.field.split(".")),
             max_future_ms=max_future_ms,
             key=tuple(self.key.split(".")) if self.key else None,
             heartbeat=(tuple(self.heartbeat.field.split(".")), self.heartbeat.equals) if self.heartbeat else None,
             schema=self.value_schema,
+            unit=self.time.unit,
+            skips_tombstones=self.tombstone == "skip",
         )
 
 

@@ -168,7 +168,8 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
 
 def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Findings) -> None:
     """Every record that the merge has passed is in one merge record, late, or published before a recovery; every refused one
-    in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them.
+    in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them. A tombstone that is
+    skipped is nowhere else, and only a tombstone is skipped.
     """
     evidence, found = partition.evidence, defaultdict(list)
     published = [outcome for outcome in model if outcome.status == PUBLISHED]
@@ -189,6 +190,10 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
             fix = "let quarantine hold bronze's refused rows, each once" if name == "quarantine" else REBUILD
             for offset, what in wrong:
                 findings.add(f"{name}: the record {what}", f"{tables.bronze(tp.source)}: {evidence.at(tp, offset)}", fix)
+        for offset in log.unread.tolist():
+            fix = "give the row the event time or the reason that its value has, or start a new lake while Kafka still has it"
+            what = "a record with a value was neither read nor refused"
+            findings.add(what, f"{tables.bronze(tp.source)}: {evidence.at(tp, offset)}", fix)
 
 
 # -- checks 3, 4, and of 5 what is valid

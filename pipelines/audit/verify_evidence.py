@@ -247,7 +247,8 @@ class Read(NamedTuple):
 
 class Log(NamedTuple):
     """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, offsets of
-    refused records, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
+    refused records, of those that were neither read nor refused although they have a value, of those in quarantine, and of those
+    with a key that silver holds an outcome of; and what each era has read.
 
     `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
     """
@@ -255,6 +256,7 @@ class Log(NamedTuple):
     offset: Ints
     repeated: Mapping[int, int]
     refused: Ints
+    unread: Ints
     quarantined: Ints
     passed: Ints
     reads: Sequence[Read]
@@ -294,6 +296,7 @@ _COLUMNS = {
     tables.RECOVERED: ["era", "merge_key", "event_time"],
 }
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value"]
+"""What is read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
 _OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", *_TIMES]
 
@@ -349,7 +352,7 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()]
     values = pc.if_else(pa.array(is_sampled, pa.bool_()), rows["value"], pa.scalar(None, pa.binary()))
-    return rows.set_column(6, "value", values)
+    return rows.append_column("has_value", pc.is_valid(rows["value"])).set_column(6, "value", values)
 
 
 def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]) -> Log:
@@ -357,13 +360,14 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
+    is_timed = numbers(pc.is_valid(rows["event_time"]))  # neither this nor refused is a tombstone that was skipped
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
     told = _of(found[tables.IDLE_HEARTBEATS], "source", tp.source)
     after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
     reads, passed, taken_back = [], [], NEVER
     for i, era in reversed(list(enumerate(evidence.eras))):
         begin, until, ended_at = era.begin.get(tp, 0), era.until.get(tp, 0), NEVER if era.ended_at is None else era.ended_at
-        is_read = ~is_refused & (offset >= begin)
+        is_read = is_timed & ~is_refused & (offset >= begin)
         for first, end in evidence.skipped(tp, i):
             if first < until:  # what was read there came with a later jump back
                 is_read &= (offset < first) | (offset >= end)
@@ -375,11 +379,12 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
         passed.append(reads[-1].keyed(min(until, taken_back)).offset)
         taken_back = min(taken_back, begin)
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
-    rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
+    unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
+    rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
     sampled = {o: (key, t, value, as_kept(value, kept)) for o, key, t, value in zip(*columns, strict=True)}
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
-    return Log(offset, repeated, offset[is_refused], quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
+    return Log(offset, repeated, offset[is_refused], unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
 
 
 def as_kept(value: bytes, kind: pa.DataType) -> bytes:

@@ -91,12 +91,22 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
         assert differences(asked, {**FACTS, field_: value}) == [str(refused.value)]
 
 
+def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:
+    asked, settings = folder_store.questions, folder_store.settings
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, settings, FACTS)
+    keep_identity(asked, folder_store.append, settings, {**FACTS, "sources.orders.tombstone": "quarantine"})
+    assert asked.summary("configuration", [], {"n": ("count", "*")})["n"].to_pylist() == [len(FACTS)]
+    with pytest.raises(ConfigurationError, match=r"sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`"):
+        keep_identity(asked, folder_store.append, settings, {**FACTS, "sources.orders.tombstone": "skip"})
+
+
 def test_an_identity_names_everything_that_content_depends_on(tmp_path: Path) -> None:
     schema = tmp_path / "orders.json"
     schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
     sources = {
-        "tracking": {"topic": "t", "event_time": "ts"},
-        "orders": {"topic": "o", "event_time": "at", "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
+        "tracking": {"topic": "t", "event_time": {"field": "meta.ts", "unit": "us"}, "tombstone": "skip"},
+        "orders": {"topic": "o", "event_time": {"field": "at"}, "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
     }
     facts = identity(settings_for(tmp_path, sources=sources), 4, {"o": "id-o"})
     assert facts["partitions"] == "4"
@@ -104,6 +114,8 @@ def test_an_identity_names_everything_that_content_depends_on(tmp_path: Path) ->
     assert facts["sources.tracking.topic"] == "t (missing)"
     assert facts["sources.orders.heartbeat"] == "x = 1"
     assert facts["sources.tracking.schema"] == "null"
+    assert (facts["sources.tracking.event_time"], facts["sources.orders.event_time"]) == ("meta.ts in us", "at")
+    assert (facts["sources.tracking.tombstone"], facts["sources.orders.tombstone"]) == ("skip", "quarantine")
     written = facts["sources.orders.schema"]
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     assert identity(settings_for(tmp_path, sources=sources), 4, {})["sources.orders.schema"] == written, "what it says counts"
