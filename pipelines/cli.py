@@ -46,7 +46,7 @@ app.add_typer(broker_app, name="broker")
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
-WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
+WITH_CONFIG = ("validate", "try", "run", "status", "explain", "verify", "rebuild", "report", "reset", "maintain")
 
 
 @app.callback(invoke_without_command=True)
@@ -107,6 +107,19 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
         )
         problems += of_lake
     return [problem._asdict() for problem in problems], preview
+
+
+@app.command("try")
+def try_rules(
+    file: Annotated[Path, typer.Argument(help="A file with a record in each line, as a JSON object.")],
+    config: Config = DEFAULT_CONFIG,
+    close: Annotated[bool, typer.Option(help="Let time go on at the end until every merge record has timed out.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Show what the configuration makes of the records in a file, without Kafka and without a lake."""
+    from pipelines.trying import try_file
+
+    _answer(try_file(config, file, close=close), as_json, show.try_view)
 
 
 @app.command()

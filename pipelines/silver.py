@@ -18,7 +18,7 @@ from then on as good as a record of bronze. A deliberate reset is a batch too (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
-from pipelines.core.plan import BatchPlan, Cursor, End, TopicPartition
+from pipelines.core.plan import BatchPlan, Cursor, End, Lateness, TopicPartition
 from pipelines.engine import Engine, Function, Rows
 from pipelines.events import Handled
 from pipelines.faults import reach
@@ -39,7 +39,7 @@ from pipelines.lake.questions import Where, within
 from pipelines.owner import Owner, now_ms
 from pipelines.planning import Planner
 from pipelines.reset import note_reset, reset_rows, taken_back
-from pipelines.settings import Settings
+from pipelines.settings import PublishSettings, Settings
 
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 
@@ -114,16 +114,14 @@ class Silver:
 
     def _changed(self, plan: BatchPlan, planner: Planner) -> Rows:
         """Steps 2 and 3: the merge records that the batch changes."""
-        batch, publish = self._batch(plan, planner), self.settings.publish
+        batch = batch_of(plan, self.settings, planner.lateness, planner.idle)
         records = self._records(plan)
         open_columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
         inputs = [*records, self._engine.read(tables.SILVER, open_columns, [[("status", "=", "open")]])]
         if self._was_recovered:
             inputs.append(self._engine.read(tables.RECOVERED, ["partition", "merge_key", "event_time"], _MESSAGES))
         changed = self._engine.per_partition(_merging(batch, len(records)), inputs, batch.changed_schema())
-        if publish.valid == "true" and publish.value is None:
-            return changed
-        return self._engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
+        return judged(self._engine, changed, self.settings.publish)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
         """Every record of the batch's ranges that has a time, by source; none for a source of which it passes nothing."""
@@ -145,7 +143,7 @@ class Silver:
         if plan.reset is not None:
             note_reset(self._engine, self.settings, plan, commit, version)
         elif plan.has_late:
-            batch = self._batch(plan, planner)
+            batch = batch_of(plan, self.settings, planner.lateness, planner.idle)
             found = self._engine.per_partition(_finding_late(batch), self._records(plan), LATE_SCHEMA)
             self._engine.append(tables.LATE, found, commit)
         reach("silver.progress")
@@ -160,11 +158,6 @@ class Silver:
             }
             self.owner.tell(Handled("silver", topics))
         self.owner.tell(self.planner.standing())
-
-    def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
-        types = {name: source.value_type for name, source in self.settings.sources.items()}
-        max_bytes = self.settings.publish.max_bytes if self.settings.publish.value is None else None
-        return Batch(plan, types, planner.lateness, planner.idle, max_bytes)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -199,6 +192,22 @@ class Silver:
 
 _MESSAGES: Where = [[("merge_key", "is not null", None)]]
 """The rows of `recovered` that are messages."""
+
+
+def batch_of(
+    plan: BatchPlan, settings: Settings, lateness: Lateness, idle: Mapping[TopicPartition, Sequence[IdleDecision]]
+) -> Batch:
+    """A plan as the merge takes it, with the idle policy's decisions."""
+    types = {name: source.value_type for name, source in settings.sources.items()}
+    max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
+    return Batch(plan, types, lateness, idle, max_bytes)
+
+
+def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
+    """Rows that the merge has changed, those that have timed out judged by the user's expressions, where there are any."""
+    if publish.valid == "true" and publish.value is None:
+        return changed
+    return engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
 
 
 def _merging(batch: Batch, sources: int) -> Function:
