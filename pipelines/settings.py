@@ -171,6 +171,7 @@ class PublishSettings(_Part):
     value: kinds.Text | None = None
     max_bytes: kinds.Size = 8 * 2**20
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
+    retention_ms: kinds.Retention | None = Field(default=None, validation_alias="retention")
 
 
 class MetricsSettings(_Part):
