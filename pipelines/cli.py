@@ -268,14 +268,14 @@ def reset(
 
 @app.command()
 def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
-    """Compact the tables and remove what lies further back than the retention; a run does so by itself."""
+    """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does so by itself."""
     from pipelines.lake.maintenance import maintain as maintain_tables
     from pipelines.run import LAYERS, Run, kept_by
 
     settings = load_settings(config)
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-        done = maintain_tables(owned.owner.engine, names)
+        done = maintain_tables(owned.owner.engine, names, owned.expire)
     table = Table("table", "files before", "files now", "old files removed")
     for row in done:
         table.add_row(*[str(value) for value in row.values()])

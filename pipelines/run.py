@@ -24,6 +24,7 @@ from pipelines.kafka.groups import Groups
 from pipelines.kafka.options import check_options
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
+from pipelines.keeping import expire
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
 from pipelines.lake.identity import check_layout, identity, keep_identity
@@ -176,7 +177,10 @@ class Owned:
         self._silence = Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
         self.silver = Silver(owner, self._settings, run.partitions, self._silence)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
-        self._maintenance = {layer: Maintenance(owner.engine, kept_by(layer, self._settings)) for layer in ("silver", "gold")}
+        self.expire = partial(expire, owner, self._settings)
+        self._maintenance = {
+            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self.expire) for layer in ("silver", "gold")
+        }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
     @property
@@ -206,7 +210,7 @@ class Owned:
     def bronze(self, source: str, *, once: bool) -> Stream:
         """The stream of a source; it begins where the lake says, each time it is started."""
         run, engine = self._run, self.owner.engine
-        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source))
+        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self.expire)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
         beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 
@@ -293,7 +297,7 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
     if layer == "gold":
         return [tables.PUBLISHED]
     first = next(iter(settings.sources))
-    shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES]
+    shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES, tables.FLOORS]
     if source is None:
         return [*map(tables.bronze, settings.sources), *shared]
     return [tables.bronze(source), *(shared if source == first else [])]

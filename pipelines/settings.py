@@ -174,6 +174,15 @@ class PublishSettings(_Part):
     retention_ms: kinds.Retention | None = Field(default=None, validation_alias="retention")
 
 
+class KeepSettings(_Part):
+    """How long, in event time behind the clock, rows of a table are kept; None: for ever."""
+
+    bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
+    silver_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="silver")
+    late_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="late")
+    quarantine_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="quarantine")
+
+
 class MetricsSettings(_Part):
     """Where the metrics of a run are served."""
 
@@ -215,6 +224,7 @@ class Settings(_Part):
     silver: SilverSettings = SilverSettings()
     publish: PublishSettings
     retention_ms: kinds.Retention = Field(default=604_800_000, validation_alias="retention")
+    keep: KeepSettings = KeepSettings()
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
 

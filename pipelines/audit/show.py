@@ -119,7 +119,8 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
     for row in rows:
         told = {name: "-" if row[name] is None else str(row[name]) for name in more}
         told |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
-        told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
+        if row.get("position") is not None:
+            told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
         source = "" if row["source"] == row["topic"] else f"{row['source']}: "
         place = f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
         table.add_row(*map(escape, (place, *told.values())))

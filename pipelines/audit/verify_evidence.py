@@ -5,12 +5,10 @@ An *era* is what silver merged from one deliberate reset to the next. Tables are
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,8 +18,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.verify_values import as_kept
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
+from pipelines.lake.floors import Floors, History, read_floors, read_history
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
@@ -73,7 +73,8 @@ class Evidence:
     `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
     of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
     over, `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
-    yet, and of the ends of the eras.
+    yet, and of the ends of the eras. `history`: where rows have been deleted, by partition from where on the last era is judged;
+    nothing before it is.
     """
 
     questions: Questions
@@ -88,6 +89,8 @@ class Evidence:
     recovered: pa.Table
     is_full: bool
     one_in: int
+    floors: Floors
+    history: Mapping[int, History]
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""
@@ -153,7 +156,9 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     skips = defaultdict(list)
     for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
         skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
-    return Evidence(questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in)
+    floors, history = read_floors(questions), read_history(questions, settings, partitions, batch)
+    found = (version, batch, progress, resets, eras, skips, recovered, full, one_in, floors, history)
+    return Evidence(questions, settings, partitions, *found)
 
 
 def read_table(
@@ -232,12 +237,14 @@ DECISION, HEARTBEAT, KEYED = range(3)
 
 class Read(NamedTuple):
     """What an era could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a decision
-    of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED).
+    of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED). `before`: the position
+    that it begins with.
     """
 
     offset: Ints
     position: Ints
     kind: Ints
+    before: int = NONE
 
     def keyed(self, until: int) -> Read:
         """Of it the records with a key up to an exclusive end offset."""
@@ -246,9 +253,9 @@ class Read(NamedTuple):
 
 
 class Log(NamedTuple):
-    """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, offsets of
-    refused records, of those that were neither read nor refused although they have a value, of those in quarantine, and of those
-    with a key that silver holds an outcome of; and what each era has read.
+    """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, and the
+    offsets of refused records, of those that quarantine is too young for, of those with a value that were neither read nor
+    refused, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
 
     `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
     """
@@ -256,6 +263,7 @@ class Log(NamedTuple):
     offset: Ints
     repeated: Mapping[int, int]
     refused: Ints
+    old: Ints
     unread: Ints
     quarantined: Ints
     passed: Ints
@@ -276,6 +284,19 @@ class Partition(NamedTuple):
     recovered: Sequence[tuple[int, str, int]]
     progress: pa.Table
 
+    @property
+    def judged(self) -> Partition:
+        """Without the merge records that were finished before the partition's history begins."""
+        since = self.evidence.history.get(self.number)
+        if since is None:
+            return self
+        return self._replace(rows=[r for r in self.rows if r.outcome.status == "open" or r.batch > since.batch])
+
+    def is_judged(self, source: str, offset: int) -> bool:
+        """Whether a record came since the partition's history begins."""
+        since = self.evidence.history.get(self.number)
+        return since is None or offset >= since.offsets[source]
+
 
 def place(partition: int, key: str, event_time: int | None = None) -> str:
     """A merge record's coordinates, for a sentence; event time in ms."""
@@ -295,7 +316,7 @@ _COLUMNS = {
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
     tables.RECOVERED: ["era", "merge_key", "event_time"],
 }
-_OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value"]
+_OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
 """What is read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
 _OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", *_TIMES]
@@ -319,6 +340,9 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
         bronze = {source: _read_bronze(evidence, source, here) for source in sources}
         for p in range(first, until):
             mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
+            if (history := evidence.history.get(p)) is not None:
+                mine[tables.PROGRESS] = mine[tables.PROGRESS].filter(pc.greater(mine[tables.PROGRESS]["batch"], history.batch))
+                mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
             tps = [TopicPartition(source, p) for source in sources]
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
             late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
@@ -329,6 +353,12 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
 
 def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
     return rows.filter(pc.equal(rows[column], value))
+
+
+def _since(rows: pa.Table, history: History) -> pa.Table:
+    """The rows of records that came since a history begins."""
+    sources, offsets = rows["source"].to_pylist(), rows["offset"].to_pylist()
+    return rows.filter(pa.array([o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)], pa.bool_()))
 
 
 def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]:
@@ -356,6 +386,10 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
 
 
 def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]) -> Log:
+    history = evidence.history.get(tp.partition)
+    since = 0 if history is None else history.offsets[tp.source]
+    before = NONE if history is None or history.positions[tp.source] is None else int(history.positions[tp.source] or 0)
+    rows = rows.filter(pc.greater_equal(rows["offset"], since))
     offset, firsts, counts = np.unique(numbers(rows["offset"]), return_index=True, return_counts=True)
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
@@ -366,7 +400,15 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
     reads, passed, taken_back = [], [], NEVER
     for i, era in reversed(list(enumerate(evidence.eras))):
-        begin, until, ended_at = era.begin.get(tp, 0), era.until.get(tp, 0), NEVER if era.ended_at is None else era.ended_at
+        begin, until, ended_at = (
+            max(since, era.begin.get(tp, 0)),
+            era.until.get(tp, 0),
+            NEVER if era.ended_at is None else era.ended_at,
+        )
+        if history is not None and era.ended_at is not None:
+            nothing = np.array([], np.int64)
+            reads.append(Read(nothing, nothing, nothing))
+            continue
         is_read = is_timed & ~is_refused & (offset >= begin)
         for first, end in evidence.skipped(tp, i):
             if first < until:  # what was read there came with a later jump back
@@ -374,34 +416,21 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
         spoken = (after >= begin - 1) & (decided < ended_at)
         at, kinds = np.append(offset[is_read], after[spoken]), np.append(kind[is_read], np.full(spoken.sum(), DECISION))
         order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
-        positions = np.maximum.accumulate(np.append(time[is_read], spoken_time[spoken])[order])
-        reads.append(Read(at[order], positions, kinds[order]))
+        times = np.append(time[is_read], spoken_time[spoken])[order]
+        positions = np.maximum.accumulate(np.append(before, times))[1:]
+        reads.append(Read(at[order], positions, kinds[order], before))
         passed.append(reads[-1].keyed(min(until, taken_back)).offset)
         taken_back = min(taken_back, begin)
+    old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
     rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
     sampled = {o: (key, t, value, as_kept(value, kept)) for o, key, t, value in zip(*columns, strict=True)}
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
-    return Log(offset, repeated, offset[is_refused], unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
-
-
-def as_kept(value: bytes, kind: pa.DataType) -> bytes:
-    """What silver keeps of a record's value: its text, or the fields of a schema, as JSON."""
-    if not pa.types.is_struct(kind):
-        return value
-    return orjson.dumps(_field(json.loads(value, parse_float=Decimal), kind))
-
-
-def _field(value: Any, kind: pa.DataType) -> Any:
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {field.name: _field(value.get(field.name), field.type) for field in kind}
-    if pa.types.is_list(kind):
-        return [_field(each, kind.value_type) for each in value]
-    return int(value) if pa.types.is_integer(kind) else float(value) if pa.types.is_floating(kind) else value
+    return Log(
+        offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled
+    )
 
 
 def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:

@@ -21,6 +21,7 @@ RESETS = "resets"
 PUBLISHED = "published"
 RECOVERED = "recovered"
 PROGRESS = "progress"
+FLOORS = "floors"
 CONFIGURATION = "configuration"
 LEASES = "leases"
 
@@ -135,6 +136,12 @@ _OTHERS = (
             f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head timestamp, clock timestamp, "
             "committed_at timestamp, position timestamp, reason string, silver_version bigint"
         ),
+    ),
+    # Where a table's history begins since `keep` had rows of a partition deleted: for bronze at the end of a batch of silver, for
+    # another table at a time. A later row of a table and partition lies further on.
+    Table(
+        FLOORS,
+        pa.schema([("table", pa.string()), *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp")]),
     ),
     # What the lake was begun with, of all that its content depends on; the first row of a field is the one that holds.
     Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),

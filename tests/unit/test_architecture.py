@@ -35,6 +35,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "bronze",
         "extent",
         "gold",
+        "keeping",
         "lineage",
         "owner",
         "planning",
