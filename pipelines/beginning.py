@@ -129,7 +129,8 @@ class Beginning:
         if begun(self.questions, source):
             return True
         found = self.questions.summary(tables.bronze(source), [], {"records": ("count", "*")})
-        return bool(found["records"][0].as_py())
+        passed = self.questions.summary(tables.PROGRESS, [], {"until": ("max", "until_offset")}, [[("source", "=", source)]])
+        return bool(found["records"][0].as_py() or passed["until"][0].as_py())  # what bronze had may have been deleted
 
     def _begin(self, sources: list[str]) -> None:
         begun = {}

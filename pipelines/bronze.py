@@ -96,8 +96,15 @@ class Bronze:
         self._is_unsure = False
 
     def counted(self, rows: Rows) -> pa.Table:
-        """By partition, reason and whether they are heartbeats: how many `records` there are, the `first` and `last` offset."""
-        values = {"records": ("count", "*"), "first": ("min", "offset"), "last": ("max", "offset")}
+        """By partition, reason and whether they are heartbeats: how many `records` there are, how many of them are `timed`, the
+        `first` and the `last` offset.
+        """
+        values = {
+            "records": ("count", "*"),
+            "timed": ("count", "event_time"),
+            "first": ("min", "offset"),
+            "last": ("max", "offset"),
+        }
         return self._engine.summary(rows, ["partition", "reason", "heartbeat"], values)
 
     def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
@@ -193,9 +200,12 @@ def _counts(found: pa.Table) -> tuple[int, int]:
 
 
 def _outcomes(found: pa.Table) -> Counts:
-    """What became of the records that `counted` found: `accepted`, `heartbeat`, or `quarantined` for a reason."""
+    """What became of the records that `counted` found: `accepted`, `heartbeat`, `skipped`, or `quarantined` for a reason."""
     counts: Counter[tuple[str, str]] = Counter()
     for row in found.to_pylist():
-        outcome = "quarantined" if row["reason"] else "heartbeat" if row["heartbeat"] else "accepted"
-        counts[outcome, row["reason"] or ""] += row["records"]
-    return counts
+        if row["reason"]:
+            counts["quarantined", row["reason"]] += row["records"]
+            continue
+        counts["heartbeat" if row["heartbeat"] else "accepted", ""] += row["timed"]
+        counts["skipped", ""] += row["records"] - row["timed"]
+    return +counts

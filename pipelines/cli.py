@@ -46,7 +46,9 @@ app.add_typer(broker_app, name="broker")
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
-WITH_CONFIG = ("validate", "run", "status", "explain", "verify", "rebuild", "redrive", "report", "reset", "evolve", "maintain")
+WITH_CONFIG = (
+    *("validate", "try", "run", "status", "explain", "verify", "rebuild", "redrive", "report", "reset", "evolve", "maintain"),
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -107,6 +109,19 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
         )
         problems += of_lake
     return [problem._asdict() for problem in problems], preview
+
+
+@app.command("try")
+def try_rules(
+    file: Annotated[Path, typer.Argument(help="A file with a record in each line, as a JSON object.")],
+    config: Config = DEFAULT_CONFIG,
+    close: Annotated[bool, typer.Option(help="Let time go on at the end until every merge record has timed out.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Show what the configuration makes of the records in a file, without Kafka and without a lake."""
+    from pipelines.trying import try_file
+
+    _answer(try_file(config, file, close=close), as_json, show.try_view)
 
 
 @app.command()
@@ -288,14 +303,14 @@ def evolve(
 
 @app.command()
 def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
-    """Compact the tables and remove what lies further back than the retention; a run does so by itself."""
+    """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does so by itself."""
     from pipelines.lake.maintenance import maintain as maintain_tables
     from pipelines.run import LAYERS, Run, kept_by
 
     settings = load_settings(config)
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-        done = maintain_tables(owned.owner.engine, names)
+        done = maintain_tables(owned.owner.engine, names, owned.expire)
     table = Table("table", "files before", "files now", "old files removed")
     for row in done:
         table.add_row(*[str(value) for value in row.values()])

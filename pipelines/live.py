@@ -90,7 +90,7 @@ def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, in
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value} AS value
         FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`
-        WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.reason IS NULL"""
+        WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.event_time IS NOT NULL"""
 
 
 def _value(value: str, value_type: pa.DataType) -> str:

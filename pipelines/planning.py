@@ -165,7 +165,7 @@ class Planner:
         for source, mine in _by_source(starts).items():
             ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
             found = self.questions.select(tables.bronze(source), ["partition", "offset", "event_time"], within(ranges))
-            rows |= _by_partition(source, found, ranges)
+            rows |= by_partition(source, found, ranges)
         for tp, until in untils.items():
             decisions = [decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)]
             if decisions:
@@ -196,7 +196,7 @@ def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int
     return by_source
 
 
-def _by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
+def by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
     """Rows of bronze in order of offset, by topic-partition, and only those in its range."""
     offsets, times = int64s(found["offset"]), int64s(found["event_time"].fill_null(NO_TIME))
     available = {}

@@ -27,6 +27,7 @@ from pipelines.kafka.groups import Groups
 from pipelines.kafka.options import check_options
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
+from pipelines.keeping import expire
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
@@ -196,7 +197,10 @@ class Owned:
             DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
             for table, topic in self._settings.publish.dead_letter_topics.items()
         ]
-        self._maintenance = {layer: Maintenance(owner.engine, kept_by(layer, self._settings)) for layer in ("silver", "gold")}
+        self.expire = partial(expire, owner, self._settings)
+        self._maintenance = {
+            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self.expire) for layer in ("silver", "gold")
+        }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
     @property
@@ -227,7 +231,7 @@ class Owned:
     def bronze(self, source: str, *, once: bool) -> Stream:
         """The stream of a source; it begins where the lake says, each time it is started."""
         run, engine = self._run, self.owner.engine
-        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source))
+        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self.expire)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
         beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 
@@ -333,7 +337,7 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
     if layer == "gold":
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = next(iter(settings.sources))
-    shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES]
+    shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES, tables.FLOORS]
     if source is None:
         return [*map(tables.bronze, settings.sources), *shared]
     return [tables.bronze(source), *(shared if source == first else [])]

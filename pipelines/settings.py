@@ -40,8 +40,11 @@ __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTi
 
 _MERGE_RULES = {"timeout": "timeout_ms", "max_future": "max_future_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
-_SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "heartbeat")}}
+_SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "heartbeat", "tombstone")}}
 """What may change in a living lake: by name in YAML, the attribute."""
+
+_UNKNOWN = object()
+"""Instead of a rule that the version which wrote an epoch did not know yet."""
 
 _P = TypeVar("_P", bound="_Part")
 _SECRET = frozenset(["options", "storage", "spark"])
@@ -101,6 +104,17 @@ class Heartbeat(_Part):
     equals: kinds.Scalar = Field(examples=["heartbeat"])
 
 
+class EventTime(_Part):
+    """Where a value has its event time; `unit` is that of a number: text is ISO 8601."""
+
+    field: kinds.DottedPath = Field(examples=["ts"])
+    unit: Literal["s", "ms", "us", "ns"] = "ms"
+
+
+def _shape_of_event_time(value: object) -> str:
+    return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
+
+
 class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
@@ -108,8 +122,16 @@ class SourceSettings(_Part):
     format: Literal["json"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
-    event_time: kinds.DottedPath = Field(examples=["ts"])
+    event_time: Annotated[
+        Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
+    ] = Field(examples=["ts"])
+    tombstone: Literal["quarantine", "skip"] = "quarantine"
     heartbeat: Heartbeat | None = None
+
+    @property
+    def time(self) -> EventTime:
+        """Where the event time is, however that is written."""
+        return EventTime(field=self.event_time) if isinstance(self.event_time, str) else self.event_time
 
     @cached_property
     def value_schema(self) -> "ValueSchema | None":
@@ -141,11 +163,13 @@ class SourceSettings(_Part):
         from pipelines.core.reading import ReadingRules
 
         return ReadingRules(
-            event_time=tuple(self.event_time.split(".")),
+            event_time=tuple(self.time.field.split(".")),
             max_future_ms=max_future_ms,
             key=tuple(self.key.split(".")) if self.key else None,
             heartbeat=(tuple(self.heartbeat.field.split(".")), self.heartbeat.equals) if self.heartbeat else None,
             schema=self.value_schema,
+            unit=self.time.unit,
+            skips_tombstones=self.tombstone == "skip",
         )
 
 
@@ -174,12 +198,22 @@ class PublishSettings(_Part):
     delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
     late_topic: kinds.TopicName | None = None
     quarantine_topic: kinds.TopicName | None = None
+    retention_ms: kinds.Retention | None = Field(default=None, validation_alias="retention")
 
     @property
     def dead_letter_topics(self) -> dict[str, str]:
         """Where dead letters go, by the table whose records they are: `late`, `quarantine`, or neither."""
         topics = {"late": self.late_topic, "quarantine": self.quarantine_topic}
         return {table: topic for table, topic in topics.items() if topic is not None}
+
+
+class KeepSettings(_Part):
+    """How long, in event time behind the clock, rows of a table are kept; None: for ever."""
+
+    bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
+    silver_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="silver")
+    late_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="late")
+    quarantine_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="quarantine")
 
 
 class MetricsSettings(_Part):
@@ -223,6 +257,7 @@ class Settings(_Part):
     silver: SilverSettings = SilverSettings()
     publish: PublishSettings
     retention_ms: kinds.Retention = Field(default=604_800_000, validation_alias="retention")
+    keep: KeepSettings = KeepSettings()
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
 
@@ -239,7 +274,8 @@ class Settings(_Part):
         """These settings with the rules that `rules` gave of others, which came after these."""
         changed: dict[tuple[str, ...], _Part] = {}
         for *path, part, names in self._ruled():
-            values = {attribute: rules[".".join([*path, name])] for name, attribute in names.items()}
+            known = {attribute: rules.get(".".join([*path, name]), _UNKNOWN) for name, attribute in names.items()}
+            values = {name: value for name, value in known.items() if value is not _UNKNOWN}
             if "schema_file" in values:
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"])
             changed[tuple(path)] = part.changed(**values)

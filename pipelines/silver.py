@@ -18,7 +18,7 @@ from then on as good as a record of bronze. A deliberate reset is a batch too (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
-from pipelines.core.plan import BatchPlan, Cursor, End, TopicPartition
+from pipelines.core.plan import BatchPlan, Cursor, End, Lateness, TopicPartition
 from pipelines.engine import Engine, Function, Rows
 from pipelines.events import Handled
 from pipelines.faults import reach
@@ -35,12 +35,13 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import horizons, read_epochs
+from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, within
 from pipelines.owner import Owner, now_ms
 from pipelines.planning import Planner
 from pipelines.reset import note_reset, reset_rows, taken_back
-from pipelines.settings import Settings
+from pipelines.settings import PublishSettings, Settings
 
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 
@@ -50,7 +51,7 @@ class Silver:
     """The merge of one lake over `partitions` Kafka partitions; one owner at a time.
 
     `silence` watches for silent sources; without it the idle policy does not speak. A rebuild stops at `ends`, and knows only
-    idle decisions taken before `decided_before_ms` (epoch ms).
+    idle decisions taken before `decided_before_ms` (epoch ms); its `horizons` (ms, by partition) are those of the lake.
     """
 
     owner: Owner
@@ -59,6 +60,7 @@ class Silver:
     silence: Silence | None = None
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     decided_before_ms: int | None = None
+    horizons: Mapping[int, int] | None = None
     _planner: Planner | None = field(default=None, repr=False)
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
@@ -100,7 +102,8 @@ class Silver:
         last = last_batch(self._engine.questions)
         cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in range(self.partitions)}
         questions, epochs = self._engine.questions, read_epochs(self._engine.questions, self.settings)
-        epoch, passed = epochs.current, horizons(questions, epochs)
+        epoch = epochs.current
+        passed = horizons(questions, epochs, last_reset(questions)) if self.horizons is None else self.horizons
         since = epoch.number, epoch.from_batch
         planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, passed, since)
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
@@ -118,16 +121,14 @@ class Silver:
 
     def _changed(self, plan: BatchPlan, planner: Planner) -> Rows:
         """Steps 2 and 3: the merge records that the batch changes."""
-        batch, publish = self._batch(plan, planner), self.settings.publish
+        batch = batch_of(plan, self.settings, planner.lateness, planner.idle, self._engine.lake.settings)
         records = self._records(plan)
         open_columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
         inputs = [*records, self._engine.read(tables.SILVER, open_columns, [[("status", "=", "open")]])]
         if self._was_recovered:
             inputs.append(self._engine.read(tables.RECOVERED, ["partition", "merge_key", "event_time"], _MESSAGES))
         changed = self._engine.per_partition(_merging(batch, len(records)), inputs, batch.changed_schema())
-        if publish.valid == "true" and publish.value is None:
-            return changed
-        return self._engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
+        return judged(self._engine, changed, self.settings.publish)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
         """Every record of the batch's ranges that has a time, by source; none for a source of which it passes nothing."""
@@ -149,7 +150,7 @@ class Silver:
         if plan.reset is not None:
             note_reset(self._engine, self.settings, plan, commit, version)
         elif plan.has_late:
-            batch = self._batch(plan, planner)
+            batch = batch_of(plan, self.settings, planner.lateness, planner.idle, self._engine.lake.settings)
             found = self._engine.per_partition(_finding_late(batch), self._records(plan), LATE_SCHEMA)
             self._engine.append(tables.LATE, found, commit)
         reach("silver.progress")
@@ -164,12 +165,6 @@ class Silver:
             }
             self.owner.tell(Handled("silver", topics))
         self.owner.tell(self.planner.standing())
-
-    def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
-        types = {name: source.value_type for name, source in self._engine.lake.settings.sources.items()}
-        read_types = {name: source.read_type for name, source in self.settings.sources.items()}
-        max_bytes = self.settings.publish.max_bytes if self.settings.publish.value is None else None
-        return Batch(plan, types, planner.lateness, planner.idle, max_bytes, read_types)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -204,6 +199,29 @@ class Silver:
 
 _MESSAGES: Where = [[("merge_key", "is not null", None)]]
 """The rows of `recovered` that are messages."""
+
+
+def batch_of(
+    plan: BatchPlan,
+    settings: Settings,
+    lateness: Lateness,
+    idle: Mapping[TopicPartition, Sequence[IdleDecision]],
+    of_lake: Settings | None = None,
+) -> Batch:
+    """A plan as the merge takes it, with the idle policy's decisions, under the rules of these settings; `of_lake`: those by
+    which silver's columns are laid out, where they are others.
+    """
+    types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
+    read_types = {name: source.read_type for name, source in settings.sources.items()}
+    max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
+    return Batch(plan, types, lateness, idle, max_bytes, read_types)
+
+
+def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
+    """Rows that the merge has changed, those that have timed out judged by the user's expressions, where there are any."""
+    if publish.valid == "true" and publish.value is None:
+        return changed
+    return engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
 
 
 def _merging(batch: Batch, sources: int) -> Function:

@@ -128,7 +128,8 @@ class _Life:
     def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
         is_open, p = row["status"] == "open", row["partition"]
         parts = [known[TopicPartition(s, p), part["offset"]] for s in self.settings.sources for part in row[s]]
-        first = min(parts, key=lambda part: int(part["position"]), default=None)
+        # Bronze may have let parts go by now: nobody knows their positions, which were the first.
+        first = min(parts, key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]), default=None)
         batch = self.moment.batch if is_open else row["batch"]
         then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
         clock, heads = (then[0]["clock"] if then else None), {r["source"]: r["head"] for r in then}
@@ -172,9 +173,9 @@ class _Life:
                 found[tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
         return found
 
-    def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int]]:
+    def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int | None]]:
         """By offset, the last batch that has it in its range, and the largest event time up to there: from the position that the
-        batch before has left on.
+        batch before has left on. None where bronze does not have the record any more.
         """
         of_tp = {r["batch"]: r for r in self._progress if (r["source"], r["partition"]) == tp}
         here: dict[int, list[int]] = defaultdict(list)
@@ -185,14 +186,14 @@ class _Life:
         where = [[("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)] for a, b in ranges.values()]
         read = self.questions.select(tables.bronze(tp.source), ["offset", "event_time"], where).sort_by("offset")
         offset, time = read["offset"].to_numpy(), read["event_time"].fill_null(NO_TIME).to_numpy()
-        merged = {}
+        merged: dict[int, tuple[int, int | None]] = {}
         for batch, (since, until) in ranges.items():
             mine = (offset >= since) & (offset <= until)
             spoken = [d for of, d in self._decisions if of == tp and since <= d.after_offset + 1 <= until]
             rows = Available(offset[mine], time[mine]).with_idle(spoken)
             before = of_tp[batch - 1]["position"] if batch - 1 in of_tp else None
             positions = dict(zip(rows.offsets.tolist(), positions_of(Cursor(since, before), rows).tolist(), strict=True))
-            merged.update({each: (batch, positions[each]) for each in here[batch]})
+            merged.update({each: (batch, positions.get(each)) for each in here[batch]})
         return merged
 
     def late(self) -> list[Found]:

@@ -2,14 +2,19 @@
 
 A rebuild goes exactly as far as silver was: up to the offsets and the clocks of its last batch, and through every deliberate
 reset at the place where it was made. So it can be compared row by row (`verify --against`), while the lake itself goes on.
+
+Where rows have been deleted (`keep`), a rebuild begins where history does (`lake.floors`), with the merge records that were open
+then; the comparison leaves out those that were finished before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,14 +22,18 @@ import pyarrow.compute as pc
 
 from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.verify_evidence import Evidence, groups, place, read_evidence
-from pipelines.core.plan import BatchPlan, End, OffsetRange
+from pipelines.core.columns import int64s, looked_up
+from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
+from pipelines.core.reset import open_before
+from pipelines.core.types import TIME
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.epochs import begin_epoch, read_epochs
+from pipelines.lake.epochs import Epochs, begin_epoch, horizons, read_epochs
+from pipelines.lake.floors import read_floors
 from pipelines.lake.location import Lake
-from pipelines.lake.progress import last_batch
+from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.questions import Questions, Where
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
@@ -62,16 +71,19 @@ def rebuild(
     for table in into.lake.layout.values():
         if table.name not in into.lake.borrowed:
             into.create(table)
+    here = open_engine(settings)
+    if evidence.history:
+        _begin(here, into, wanted, evidence)
     for plan in _batches(into, rebuilt, evidence):
         tell(plan)
     now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{wanted.merge.timeout_ms} ms"}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
-    known_late: Where = [[("batch", "<=", evidence.last_batch)]]
+    since = {p: history.batch for p, history in evidence.history.items()}
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
-        "lake": content_of(open_engine(settings), settings, evidence.version, known_late),
+        "lake": content_of(here, settings, evidence.version, evidence.last_batch, since),
         "rebuilt": content_of(into, settings),
     }
 
@@ -81,32 +93,41 @@ def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
     return settings.model_copy(update={"lake": str(directory.absolute())})
 
 
-def content_of(engine: Engine, settings: Settings, version: int | None = None, late: Where = ()) -> dict[str, Any]:
+def content_of(
+    engine: Engine,
+    settings: Settings,
+    version: int | None = None,
+    last_batch: int | None = None,
+    since: Mapping[int, int] = MappingProxyType({}),
+) -> dict[str, Any]:
     """How many merge records a version of silver has (None: the last): all, open, timed out, valid, and *complete* (with parts of
     every source); and of each source how many records were merged, how many of them into a complete merge record, and how many
-    were late (of those in `late` that meet the conditions).
+    were late, up to a batch. What was finished, or late, up to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
     names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
     schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
-    rows = engine.read(tables.SILVER, ["partition", "status", "valid", *sources], version=version)
-    counted = engine.per_partition(partial(_counted, sources=sources, schema=schema), [rows], schema)
+    rows = engine.read(tables.SILVER, ["partition", "status", "valid", "batch", *sources], version=version)
+    counted = engine.per_partition(partial(_counted, sources=sources, schema=schema, since=since), [rows], schema)
     [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
-    was_late = engine.questions.summary(tables.LATE, ["source"], {"records": ("count", "*")}, late)
-    late_of = dict(zip(was_late["source"].to_pylist(), was_late["records"].to_pylist(), strict=True))
+    known: Where = () if last_batch is None else [[("batch", "<=", last_batch)]]
+    late_of: Counter[str] = Counter()
+    for row in engine.questions.summary(tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known).to_pylist():
+        late_of[row["source"]] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
     of_sources = {
         source: {
             "merged": found[f"merged_{source}"] or 0,
             "in_complete_records": found[f"matched_{source}"] or 0,
-            "late": late_of.get(source, 0),
+            "late": late_of[source],
         }
         for source in sources
     }
     return {**{name: found[name] or 0 for name in _COUNTS}, "sources": of_sources}
 
 
-def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema) -> pa.Table:
+def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mapping[int, int]) -> pa.Table:
     """The counts of some rows, as one row of no particular partition."""
+    rows = _alive(rows, since)
     sizes = [pc.list_value_length(rows[source]) for source in sources]
     is_complete = pc.greater(pc.min_element_wise(*sizes), 0)
     sums = [pc.sum(pc.equal(rows["status"], status)) for status in ("open", "timed_out")]
@@ -114,6 +135,47 @@ def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema) -> pa.Table:
     sums += [pc.sum(each) for size in sizes for each in (size, size.filter(is_complete))]
     counts = [0, rows.num_rows, *(each.as_py() for each in sums)]
     return pa.Table.from_pylist([dict(zip(schema.names, counts, strict=True))], schema)
+
+
+def _alive(rows: pa.Table, since: Mapping[int, int]) -> pa.Table:
+    """The rows of silver that are open, or changed after the batch `since` of their partition."""
+    changed = int64s(rows["batch"]) > looked_up(int64s(rows["partition"]), since, -1)
+    return rows.filter(pc.or_(pc.equal(rows["status"], "open"), pa.array(changed)))
+
+
+def _open_then(rows: pa.Table, ends: Mapping[TopicPartition, int], since: Mapping[int, int], sources: Sequence[str]) -> pa.Table:
+    return open_before(_alive(rows, since), ends, sources)
+
+
+def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -> None:
+    """The first batch of a rebuild where history does not begin with the lake: what was open then, and how far the merge was."""
+    ends, clocks, ranges = {}, {}, {}
+    for p, history in evidence.history.items():
+        for source, offset in history.offsets.items():
+            tp, position = TopicPartition(source, p), history.positions[source]
+            ends[tp], ranges[tp] = offset, OffsetRange(offset, offset, position, position, position)
+        if history.clock is not None:
+            clocks[p] = history.clock
+    plan = BatchPlan(0, ranges, clocks, has_late=False)
+    schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in evidence.history.items()}
+    changed: Where = [[("status", "=", "open")], [("batch", ">", min(since.values()))]]
+    rows = here.read(tables.SILVER, schema.names, changed, version=evidence.version)
+    then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
+    opened = here.fetched(here.per_partition(then, [rows], schema)).cast(schema)
+    owner = Owner(into)
+    commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
+    into.merge(tables.SILVER, into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))), commit)
+    owner.confirm(tables.SILVER, commit)
+    begins = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
+    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(begins))
+
+
+def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence) -> End:
+    """Where an epoch ends; one that ended before the history of a partition begins has nothing to merge there."""
+    history = evidence.history.get(tp.partition)
+    if history is None or until > history.offsets[tp.source]:
+        return End(until, head)
+    return End(history.offsets[tp.source], history.clock)
 
 
 def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
@@ -124,18 +186,22 @@ def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Ev
     """
     owner = Owner(into)
     for i, (era, reset) in enumerate(zip(evidence.eras, [*evidence.resets, None], strict=True)):
-        messages = evidence.recovered.filter(pc.equal(evidence.recovered["era"], i)).to_pylist()
+        if evidence.history and reset is not None:
+            continue
+        is_known = pc.less_equal if evidence.history else pc.equal
+        messages = evidence.recovered.filter(is_known(evidence.recovered["era"], i)).to_pylist()
         rows = [(row["partition"], row["merge_key"], row["event_time"], None, None, now_ms()) for row in messages]
         if rows:
             into.append(tables.RECOVERED, into.lake.layout[tables.RECOVERED].rows(rows))
         for epoch, end in era.epochs:
-            if end is None:
-                ends = {tp: End(until, era.heads.get(tp)) for tp, until in era.until.items()}
-            else:
-                ends = {tp: End(until, end.heads.get(tp)) for tp, until in end.until.items()}
+            until, heads = (era.until, era.heads) if end is None else (end.until, end.heads)
+            ends = {tp: _end(tp, offset, heads.get(tp), evidence) for tp, offset in until.items()}
             settings, last = rebuilt(epoch.settings), last_batch(into.questions)
             begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
-            silver = Silver(owner, settings, evidence.partitions, ends=ends, decided_before_ms=era.ended_at)
+            known = [each for each in evidence.epochs if each.number <= epoch.number]
+            like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known)
+            passed = horizons(evidence.questions, like_these, evidence.resets[i - 1].batch if i else -1)
+            silver = Silver(owner, settings, evidence.partitions, None, ends, era.ended_at, passed)
             yield from silver.drain()
         if reset is not None:
             ranges = {tp: OffsetRange(era.until[tp], offset, None, None, None) for tp, offset in reset.begin.items()}
@@ -180,12 +246,22 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     silver = ["partition", "merge_key", "event_time", "last_event_time", "status", *settings.sources, "valid", "invalid_reason"]
     late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
     version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
+    since, kept = read_floors(there).batches, read_floors(here).times
     for first, until in groups(_partitions(here, settings)):
         mine = [("partition", ">=", first), ("partition", "<", until)]
-        rows = _rows(here, tables.SILVER, silver, [mine], version), _rows(there, tables.SILVER, silver, [mine])
+        alive: Where = [mine]
+        if since:  # what was finished before the rebuild's history begins is left out
+            places = [(("partition", "=", p), ("batch", ">", since.get(p, -1))) for p in range(first, until)]
+            alive = [[*mine, ("status", "=", "open")], *([*place] for place in places)]
+        rows = _rows(here, tables.SILVER, silver, alive, version), _rows(there, tables.SILVER, silver, [mine])
         for key, one, other in different(*rows, itemgetter(slice(3))):
             in_silver.add(_told(one, other, silver), place(*key))
-        rows = _rows(here, tables.LATE, late, [[*mine, ("batch", "<=", batch)]]), _rows(there, tables.LATE, late, [mine])
+        times = {p: ("position", ">=", kept.get((tables.LATE, p), 0)) for p in range(first, until)}
+        known: Where = [
+            [("partition", "=", p), ("batch", ">", since.get(p, -1)), ("batch", "<=", batch), times[p]] for p in times
+        ]
+        all_there: Where = [[("partition", "=", p), times[p]] for p in times]
+        rows = _rows(here, tables.LATE, late, known), _rows(there, tables.LATE, late, all_there)
         for (partition, source, offset), one, other in different(*rows, itemgetter(slice(3))):
             in_late.add(_told(one, other, late), f"late: {settings.sources[source].topic}[{partition}]@{offset}")
     return answer([in_silver, in_late])

@@ -156,11 +156,36 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
     for row in rows:
         told = {name: "-" if row[name] is None else str(row[name]) for name in more}
         told |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
-        told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
+        if row.get("position") is not None:
+            told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
         source = "" if row["source"] == row["topic"] else f"{row['source']}: "
         place = f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
         table.add_row(*map(escape, (place, *told.values())))
     return table
+
+
+def try_view(found: dict[str, Any]) -> Group:
+    """What became of the records of a file: merge records, messages, then what was not merged."""
+    counts = [f"{source} [bold]{of['records']:,}[/]" for source, of in found["read"].items()]
+    told: list[RenderableType] = [f"records: {' · '.join(counts)}", ""]
+    for row in found["records"]:
+        status = row["status"].replace("_", " ") + (" at the end" if row["at_end"] else "")
+        status += f" · not valid ({row['invalid_reason']})" if row["valid"] is False else ""
+        span = f"{utc(row['event_time'])} to {utc(row['last_event_time'])}"
+        parts = ", ".join(f"{part['source']}@{part['offset']} (line {part['line']})" for part in row["parts"])
+        told += [f"[bold]{escape(repr(row['key']))}[/] · partition {row['partition']} · {span} · {status}", f"  {parts}"]
+    told += [""] if found["records"] else ["no merge record", ""]
+    for message in found["messages"]:
+        place = f"partition {message['partition']} · seq {message['seq']} · key {message['key']!r}"
+        told += [f"[bold]message[/] · {escape(place)} · timestamp {message['timestamp']}", escape(str(message["value"])), ""]
+    for name, title, columns in (
+        ("late", "late: never merged", ("key", "event_time", "position")),
+        ("quarantined", "refused", ("reason", "detail")),
+        ("waiting", "waiting for the clock", ("key", "event_time")),
+    ):
+        if found[name]:
+            told += [f"[bold]{title}[/]", _records(found[name], "line", *columns), ""]
+    return Group(*told)
 
 
 def utc(ms: int | None) -> str:

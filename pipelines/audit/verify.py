@@ -10,9 +10,12 @@ The checks are numbered as in the contract:
 5. silver and late are what the merge model makes of bronze, for a sample of keys or for all; rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`).
 
+Where rows have been deleted (`keep`), what came before a partition's history begins is not judged (`lake.floors`), and the merge
+records that were open then are silver's word.
+
 A running lake disturbs nothing: the ends of Kafka's topics are taken before silver's version, and only what that version has
-merged is judged. A group of partitions is in memory at a time. Of `progress` and silver's versions the last `KNOWN_BATCHES` are
-looked at, with `--full` all.
+merged is judged; where rows were deleted meanwhile, all is looked at again. A group of partitions is in memory at a time. Of
+`progress` and silver's versions the last `KNOWN_BATCHES` are looked at, with `--full` all.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,13 +48,14 @@ from pipelines.audit.verify_evidence import (
     read_partitions,
 )
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRecord, MergeRules, Part, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.floors import read_floors
 from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
 
@@ -95,12 +100,15 @@ def verify(
         check_partition(partition, judge, findings)
         if sink is not None and limits is not None:
             check_sink(partition, sink, limits, judge, findings["sink"])
+    if any(each.problems for each in findings.values()) and read_floors(questions) != evidence.floors:
+        return verify(questions, settings, full=full, evaluate=evaluate, timeout_s=timeout_s)
     because = "was not evaluated, because that needs Spark and `--full`"
     return answer(findings.values(), (f"{name} {because}" for name in judge.unevaluated))
 
 
 def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, Findings]) -> None:
     """Checks 2 to 5, which need no Kafka."""
+    partition = partition.judged
     model = expected(partition)
     check_outcomes(partition, model, findings["outcomes"])
     check_rows(partition, judge, findings["rows of silver"])
@@ -143,7 +151,8 @@ def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[
             fix = "delete all but one of the rows with this offset"
             findings.add(f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix)
         last = max([evidence.eras[-1].until.get(tp, 0), *(log.offset[-1:] + 1).tolist()])
-        skipped = [(0, first), *evidence.skipped(tp, len(evidence.eras) - 1)]
+        known = evidence.history.get(tp.partition)
+        skipped = [(0, max(first, known.offsets[tp.source] if known else 0)), *evidence.skipped(tp, len(evidence.eras) - 1)]
         kafka, topic = evidence.settings.kafka, evidence.settings.sources[tp.source].topic
         for gap in gaps(log.offset, skipped, min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
@@ -171,15 +180,17 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
 
 def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Findings) -> None:
     """Every record that the merge has passed is in one merge record, late, or published before a recovery; every refused one
-    in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them.
+    in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them. A tombstone that is
+    skipped is nowhere else, and only a tombstone is skipped.
     """
     evidence, found = partition.evidence, defaultdict(list)
     published = [outcome for outcome in model if outcome.status == PUBLISHED]
     for outcome in chain((row.outcome for row in partition.rows), partition.late, published):
         for source, offset, *_ in outcome.parts:
-            found[source].append(offset)
+            if partition.is_judged(source, offset):
+                found[source].append(offset)
     for tp, log in partition.logs.items():
-        refused = log.refused[log.refused < evidence.eras[-1].until.get(tp, 0)]
+        refused = np.setdiff1d(log.refused[log.refused < evidence.eras[-1].until.get(tp, 0)], log.old)
         wanted = {
             "merge records, late and recovered": (np.array(found[tp.source], np.int64), log.passed, log.passed),
             "quarantine": (log.quarantined, refused, log.refused),
@@ -192,6 +203,10 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
             fix = "let quarantine hold bronze's refused rows, each once" if name == "quarantine" else REBUILD
             for offset, what in wrong:
                 findings.add(f"{name}: the record {what}", f"{tables.bronze(tp.source)}: {evidence.at(tp, offset)}", fix)
+        for offset in log.unread.tolist():
+            fix = "give the row the event time or the reason that its value has, or start a new lake while Kafka still has it"
+            what = "a record with a value was neither read nor refused"
+            findings.add(what, f"{tables.bronze(tp.source)}: {evidence.at(tp, offset)}", fix)
 
 
 # -- checks 3, 4, and of 5 what is valid
@@ -261,7 +276,7 @@ def _unlike(
     records = np.flatnonzero(read.kind != DECISION)
     offsets, of_records = np.append(read.offset[records], NEVER), np.append(read.position[records], NEVER)
     passed, ahead = np.searchsorted(offsets, until_offset), np.searchsorted(of_records, clock, side="right")
-    positions = np.append(NONE, read.position)
+    positions = np.append(read.before, read.position)
     # A decision that follows the last offset passed may have come before the batch or after it.
     certain = np.maximum(np.append(0, records + 1)[passed], np.searchsorted(read.offset, until_offset - 1))
     least, most = positions[certain], positions[np.searchsorted(read.offset, until_offset)]
@@ -325,23 +340,40 @@ def expected(partition: Partition) -> list[Outcome]:
     arrived: Arrived = [{source: [] for source in logs} for _ in eras]
     for tp, log in partition.logs.items():
         for waiting, era, read in zip(arrived, eras, log.reads, strict=True):
-            offsets, positions, _ = read.keyed(era.until.get(tp, 0))
+            offsets, positions, *_ = read.keyed(era.until.get(tp, 0))
             for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
                 if offset in log.sampled:
                     key, time, *_ = log.sampled[offset]
                     waiting[tp.source].append((position, Record(tp.source, offset, time, key)))
-    found = []
-    for row in outcomes(tuple(settings.sources), eras, partition.number, arrived, partition.recovered):
+    found, before = [], _open_before(partition)
+    told = {part[:2]: part for parts in before.values() for part in parts}
+    for row in outcomes(tuple(settings.sources), eras, partition.number, arrived, partition.recovered, before):
         value = 2 if row.status == "late" else 3
-        found.append(row._replace(parts=tuple((*part, logs[part[0]].sampled[part[1]][value]) for part in row.parts)))
+        parts = (told.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value]) for part in row.parts)
+        found.append(row._replace(parts=tuple(parts)))
+    return found
+
+
+def _open_before(partition: Partition) -> dict[str, list[tuple[Any, ...]]]:
+    """By sampled key, the parts of its merge record that was open when the partition's history began, as silver has them."""
+    found = {}
+    for key, parts in ((r.outcome.key, r.outcome.parts) for r in partition.rows if partition.evidence.is_sampled(r.outcome.key)):
+        if before := [part for part in parts if not partition.is_judged(*part[:2])]:
+            found[key] = before
     return found
 
 
 def outcomes(
-    sources: tuple[str, ...], eras: Sequence[Era], partition: int, arrived: Arrived, recovered: Iterable[tuple[int, str, int]]
+    sources: tuple[str, ...],
+    eras: Sequence[Era],
+    partition: int,
+    arrived: Arrived,
+    recovered: Iterable[tuple[int, str, int]],
+    before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({}),
 ) -> list[Outcome]:
     """The model's answer. `recovered`: the era that a message begins with, its key and event time. A reset closes what is open;
-    what comes again after a jump back leaves its merge record, of which the rest is closed.
+    what comes again after a jump back leaves its merge record, of which the rest is closed. `before`: by key the parts of what
+    was open when the last era's history begins.
     """
     found: list[Outcome] = []
     for i, era in enumerate(eras):
@@ -351,6 +383,11 @@ def outcomes(
                 messages[key].append(time)
         first = era.epochs[0][0].settings.merge.timeout_ms
         model, left = PartitionMerge(MergeRules(sources, first), recovered=messages), dict(arrived[i])
+        for key, mine in before.items() if era.ended_at is None else ():
+            times, opened = [time for _, _, time, *_ in mine], {source: list[Part]() for source in sources}
+            for source, offset, time, *_ in mine:
+                opened[source].append(Part(time, offset))
+            model.open[key] = MergeRecord(key, min(times), max(times), opened)
         for epoch, end in era.epochs:
             model.begin_epoch(epoch.settings.merge.timeout_ms)
             clock = (era if end is None else end).clocks.get(partition)
@@ -358,8 +395,8 @@ def outcomes(
                 continue
             untils = {s: NEVER if end is None else end.until.get(TopicPartition(s, partition), 0) for s in sources}
             model.heads = dict.fromkeys(sources, clock)
-            model.waiting = {s: deque(one for one in mine if one[1].offset < untils[s]) for s, mine in left.items()}
-            left = {s: [one for one in mine if one[1].offset >= untils[s]] for s, mine in left.items()}
+            model.waiting = {s: deque(one for one in waits if one[1].offset < untils[s]) for s, waits in left.items()}
+            left = {s: [one for one in waits if one[1].offset >= untils[s]] for s, waits in left.items()}
             model.advance()
         alone = [("late", late.record, late.position) for late in model.late]
         alone += [(PUBLISHED, record, record.event_time) for record in model.already_published]

@@ -5,12 +5,10 @@ An *era* is what silver merged from one deliberate reset to the next. Tables are
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,9 +18,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.verify_values import as_kept
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
+from pipelines.lake.floors import Floors, History, read_floors, read_history
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
@@ -84,7 +84,8 @@ class Evidence:
     `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
     of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
     over, `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
-    yet, and of the ends of the eras.
+    yet, and of the ends of the eras. `history`: where rows have been deleted, by partition from where on the last era is judged;
+    nothing before it is.
     """
 
     questions: Questions
@@ -100,6 +101,8 @@ class Evidence:
     is_full: bool
     one_in: int
     epochs: Epochs
+    floors: Floors
+    history: Mapping[int, History]
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""
@@ -177,9 +180,9 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     skips = defaultdict(list)
     for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
         skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
-    return Evidence(
-        questions, settings, partitions, version, batch, progress, resets, eras, skips, recovered, full, one_in, epochs
-    )
+    floors, history = read_floors(questions), read_history(questions, settings, partitions, batch)
+    found = (version, batch, progress, resets, eras, skips, recovered, full, one_in, epochs, floors, history)
+    return Evidence(questions, settings, partitions, *found)
 
 
 def read_table(
@@ -265,12 +268,14 @@ DECISION, HEARTBEAT, KEYED = range(3)
 
 class Read(NamedTuple):
     """What an era could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a decision
-    of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED).
+    of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED). `before`: the position
+    that it begins with.
     """
 
     offset: Ints
     position: Ints
     kind: Ints
+    before: int = NONE
 
     def keyed(self, until: int) -> Read:
         """Of it the records with a key up to an exclusive end offset."""
@@ -279,8 +284,9 @@ class Read(NamedTuple):
 
 
 class Log(NamedTuple):
-    """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, offsets of
-    refused records, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
+    """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, and the
+    offsets of refused records, of those that quarantine is too young for, of those with a value that were neither read nor
+    refused, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
 
     `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
     """
@@ -288,6 +294,8 @@ class Log(NamedTuple):
     offset: Ints
     repeated: Mapping[int, int]
     refused: Ints
+    old: Ints
+    unread: Ints
     quarantined: Ints
     passed: Ints
     reads: Sequence[Read]
@@ -306,6 +314,19 @@ class Partition(NamedTuple):
     late: Sequence[Outcome]
     recovered: Sequence[tuple[int, str, int]]
     progress: pa.Table
+
+    @property
+    def judged(self) -> Partition:
+        """Without the merge records that were finished before the partition's history begins."""
+        since = self.evidence.history.get(self.number)
+        if since is None:
+            return self
+        return self._replace(rows=[r for r in self.rows if r.outcome.status == "open" or r.batch > since.batch])
+
+    def is_judged(self, source: str, offset: int) -> bool:
+        """Whether a record came since the partition's history begins."""
+        since = self.evidence.history.get(self.number)
+        return since is None or offset >= since.offsets[source]
 
 
 def place(partition: int, key: str, event_time: int | None = None) -> str:
@@ -326,7 +347,8 @@ _COLUMNS = {
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
     tables.RECOVERED: ["era", "merge_key", "event_time"],
 }
-_OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value"]
+_OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
+"""What is read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
 _OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", *_TIMES]
 
@@ -349,6 +371,9 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
         bronze = {source: _read_bronze(evidence, source, here) for source in sources}
         for p in range(first, until):
             mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
+            if (history := evidence.history.get(p)) is not None:
+                mine[tables.PROGRESS] = mine[tables.PROGRESS].filter(pc.greater(mine[tables.PROGRESS]["batch"], history.batch))
+                mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
             tps = [TopicPartition(source, p) for source in sources]
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
             late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
@@ -359,6 +384,12 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
 
 def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
     return rows.filter(pc.equal(rows[column], value))
+
+
+def _since(rows: pa.Table, history: History) -> pa.Table:
+    """The rows of records that came since a history begins."""
+    sources, offsets = rows["source"].to_pylist(), rows["offset"].to_pylist()
+    return rows.filter(pa.array([o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)], pa.bool_()))
 
 
 def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]:
@@ -382,62 +413,58 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()]
     values = pc.if_else(pa.array(is_sampled, pa.bool_()), rows["value"], pa.scalar(None, pa.binary()))
-    return rows.set_column(6, "value", values)
+    return rows.append_column("has_value", pc.is_valid(rows["value"])).set_column(6, "value", values)
 
 
 def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]) -> Log:
+    history = evidence.history.get(tp.partition)
+    since = 0 if history is None else history.offsets[tp.source]
+    before = NONE if history is None or history.positions[tp.source] is None else int(history.positions[tp.source] or 0)
+    rows = rows.filter(pc.greater_equal(rows["offset"], since))
     offset, firsts, counts = np.unique(numbers(rows["offset"]), return_index=True, return_counts=True)
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
+    is_timed = numbers(pc.is_valid(rows["event_time"]))  # neither this nor refused is a tombstone that was skipped
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
     told = _of(found[tables.IDLE_HEARTBEATS], "source", tp.source)
     after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
     reads, passed, taken_back = [], [], NEVER
     for i, era in reversed(list(enumerate(evidence.eras))):
-        begin, until, ended_at = era.begin.get(tp, 0), era.until.get(tp, 0), NEVER if era.ended_at is None else era.ended_at
-        is_read = ~is_refused & (offset >= begin)
+        begin, until, ended_at = (
+            max(since, era.begin.get(tp, 0)),
+            era.until.get(tp, 0),
+            NEVER if era.ended_at is None else era.ended_at,
+        )
+        if history is not None and era.ended_at is not None:
+            nothing = np.array([], np.int64)
+            reads.append(Read(nothing, nothing, nothing))
+            continue
+        is_read = is_timed & ~is_refused & (offset >= begin)
         for first, end in evidence.skipped(tp, i):
             if first < until:  # what was read there came with a later jump back
                 is_read &= (offset < first) | (offset >= end)
         spoken = (after >= begin - 1) & (decided < ended_at)
         at, kinds = np.append(offset[is_read], after[spoken]), np.append(kind[is_read], np.full(spoken.sum(), DECISION))
         order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
-        positions = np.maximum.accumulate(np.append(time[is_read], spoken_time[spoken])[order])
-        reads.append(Read(at[order], positions, kinds[order]))
+        times = np.append(time[is_read], spoken_time[spoken])[order]
+        positions = np.maximum.accumulate(np.append(before, times))[1:]
+        reads.append(Read(at[order], positions, kinds[order], before))
         passed.append(reads[-1].keyed(min(until, taken_back)).offset)
         taken_back = min(taken_back, begin)
+    old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
-    rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
+    unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
+    rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
     sampled = {}
     for o, key, t, value in zip(*columns, strict=True):
         read = evidence.epoch_of(tp, o).settings.sources[tp.source].read_type
         sampled[o] = (key, t, value, as_kept(value, read, kept))
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
-    return Log(offset, repeated, offset[is_refused], quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
-
-
-def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType) -> bytes:
-    """What silver keeps of a record's value: its text, or the fields of the schema by which it was read, as JSON; those of other
-    schemas, which silver's column has too, are null.
-    """
-    if not pa.types.is_struct(kept):
-        return value
-    return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
-
-
-def _field(value: Any, kind: pa.DataType) -> Any:
-    """The fields of a type; null where a value has none, or another that a schema before this one let pass."""
-    if pa.types.is_struct(kind):
-        return {field.name: _field(value.get(field.name), field.type) for field in kind} if isinstance(value, dict) else None
-    if pa.types.is_list(kind):
-        return [_field(each, kind.value_type) for each in value] if isinstance(value, list) else None
-    if pa.types.is_integer(kind):
-        return int(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
-    if pa.types.is_floating(kind):
-        return float(value) if isinstance(value, (int, float, Decimal)) else None
-    return value if isinstance(value, bool if pa.types.is_boolean(kind) else str) else None
+    return Log(
+        offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled
+    )
 
 
 def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:

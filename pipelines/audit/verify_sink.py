@@ -21,6 +21,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake.epochs import Epoch, Epochs
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Questions
+from pipelines.lake.tables import SILVER
 from pipelines.settings import Settings
 
 REFILL = "name a new topic in publish.topic: gold fills it from silver"
@@ -173,6 +174,7 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
     due = {
         (r.outcome.event_time, r.outcome.key.encode()): r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
     }
+    deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)  # ms; by last event time, which is no earlier
     seq, last, where = -1 if first == 0 else None, _NOWHERE, ""  # a partition from which nothing was deleted begins with 0
     out: set[Place] = set()
     said: set[int] = set()
@@ -192,7 +194,7 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
             findings.add(f"seq {number} after {seq}: a gap", where, REFILL)
         elif place <= last:
             findings.add(f"{id} is not in order of event time and key", where, REFILL)
-        is_compared = place > compared_place or number > compared_seq
+        is_compared = (place > compared_place or number > compared_seq) and (place in due or place[0] >= deleted_before)
         if is_compared and (wrong := _unlike(message, p, due.get(place), judge)):
             findings.add(wrong, where, REFILL)
         seq, last = max(number, number if seq is None else seq), max(place, last)

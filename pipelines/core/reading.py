@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -29,7 +29,11 @@ BRONZE: Final = pa.schema(
 )
 """The columns of `bronze_<source>`: Kafka's, and what was read from the record or why it was refused."""
 
+MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
+"""Units of event times that are numbers: how many milliseconds each is, as a power of ten."""
+
 _BATCH_ROWS = 65_536
+_EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
 class Reason(str, Enum):
@@ -43,17 +47,25 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """How a source's records are read. Paths are field names from the outermost in; `key` None means the Kafka key."""
+    """How a source's records are read. Paths are field names from the outermost in; `key` None means the Kafka key.
+
+    `unit`: that of an event time which is a number, one of `MILLISECONDS_PER_UNIT`. `skips_tombstones`: whether a record without
+    a value is passed over, not refused.
+    """
 
     event_time: tuple[str, ...]
     max_future_ms: int
     key: tuple[str, ...] | None = None
     heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
     schema: ValueSchema | None = None
+    unit: str = "ms"
+    skips_tombstones: bool = False
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None]"
 """Merge key, event time in ms, whether the record is a heartbeat, and the reason and detail of a refusal."""
+
+_SKIPPED: _Read = (None, None, False, None, None)
 
 _READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), pa.string(), pa.string()]
 
@@ -68,7 +80,8 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
     A record that was read has an event time and either a merge key or, as a heartbeat, none; `reason` and `detail` are null.
     A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
-    heartbeat. Never raises because of a record, whatever its bytes.
+    heartbeat. A tombstone that is skipped has neither: no key, no event time, no reason. Never raises because of a record,
+    whatever its bytes.
     """
     look = _look(rules)
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
@@ -92,16 +105,19 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
     """The function of Kafka's key, value and timestamp in ms that reads a record or refuses it."""
     violation = rules.schema.validator() if rules.schema else None
     time_of, key_of = finder(rules.event_time), finder(rules.key or ())
+    exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
+        if value is None and skips_tombstones:
+            return _SKIPPED
         try:
             document = parse_object(value, violation)
             heartbeat = (found := beat_of(document)) == beat and is_same(found, beat)
             merge_key = None
             if not heartbeat:
                 merge_key = _kafka_key(key) if rules.key is None else _merge_key(key_of(document), rules.key, value)
-            event_time = _event_time(time_of(document), rules.event_time, value)
+            event_time = _event_time(time_of(document), rules.event_time, value, exponent)
             # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
             if 0 <= kafka_time < event_time - rules.max_future_ms:
                 ahead = event_time - kafka_time
@@ -135,14 +151,14 @@ def _merge_key(found: Any, path: tuple[str, ...], value: bytes | None) -> str:
     raise _RefusedError(Reason.NO_KEY, f"{'.'.join(path)} is {kind(found)}")
 
 
-def _event_time(found: Any, path: tuple[str, ...], value: bytes | None) -> int:
-    """A number is epoch milliseconds, its fraction cut off; a string is ISO 8601; the year 9999 is the last."""
-    if type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
+def _event_time(found: Any, path: tuple[str, ...], value: bytes | None, exponent: int) -> int:
+    """A number times 10 ** `exponent` is epoch ms, its fraction cut off; a string is ISO 8601; the year 9999 is the last."""
+    if exponent == 0 and type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float, str)):
         fault = kind(found)
     else:
-        event_time = _milliseconds(found, path, value)
+        event_time = _milliseconds(found, path, value, exponent)
         if event_time is None:
             fault = f"not an ISO 8601 time: {str(found)[:100]!r}"
         elif event_time < 0:
@@ -154,19 +170,21 @@ def _event_time(found: Any, path: tuple[str, ...], value: bytes | None) -> int:
     raise _RefusedError(Reason.NO_EVENT_TIME, f"{'.'.join(path)} is {fault}")
 
 
-def _milliseconds(found: float | str, path: tuple[str, ...], value: bytes | None) -> int | None:
+def _milliseconds(found: float | str, path: tuple[str, ...], value: bytes | None, exponent: int) -> int | None:
+    if isinstance(found, str):
+        return parse_iso_8601(found)
     if isinstance(found, int):
-        return found
-    return parse_iso_8601(found) if isinstance(found, str) else _whole(found, number_text(found, path, value))
+        return int(found * 10**exponent) if exponent >= 0 else found // 10**-exponent
+    return _whole(found, number_text(found, path, value), exponent)
 
 
-def _whole(number: float, text: str) -> int:
-    """A number without its fraction, from its text: a double would round a long fraction up.
+def _whole(number: float, text: str, exponent: int) -> int:
+    """A number times 10 ** `exponent` without its fraction, from its text: a double would round a long fraction up.
 
     What is below 0 comes out as -1, what is too late as one more than the last event time.
     """
     try:
-        exact = Decimal(text)
+        exact = Decimal(text).scaleb(exponent, _EXACTLY)
     except ArithmeticError:  # an exponent of twenty digits: zero or infinite, as the double is too
         exact = Decimal(number)
     return -1 if exact < 0 else int(min(exact, Decimal(LAST_EVENT_TIME_MS + 1)))

@@ -7,6 +7,7 @@ what is left of those is closed in the same way, and a merge record that loses i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,23 +26,10 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
     and `replaces`: of each key and event time that changes a row without a status, by which every merge record there goes, and
     what there is instead, as new rows. (Two merge records may share key and event time once an earlier reset has closed one.)
     """
-    count = rows.num_rows
-    first, last = np.full(count, NEVER), np.full(count, NO_TIME)
-    touched = np.array(pc.equal(rows["status"], "open").to_numpy())
-    columns = {name: rows[name] for name in rows.column_names}
-    for source in sources:
-        parts = rows[source].combine_chunks()
-        kept, parents = _kept(source, parts, rows["partition"], again)
-        touched[parents[~kept]] = True
-        parents, left = parents[kept], parts.flatten().filter(pa.array(kept))
-        times = times_ms(left.field("event_time"))
-        np.minimum.at(first, parents, times)
-        np.maximum.at(last, parents, times)
-        columns[source] = in_lists(parents, left, count)
+    count, (columns, is_left, loses) = rows.num_rows, _left(rows, again, sources)
+    touched = loses | np.array(pc.equal(rows["status"], "open").to_numpy())
     columns |= {
         "status": pa.repeat(pa.scalar("timed_out"), count),
-        "event_time": time_column(first, missing=NEVER),
-        "last_event_time": time_column(last),
         "valid": pa.repeat(pa.scalar(False), count),
         "invalid_reason": pa.repeat(pa.scalar("reset"), count),
         "batch": pa.array(np.full(count, batch)),
@@ -51,9 +39,42 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
     gone = rows.take(pa.array(np.flatnonzero(touched)[firsts]))
     gone = gone.set_column(gone.column_names.index("status"), "status", pa.nulls(gone.num_rows, pa.string()))
     shared = rows.filter(pa.array(np.isin(places, known) & ~touched))
-    new = pa.concat_tables([pa.table(columns).filter(pa.array(touched & (first < NEVER))).cast(rows.schema), shared])
+    new = pa.concat_tables([pa.table(columns).filter(pa.array(touched & is_left)).cast(rows.schema), shared])
     found = pa.concat_tables([new, gone.cast(rows.schema)])
     return found.append_column("replaces", pa.chunked_array([pa.nulls(new.num_rows, TIME), *gone["event_time"].chunks]))
+
+
+def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]) -> pa.Table:
+    """What merge records held of the offsets before these ends (by topic-partition), as open rows; of those that held nothing,
+    nothing. `rows`: columns of silver, of merge records that were open then or opened later. Out: silver's columns.
+    """
+    count, (columns, is_left, _) = rows.num_rows, _left(rows, ends, sources)
+    columns |= {
+        "status": pa.repeat(pa.scalar("open"), count),
+        "valid": pa.nulls(count, pa.bool_()),
+        "invalid_reason": pa.nulls(count, pa.string()),
+    }
+    return pa.table(columns).filter(pa.array(is_left)).cast(rows.schema)
+
+
+def _left(
+    rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]
+) -> tuple[dict[str, Any], Booleans, Booleans]:
+    """Rows of silver with their parts before some offsets alone: the columns, whether a row has such parts, and others."""
+    count = rows.num_rows
+    first, last, loses = np.full(count, NEVER), np.full(count, NO_TIME), np.zeros(count, np.bool_)
+    columns = {name: rows[name] for name in rows.column_names}
+    for source in sources:
+        parts = rows[source].combine_chunks()
+        kept, parents = _kept(source, parts, rows["partition"], ends)
+        loses[parents[~kept]] = True
+        parents, left = parents[kept], parts.flatten().filter(pa.array(kept))
+        times = times_ms(left.field("event_time"))
+        np.minimum.at(first, parents, times)
+        np.maximum.at(last, parents, times)
+        columns[source] = in_lists(parents, left, count)
+    columns |= {"event_time": time_column(first, missing=NEVER), "last_event_time": time_column(last)}
+    return columns, first < NEVER, loses
 
 
 def _numbers_of_places(rows: pa.Table) -> Int64s:

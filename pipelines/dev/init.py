@@ -1,4 +1,4 @@
-"""The example to start from: a commented configuration and the JSON Schemas it names."""
+"""The example to start from: a commented configuration, records to try it with, and the JSON Schemas it names."""
 
 from pathlib import Path
 
@@ -36,4 +36,5 @@ def schemas_directory() -> Path:
 def _example_files() -> dict[str, Path]:
     """Where each file of the example comes from, by its path in the folder it is written to."""
     schemas = {f"schemas/{name}": schemas_directory() / name for name in ("orders.json", "tracking.json")}
-    return {"watersmeet.yml": PACKAGE / "dev" / "templates" / "watersmeet.yml", **schemas}
+    templates = {name: PACKAGE / "dev" / "templates" / name for name in ("watersmeet.yml", "examples.jsonl")}
+    return {**templates, **schemas}

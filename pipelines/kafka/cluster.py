@@ -206,12 +206,13 @@ def written_topics(settings: Settings) -> dict[str, str]:
 
 
 def sink_settings(settings: Settings) -> dict[str, str]:
-    """The topic settings that the sink needs. Its messages carry event time, so retention by age would delete a backfill; a
-    backlog may be published ahead of the broker's clock by `max_future`; and headers and key come on top of the value.
+    """The topic settings that the sink needs. Its messages carry event time, so retention by age would delete a backfill, and the
+    configuration alone gives it one. A backlog may be published ahead of the broker's clock by `max_future`; and headers and key
+    come on top of the value.
     """
     return {
         "cleanup.policy": "delete",
-        "retention.ms": "-1",
+        "retention.ms": str(settings.publish.retention_ms or -1),
         "message.timestamp.type": "CreateTime",
         "message.timestamp.after.max.ms": str(max(settings.merge.max_future_ms, 3_600_000)),
         "message.timestamp.before.max.ms": _UNBOUNDED,

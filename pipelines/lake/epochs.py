@@ -99,16 +99,17 @@ def keep_first_epoch(questions: Questions, append: Append, settings: Settings, n
         begin_epoch(questions, append, settings, 0, now_ms)
 
 
-def horizons(questions: Questions, epochs: Epochs) -> dict[int, int]:
-    """By partition, the largest clock - timeout (ms) at the ends of the earlier epochs, since the last reset."""
-    ends = {last: epoch.settings.merge.timeout_ms for epoch, last in epochs.ends()}
+def horizons(questions: Questions, epochs: Epochs, after: int) -> dict[int, int]:
+    """By partition, the largest clock - timeout (ms) at the ends of the epochs before the last, as far as they ended after the
+    batch `after`: the last reset, which begins with fresh state.
+    """
+    ends = {last: epoch.settings.merge.timeout_ms for epoch, last in epochs.ends() if last > after}
     found: dict[int, int] = {}
     if not ends:
         return found
-    reset = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("reason", "is not null", None)]])["last"][0]
     rows = questions.select(tables.PROGRESS, ["batch", "partition", "clock"], [[("batch", "in", sorted(ends))]])
     for row in rows.to_pylist():
-        if row["clock"] is not None and row["batch"] > (reset.as_py() if reset.is_valid else -1):
+        if row["clock"] is not None:
             found[row["partition"]] = horizon_after(found.get(row["partition"]), row["clock"], ends[row["batch"]])
     return found
 

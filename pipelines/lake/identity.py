@@ -24,6 +24,9 @@ from pipelines.settings import Settings
 _APPLICATION = "watersmeet-configuration"
 _ATTEMPTS = 20
 
+_LATER = {"tombstone": "quarantine"}
+"""What a lake was begun with by a version that did not know this fact of a source yet, and so did not keep it."""
+
 
 def check_layout(questions: Questions, lake: Lake) -> None:
     """Raises ConfigurationError where the tables are of a layout that this version of Watersmeet does not continue: a later one,
@@ -76,7 +79,8 @@ def rules_of_layout_1(settings: Settings) -> dict[str, str]:
         facts |= {
             f"sources.{name}.schema": _digest(source.schema_file.text) if source.schema_file else "null",
             f"sources.{name}.key": source.key or "null",
-            f"sources.{name}.event_time": source.event_time,
+            f"sources.{name}.event_time": source.time.field + ("" if source.time.unit == "ms" else f" in {source.time.unit}"),
+            f"sources.{name}.tombstone": source.tombstone,
             f"sources.{name}.heartbeat": "null" if beat is None else f"{beat.field} = {beat.equals!r}",
         }
     return facts
@@ -114,7 +118,9 @@ def _refusal(changed: Sequence[str]) -> ConfigurationError:
 
 def _kept(questions: Questions) -> dict[str, str]:
     rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "descending")])
-    return dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+    sources = [field.removesuffix(".topic") for field in kept if field.endswith(".topic")]
+    return {f"{source}.{name}": value for source in sources for name, value in _LATER.items()} | kept
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:

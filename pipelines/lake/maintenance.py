@@ -1,4 +1,5 @@
-"""Keeps the tables small: compaction, and the removal of what lies further back than `retention`.
+"""Keeps the tables small: compaction, the deletion of rows that `keep` lets go (`pipelines.keeping`), and the removal of files
+that lie further back than `retention`.
 
 The owner of a layer does it between two batches, so nothing is ever rewritten under a writer's hands. Compaction changes no row,
 and only files that no version within the retention uses are deleted. The Delta log and the history reach back as far.
@@ -31,28 +32,36 @@ class Maintenance:
     engine: Engine
     names: Sequence[str]
     every: int = COMPACT_EVERY
+    expire: Callable[[str], None] = lambda _: None
+    """Deletes the rows of a table that are old enough."""
     now_s: Callable[[], float] = time.monotonic
     _commits: int = 0
     _vacuumed_at_s: float | None = None
 
     def after_commit(self) -> None:
-        """Compacts after every so many commits, and vacuums after some hours."""
+        """Compacts after every so many commits; after some hours deletes old rows first, and vacuums."""
         self._commits += 1
         if self._vacuumed_at_s is None:
             self._vacuumed_at_s = self.now_s()
         if self._commits % self.every == 0:
+            is_due = self.now_s() - self._vacuumed_at_s > VACUUM_EVERY_S
             for name in self.names:
+                if is_due:
+                    self.expire(name)
                 _compact(self.engine, name)
-            if self.now_s() - self._vacuumed_at_s > VACUUM_EVERY_S:
+            if is_due:
                 for name in self.names:
                     _vacuum(self.engine, name)
                 self._vacuumed_at_s = self.now_s()
 
 
-def maintain(engine: Engine, names: Sequence[str]) -> list[dict[str, object]]:
-    """Compacts and vacuums the tables; tells of each how many files it had, has now, and how many old ones were removed."""
+def maintain(engine: Engine, names: Sequence[str], expire: Callable[[str], None] = lambda _: None) -> list[dict[str, object]]:
+    """Deletes old rows of the tables (`expire`), compacts and vacuums them; tells of each how many files it had, has now, and how
+    many old ones were removed.
+    """
     done: list[dict[str, object]] = []
     for name in names:
+        expire(name)
         before = _compact(engine, name)
         removed = _vacuum(engine, name)
         after = engine.questions.file_count(name)

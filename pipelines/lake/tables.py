@@ -22,6 +22,7 @@ PUBLISHED = "published"
 DEAD_LETTERS = "dead_letters"
 RECOVERED = "recovered"
 PROGRESS = "progress"
+FLOORS = "floors"
 CONFIGURATION = "configuration"
 EPOCHS = "epochs"
 LEASES = "leases"
@@ -144,6 +145,12 @@ _OTHERS = (
             f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head timestamp, clock timestamp, "
             "committed_at timestamp, position timestamp, reason string, silver_version bigint, epoch int"
         ),
+    ),
+    # Where a table's history begins since `keep` had rows of a partition deleted: for bronze at the end of a batch of silver, for
+    # another table at a time. A later row of a table and partition lies further on.
+    Table(
+        FLOORS,
+        pa.schema([("table", pa.string()), *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp")]),
     ),
     # Which rules hold from which batch of silver on, as JSON by dotted path.
     Table(EPOCHS, schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp")),

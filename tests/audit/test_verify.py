@@ -355,6 +355,25 @@ def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path, 
     assert problems_of(settings) == [("progress: batch 1", "version 0 of silver is not the commit of this batch")]
 
 
+def test_a_tombstone_may_be_skipped_and_nothing_else(kafka: str, tmp_path: Path) -> None:
+    skips = {f"sources__{source}__tombstone": "skip" for source in SOURCES}
+    settings = with_topics(kafka, tmp_path, "skipping", 1, **skips)
+    tracking = [None, keyed("a", 0), None, keyed("b", 90), b"{", None, heartbeat(400), None]
+    cases = {0: case_of(tracking, [None, keyed("a", 10), heartbeat(400)])}
+    for source in SOURCES:
+        produce(kafka, f"skipping_{source}", [(0, value) for value in cases[0].values[source]])
+    lake = ModelLake(settings, cases)
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    lake.publish(read_sink(lake.questions, settings, 1).name)
+    assert problems_of(settings) == []
+    unread = {"event_time": None, "merge_key": None}
+    rewrite(settings, "bronze_tracking", lambda found: {**found, **unread} if found["offset"] == 3 else found)
+    found = problems_of(settings)
+    assert ("bronze_tracking: skipping_tracking[0]@3", "a record with a value was neither read nor refused") in found
+
+
 def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: Path) -> None:
     """A partition, a topic or a source that is not there, in any table."""
     settings = river.copy(tmp_path)

@@ -14,8 +14,8 @@ import pytest
 
 from pipelines.audit.rebuild import OF_BATCH, OF_TIMEOUT, verify_against
 from pipelines.audit.verify import verify
-from pipelines.audit.verify_evidence import as_kept
 from pipelines.audit.verify_sink import read_sink
+from pipelines.audit.verify_values import as_kept
 from pipelines.core.types import TIME
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables

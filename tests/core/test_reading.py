@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MAX_DEPTH, MAX_DEPTH_WITH_SCHEMA, MAX_EXPONENT, MAX_NAME_LENGTH, MAX_NUMBER_LENGTH
-from pipelines.core.reading import BRONZE, KAFKA, ReadingRules, Reason, read_records
+from pipelines.core.reading import BRONZE, KAFKA, MILLISECONDS_PER_UNIT, ReadingRules, Reason, read_records
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from tests.support.strategies import json_values
 
@@ -110,6 +111,15 @@ def event_time(spelled: str) -> int | str | None:
 def nested(levels: int, opening: bytes = b"[", closing: bytes = b"]", core: bytes = b"") -> bytes:
     """A value of so many levels, its own object counted."""
     return b'{"k":"a","ts":1,"x":' + opening * (levels - 1) + core + closing * (levels - 1) + b"}"
+
+
+# -- tombstones
+
+
+def test_a_tombstone_is_refused_or_skipped_and_an_empty_value_is_no_tombstone() -> None:
+    assert read(None, skips_tombstones=True) == Reading()
+    assert reason(None) == reason(b"", skips_tombstones=True) == "undecodable"
+    assert read(b'{"k":"a","ts":1}', skips_tombstones=True) == Reading("a", 1)
 
 
 # -- undecodable
@@ -478,6 +488,55 @@ MIDNIGHT = 1_767_225_600_000
 )
 def test_a_number_is_epoch_milliseconds_cut_exactly(spelled: str, expected: int | str) -> None:
     assert event_time(spelled) == expected
+
+
+@pytest.mark.parametrize(
+    ("spelled", "unit", "expected"),
+    [
+        ("1700000000", "s", 1_700_000_000_000),
+        ("1700000000.9999", "s", 1_700_000_000_999),
+        ("1.9999" + "9" * 5_000, "s", 1_999),
+        ("17e8", "s", 1_700_000_000_000),
+        ("1e-3", "s", 1),
+        ("1e-999999999999999999", "s", 0),
+        ("253402300799.999", "s", LAST_EVENT_TIME_MS),
+        ("253402300800", "s", "no_event_time"),
+        ("9e999999999999999999", "s", "no_event_time"),
+        ("9223372036854775807", "s", "no_event_time"),
+        ("-0.0001", "s", "no_event_time"),
+        ("1700000000000999", "us", 1_700_000_000_000),
+        ("1700000000000999.9", "us", 1_700_000_000_000),
+        ("253402300799999999", "us", LAST_EVENT_TIME_MS),
+        ("253402300800000000", "us", "no_event_time"),
+        ("-1", "us", "no_event_time"),
+        ("1700000000000999999", "ns", 1_700_000_000_000),
+        ("18446744073709551615", "ns", 18_446_744_073_709),
+        ("18446744073709999999", "ns", 18_446_744_073_709),
+        ("253402300799999999999.9", "ns", LAST_EVENT_TIME_MS),
+        ("253402300800000000000", "ns", "no_event_time"),
+        ("-1", "ns", "no_event_time"),
+    ],
+)
+def test_a_number_of_any_unit_is_cut_exactly_to_milliseconds(spelled: str, unit: str, expected: int | str) -> None:
+    reading = read(f'{{"k":"a","ts":{spelled}}}'.encode(), unit=unit)
+    assert (reading.event_time if reading.reason is None else reading.reason) == expected
+
+
+@given(
+    st.from_regex(r"-?(0|[1-9][0-9]{0,22})(\.[0-9]{1,12})?([eE][+-]?[0-9]{1,2})?", fullmatch=True),
+    st.sampled_from(list(MILLISECONDS_PER_UNIT)),
+)
+def test_a_number_is_what_exact_arithmetic_makes_of_it(spelled: str, unit: str) -> None:
+    exact = Fraction(spelled) * Fraction(10) ** MILLISECONDS_PER_UNIT[unit]
+    reading = read(f'{{"k":"a","ts":{spelled}}}'.encode(), unit=unit)
+    expected = int(exact) if 0 <= exact < LAST_EVENT_TIME_MS + 1 else None
+    assert (reading.event_time, reading.reason) == (expected, None if expected is not None else "no_event_time")
+
+
+@pytest.mark.parametrize("unit", list(MILLISECONDS_PER_UNIT))
+def test_a_string_is_iso_8601_whatever_the_unit(unit: str) -> None:
+    assert read(b'{"k":"a","ts":"1970-01-01T00:00:07Z"}', unit=unit) == Reading("a", 7_000)
+    assert read(b'{"k":"a","ts":"1700000000"}', unit=unit).reason == "no_event_time"
 
 
 @pytest.mark.parametrize(

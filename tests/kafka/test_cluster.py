@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from pipelines.audit.validate import check_kafka
 from pipelines.errors import KafkaUnreachableError, TopicChangedError
-from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
+from tests.support.cases import SOURCES
+from tests.support.configurations import settings_for
 from tests.support.topics import create_topics, produce, produce_transaction
 
 
@@ -66,3 +70,15 @@ def test_a_broker_that_is_away_is_told_within_the_timeout(question: str) -> None
     with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"):
         getattr(cluster, question)(["any"])
     assert time.monotonic() - began < 2.5
+
+
+def test_a_sink_gets_the_retention_that_is_wanted_and_validate_says_where_one_differs(kafka: str, tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, bootstrap=kafka, publish__topic="keeps-90-days", publish__retention="90d")
+    create_topics(kafka, *SOURCES, partitions=1)
+    Cluster(settings.kafka).create_topic(settings.publish.topic, 1, sink_settings(settings))
+    assert Cluster(settings.kafka).topic_settings(settings.publish.topic)["retention.ms"] == "7776000000"
+    assert check_kafka(settings) == []
+    for_ever = settings.model_copy(update={"publish": settings.publish.model_copy(update={"retention_ms": None})})
+    [problem] = check_kafka(for_ever)
+    assert problem.what == "keeps-90-days has retention.ms=7776000000"
+    assert problem.fix == "set retention.ms to -1 on keeps-90-days"

@@ -98,8 +98,8 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     schema = tmp_path / "orders.json"
     schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
     sources = {
-        "tracking": {"topic": "t", "event_time": "ts"},
-        "orders": {"topic": "o", "event_time": "at", "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
+        "tracking": {"topic": "t", "event_time": {"field": "meta.ts", "unit": "us"}, "tombstone": "skip"},
+        "orders": {"topic": "o", "event_time": {"field": "at"}, "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
     }
     settings = settings_for(tmp_path, sources=sources)
     facts, rules = identity(settings, 4, {"o": "id-o"}), settings.rules()
@@ -108,6 +108,8 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     assert facts["sources.tracking.topic"] == "t (missing)"
     assert rules["sources.orders.heartbeat"] == {"field": "x", "equals": 1}
     assert rules["sources.tracking.schema"] is None
+    assert rules["sources.tracking.event_time"] == {"field": "meta.ts", "unit": "us"}
+    assert (rules["sources.tracking.tombstone"], rules["sources.orders.tombstone"]) == ("skip", "quarantine")
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     same = settings_for(tmp_path, sources=sources)
     assert changes(Epochs([Epoch(0, 0, settings)]), same) == {}, "what a schema says counts"

@@ -13,7 +13,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
-from tests.laws.conftest import QUICK, MakeLake
+from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, delta_table
 
@@ -79,6 +79,28 @@ def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake
             if row["offset"] < until[TopicPartition(source, row["partition"])] or row["reason"] or row["heartbeat"]
         ]
     assert Counter(ended) == Counter(passed)
+
+
+@in_folders
+def test_a_skipped_tombstone_is_in_bronze_alone_and_moves_nothing(new_lake: MakeLake, kind: str) -> None:
+    cases = rich_cases(4, 8_800)
+    for case in cases.values():  # a tombstone before, among and after the others, and refused ones as they come
+        for source, mine in case.values.items():
+            mine[:] = [None, *mine[:2], None, *mine[2:], None]
+            case.arrivals += [source] * 3
+    lake = new_lake(cases, sources__tracking__tombstone="skip")
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    assert lake.silver() == expected_silver(cases)
+    assert lake.late() == expected_late(cases)
+    refused = expected_quarantine(cases)
+    assert lake.quarantined() == [row for row in refused if (row[1], row[3]) != ("tracking", None)]
+    columns = ["partition", "offset", "merge_key", "event_time", "heartbeat", "reason", "detail"]
+    skipped = lake.questions.select(tables.bronze("tracking"), columns, [[("value", "is null", None)]]).to_pylist()
+    places = [(row[0], row[2]) for row in refused if (row[1], row[3]) == ("tracking", None)]
+    assert sorted((row["partition"], row["offset"]) for row in skipped) == places
+    assert {tuple(row.values())[2:] for row in skipped} == {(None, None, False, None, None)}
 
 
 def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message_small_enough(lake: CaseLake) -> None:

@@ -288,6 +288,8 @@ class ModelLake:
             "reason": "undecodable",
             "detail": "made to be refused",
         }
+        if value is None and self.settings.sources[tp.source].tombstone == "skip":
+            read |= {"reason": None, "detail": None}
         if record is not None:
             read = {"merge_key": record.get("k"), "event_time": record["ts"], "heartbeat": "k" not in record, "reason": None}
         kafka = {"offset": offset, "kafka_timestamp": KAFKA_TIME_MS, "timestamp_type": 0, "key": None, "value": value}
@@ -307,7 +309,7 @@ class ModelLake:
             told = [(d.after_offset, 1, d.event_time, None) for d in case.decisions.get(source, ())]
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
-                if row is not None and row["reason"] is None:
+                if row is not None and row["event_time"] is not None:
                     told.append((offset, 0, row["event_time"], row["merge_key"]))
             for offset, is_idle, event_time, key in sorted(told, key=lambda each: each[:2]):  # type: ignore[assignment]
                 if self.begin[tp] - 1 <= offset < self.arrived[tp]:

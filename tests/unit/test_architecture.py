@@ -36,6 +36,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "evolve",
         "extent",
         "gold",
+        "keeping",
         "letters",
         "lineage",
         "owner",
@@ -50,7 +51,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "audit": ("audit",),
     "views": ("live", "quality"),
-    "dev": ("dev",),
+    "dev": ("dev", "trying"),
     "cli": ("__main__", "cli"),
 }
 """Each room's modules, and packages with all that is in them."""

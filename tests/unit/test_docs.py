@@ -261,6 +261,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
             without = with_value(SMALLEST, "metrics", {"port": 9464})
         if ".heartbeat." in path:
             without = with_value(without, "sources.tracking.heartbeat", {"field": "type", "equals": 1})
+        if ".event_time." in path:
+            without = with_value(without, "sources.tracking.event_time", {"field": "ts", "unit": "s"})
         *parents, last = path.split(".")
         part = without = yaml.safe_load(yaml.safe_dump(without))
         for name in parents:
@@ -270,7 +272,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
             load(tmp_path, without)
     else:
         needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
-        config = with_value(SMALLEST, path.partition(".")[0], needed[path]) if path in needed else SMALLEST
+        needed["sources.tracking.event_time.unit"] = {"field": "ts"}
+        config = with_value(SMALLEST, path.rpartition(".")[0], needed[path]) if path in needed else SMALLEST
         assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
 
 

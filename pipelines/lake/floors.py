@@ -1,0 +1,105 @@
+"""The table `floors`: where the history of each table begins, once rows that are old enough have been deleted (`keep`).
+
+A floor is written before the rows below it are deleted, so whoever knows it misses nothing above it. Bronze's floor is the end of
+a batch of silver: everything before its offsets is gone, but for refused records that are not old enough. The floor of another
+table is a time: of silver, of `late` and of `quarantine`, rows that lie before it (by last event time, by position, by Kafka's
+timestamp) are gone.
+
+What is left can be derived again from the end of a batch on, if no row that it touches has been deleted: there its *history*
+begins. The merge records that were open then are those of silver that changed later, or are open still, as far as their parts
+came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pipelines.core.plan import TopicPartition
+from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.questions import Condition, Questions, Where
+from pipelines.settings import Settings
+
+
+class Floors(NamedTuple):
+    """By partition the batch at whose end bronze begins; and by table and partition the time (epoch ms) at which others begin."""
+
+    batches: Mapping[int, int]
+    times: Mapping[tuple[str, int], int]
+
+
+class History(NamedTuple):
+    """What is known of a partition at the end of a batch (-1: before the first): by source its next offset and its position (ms;
+    None: none yet), and the clock (ms).
+    """
+
+    batch: int
+    offsets: Mapping[str, int]
+    positions: Mapping[str, int | None]
+    clock: int | None
+
+
+def read_floors(questions: Questions) -> Floors:
+    """All floors as they are now."""
+    if not questions.exists(tables.FLOORS):
+        return Floors({}, {})
+    values = {"batch": ("max", "batch"), "time": ("max", "time")}
+    rows = questions.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
+    batches = {row["partition"]: row["batch"] for row in rows if row["batch"] is not None}
+    return Floors(batches, {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None})
+
+
+def read_history(questions: Questions, settings: Settings, partitions: int, last_batch: int) -> dict[int, History]:
+    """By partition, from where on what is left can be derived again; nothing where nothing was deleted.
+
+    After a deliberate reset, that is where it goes on, or later.
+    """
+    floors = read_floors(questions)
+    if not floors.batches and not floors.times:
+        return {}
+    reset = last_reset(questions)
+    timeout_ms, found = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings)), {}
+    for p in range(partitions):
+        batch = max(floors.batches.get(p, -1), reset)
+        # A part is at most the timeout before its position, and so is an open merge record before the clock.
+        times = [time for (table, q), time in floors.times.items() if q == p and table == tables.LATE]
+        times += [time + timeout_ms for (table, q), time in floors.times.items() if q == p and table == tables.SILVER]
+        if times:
+            batch = max(batch, _first_batch(questions, settings, p, max(batch, 0), max(times), last_batch))
+        found[p] = _at_end_of(questions, settings, p, batch)
+    return found
+
+
+def last_reset(questions: Questions) -> int:
+    """The last batch that is a deliberate reset, -1 where there is none."""
+    found = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("reason", "is not null", None)]])["last"][0]
+    return -1 if found.as_py() is None else int(found.as_py())
+
+
+def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last_batch: int) -> int:
+    """The first batch at whose end every source of a partition has at least this position; else the last one."""
+    beyond: list[Condition] = [("partition", "=", partition), ("batch", ">=", since), ("position", ">=", time_ms)]
+    rows = questions.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
+    found = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
+    return max(found.values()) if found.keys() == settings.sources.keys() else last_batch
+
+
+def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: int) -> History:
+    of_batch: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
+    columns = ["source", "until_offset", "position", "clock"]
+    rows = {row["source"]: row for row in questions.select(tables.PROGRESS, columns, of_batch).to_pylist()}
+    offsets = {source: rows[source]["until_offset"] if source in rows else 0 for source in settings.sources}
+    positions = {source: rows[source]["position"] if source in rows else None for source in settings.sources}
+    return History(batch, offsets, positions, next((row["clock"] for row in rows.values()), None))
+
+
+def batch_ends(questions: Questions, partitions: Mapping[int, int]) -> dict[TopicPartition, int]:
+    """Where each source's offsets go on after a batch of each partition."""
+    where: Where = [[("batch", "in", sorted(set(partitions.values()))), ("partition", "in", sorted(partitions))]]
+    rows = questions.select(tables.PROGRESS, ["source", "partition", "batch", "until_offset"], where).to_pylist()
+    return {
+        TopicPartition(row["source"], row["partition"]): row["until_offset"]
+        for row in rows
+        if partitions[row["partition"]] == row["batch"]
+    }

@@ -1,0 +1,310 @@
+"""Records through the rules of a configuration, without Kafka and without a lake: to try rules, and to test them.
+
+Every decision is taken by the functions that the layers call: `core.reading` reads the records, `core.plan` and `core.merge`
+merge them, the user's SQL expressions judge them, `core.message` makes the messages. The records are one batch: what comes out
+does not depend on how the input is cut. At their end time goes on, if it is wanted, until every merge record has timed out: as
+if a heartbeat from far ahead came from every source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.audit.validate import check_expressions, has_expressions
+from pipelines.core.columns import NEVER
+from pipelines.core.idle import IdleDecision
+from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, late, merge, silver_schema
+from pipelines.core.message import message_values, messages
+from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Lateness, TopicPartition, plan_batch
+from pipelines.core.reading import KAFKA, read_records
+from pipelines.core.sequence import ID, SEQ
+from pipelines.engine import Engine
+from pipelines.engine.choice import open_engine
+from pipelines.errors import ConfigurationError
+from pipelines.lake.questions import answer
+from pipelines.planning import by_partition
+from pipelines.settings import Settings, load_settings
+from pipelines.settings_file import known_instead
+from pipelines.silver import batch_of, judged
+
+LARGEST_PARTITION: Final = 2**31 - 1
+LARGEST_TIME_MS: Final = 2**53
+
+_FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
+_AT_END: Final = 1
+"""The batch in which time goes on after the last record."""
+
+Place: TypeAlias = tuple[str, int, int]
+"""A record's source, partition and offset."""
+
+
+def try_file(configuration: Settings | Path | str, file: Path, *, close: bool = True) -> dict[str, Any]:
+    """`try_records` of a file with a JSON object in each line; `line` is its number there. Lines without text are passed over.
+
+    A value that is an object is sent as compact JSON, with its numbers as they are spelled; one that is text is sent as it is.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file}: cannot be read ({error.strerror}); name a file with a JSON object in each line"
+        ) from None
+    return _tried(configuration, ((f"{file}, line {n}", n, text) for n, text in enumerate(lines, 1) if text.strip()), close=close)
+
+
+def try_records(
+    configuration: Settings | Path | str, records: Iterable[Mapping[str, Any]], *, close: bool = True
+) -> dict[str, Any]:
+    """What a configuration (its file, or what `load_settings` made of it) makes of some records, in the order in which they came.
+
+    A record has `source` and `value` (an object; text or bytes, which are sent as they are; None for a tombstone), and perhaps
+    `partition` (0), `key` (text), `timestamp` (Kafka's own, epoch ms; without it `max_future` refuses nothing) and `headers` (a
+    mapping). Offsets are numbered by topic-partition, `line` by record from 1 on. `close`: time goes on at the end until all
+    merge records have timed out; without it, what is open stays open and what waits for the clock waits.
+
+    The answer is that of `try --json`, times in epoch ms. `clocks`: by partition, at the last record. `records`: merge records in
+    order of (partition, event time, key), with `at_end` where only the end has timed them out. `messages`: as they would be sent,
+    in order, without the headers for recovery; bytes of a value that are no UTF-8 are shown as `\\xff`. `late`, `quarantined` and
+    `waiting`: records, in the order in which they came. `read`: by source how many records there were, and
+    how many of them were heartbeats or skipped tombstones. Raises ConfigurationError where the configuration or a record is not
+    what it should be.
+    """
+    return _tried(configuration, ((f"record {n}", n, record) for n, record in enumerate(records, 1)), close=close)
+
+
+def _tried(
+    configuration: Settings | Path | str, sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]], *, close: bool
+) -> dict[str, Any]:
+    settings = configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
+    # In this process: Spark, here and nowhere else, is started by the first expression.
+    spark = {name: value for name, value in settings.spark.items() if name not in ("spark.master", "spark.remote")}
+    engine = open_engine(settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark}))
+    if has_expressions(settings.publish):
+        for what, where, fix in check_expressions(engine, settings):
+            raise ConfigurationError(f"{where}: {what}; {fix}")
+    rows: dict[str, list[tuple[Any, ...]]] = {source: [] for source in settings.sources}
+    lines: dict[Place, int] = {}
+    offsets: Counter[tuple[str, int]] = Counter()
+    for place, number, record in sent:
+        try:
+            source, partition, *said = _checked(_parsed(record) if isinstance(record, bytes) else record, settings)
+        except _WrongError as wrong:
+            raise ConfigurationError(f"{place}: {wrong}") from None
+        offset = offsets[source, partition]
+        offsets[source, partition] += 1
+        lines[source, partition, offset] = number
+        rows[source].append((settings.sources[source].topic, partition, offset, *said))
+    return _Trial(engine, settings, _bronze(settings, rows), lines).answer(close=close)
+
+
+# -- what is sent
+
+
+class _WrongError(ValueError):
+    """What is wrong with a record, and what would be right."""
+
+
+def _parsed(text: bytes) -> Mapping[str, Any]:
+    """A line's object; its value as it is sent, where that is neither text nor null."""
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+        if isinstance(found, dict) and not isinstance(found.get("value"), (str, type(None))):
+            spelled = json.loads(text, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
+            found["value"] = orjson.dumps(spelled["value"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _WrongError(f"is no strict JSON ({error}); write an object such as {_EXAMPLE}") from None
+    if not isinstance(found, dict):
+        raise _WrongError(f"is no JSON object; write one such as {_EXAMPLE}")
+    return found
+
+
+_EXAMPLE: Final = '{"source": "tracking", "value": {"ts": 0}}'
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _checked(record: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
+    """Source, partition, Kafka's timestamp in us, its type, key, value and headers."""
+    for name in record:
+        if name not in _FIELDS:
+            raise _WrongError(f"unknown field `{name}`; {known_instead(str(name), _FIELDS)}")
+    source, partition, time_ms = record.get("source"), record.get("partition", 0), record.get("timestamp")
+    if not isinstance(source, str) or source not in settings.sources:
+        raise _WrongError(f"`source` is `{source}`, which is no source; {known_instead(str(source), list(settings.sources))}")
+    if "value" not in record:
+        raise _WrongError("`value` is missing; add it, null for a tombstone")
+    if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
+        raise _WrongError(f"`partition` is `{partition}`; write a whole number from 0 to {LARGEST_PARTITION}")
+    if time_ms is not None and (type(time_ms) is not int or not 0 <= time_ms <= LARGEST_TIME_MS):
+        raise _WrongError(f"`timestamp` is `{time_ms}`; write whole milliseconds since 1970, or leave it out")
+    headers = record.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        raise _WrongError('`headers` are no object; write them as {"name": "text"}')
+    sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
+    kafka_time = (-1000, -1) if time_ms is None else (time_ms * 1000, 0)
+    return source, partition, *kafka_time, _bytes("key", record.get("key")), _bytes("value", record["value"]), sent
+
+
+def _bytes(name: str, value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _WrongError(f"`{name}` cannot be sent ({error}); write it as text") from None
+
+
+def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]]) -> pa.Table:
+    """The records of all sources as they are read: bronze's columns and `source`."""
+    tables = []
+    for source, mine in rows.items():
+        columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
+        kafka = pa.table([pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)], schema=KAFKA)
+        read = read_records(kafka, settings.sources[source].reading_rules(settings.merge.max_future_ms))
+        tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
+    return pa.concat_tables(tables)
+
+
+# -- what comes out
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Some records: `bronze`, with the column `source`, and the line of each."""
+
+    engine: Engine
+    settings: Settings
+    bronze: pa.Table
+    lines: Mapping[Place, int]
+
+    def answer(self, *, close: bool) -> dict[str, Any]:
+        """See `try_records`."""
+        partitions = sorted({partition for _, partition, _ in self.lines})
+        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in partitions}
+        types = {name: source.value_type for name, source in self.settings.sources.items()}
+        silver, was_late = silver_schema(types).empty_table(), LATE_SCHEMA.empty_table()
+        clocks: list[Mapping[int, int]] = [{}]
+        lateness = Lateness(self.settings.merge.timeout_ms)
+        for batch in range(1 + close):
+            idle = self._far_ahead(cursors) if batch == _AT_END else {}
+            plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], lateness)
+            if plan is not None:
+                this = batch_of(plan, self.settings, lateness, idle)
+                changed = merge(self._timed, silver.filter(pc.equal(silver["status"], "open")), this)
+                changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
+                silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))
+                was_late = pa.concat_tables([was_late, late(self._timed, this)])
+                cursors = plan.cursors()
+            clocks.append(clocks[-1] if plan is None else plan.clocks)
+        silver = silver.sort_by([(name, "ascending") for name in ("partition", "event_time", "merge_key")])
+        return {
+            "clocks": [{"partition": p, "clock": clocks[1].get(p)} for p in partitions],
+            "records": self._records(silver),
+            "messages": [message for p in partitions for message in self._messages(p, silver)],
+            "late": self._told(was_late, "merge_key", "event_time", "position"),
+            "quarantined": self._told(self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"),
+            "waiting": self._waiting(cursors),
+            "read": {source: self._counts(source) for source in self.settings.sources},
+        }
+
+    @property
+    def _timed(self) -> pa.Table:
+        """All records that have a time."""
+        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(RECORD_SCHEMA.names)
+
+    def _available(
+        self, cursors: Mapping[TopicPartition, Cursor], idle: Mapping[TopicPartition, Sequence[IdleDecision]]
+    ) -> dict[TopicPartition, Available]:
+        """What the merge has not passed yet, with these heartbeats."""
+        found: dict[TopicPartition, Available] = {}
+        for source in self.settings.sources:
+            mine = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(["partition", "offset", "event_time"])
+            ahead = {tp.partition: (cursor.next_offset, NEVER) for tp, cursor in cursors.items() if tp.source == source}
+            found |= by_partition(source, answer(mine), ahead)
+        return found | {tp: found.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()}
+
+    def _far_ahead(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[IdleDecision]]:
+        """A heartbeat after the last record of every topic-partition, by which everything has timed out."""
+        last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + self.settings.merge.timeout_ms + 1
+        records = Counter((source, partition) for source, partition, _ in self.lines)
+        return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
+
+    # -- the answer's parts
+
+    def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
+        columns = ["partition", "merge_key", "event_time", "last_event_time", "status", "valid", "invalid_reason", "batch"]
+        found = []
+        for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
+            batch, parts = row.pop("batch"), [(source, part) for source in self.settings.sources for part in row.pop(source)]
+            at_end = batch == _AT_END and row["status"] == "timed_out"
+            told = [
+                {
+                    **self._place(source, row["partition"], part["offset"]),
+                    "event_time": round(part["event_time"].timestamp() * 1000),
+                }
+                for source, part in parts
+            ]
+            found.append({"key": row.pop("merge_key"), **row, "at_end": at_end, "parts": told})
+        return found
+
+    def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
+        """What gold would send to a partition."""
+        value, sources = self.settings.publish.value, list(self.settings.sources)
+        is_out = pc.and_(pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False))
+        columns = ["partition", "merge_key", "event_time", "last_event_time", *sources]
+        rows = self.engine.fetched(silver.filter(is_out).select(columns), value)
+        rows = rows.sort_by([("event_time", "ascending"), ("merge_key", "ascending")])
+        made = messages(rows, message_values(rows, sources) if value is None else rows["value"], None, {})
+        told = []
+        for row in made.to_pylist():
+            headers = {header["key"]: header["value"].decode() for header in row["headers"]}
+            text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
+            place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
+            told.append({**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text})
+        return told
+
+    def _waiting(self, cursors: Mapping[TopicPartition, Cursor]) -> list[dict[str, Any]]:
+        """Records that the clock has not reached."""
+        rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
+        found = self._told(rows, "merge_key", "event_time")
+        return [row for row in found if row["offset"] >= cursors[TopicPartition(row["source"], row["partition"])].next_offset]
+
+    def _counts(self, source: str) -> dict[str, int]:
+        rows = self.bronze.filter(pc.equal(self.bronze["source"], source))
+        is_skipped = pc.and_(pc.is_null(rows["event_time"]), pc.is_null(rows["reason"]))
+        beats, skipped = (pc.sum(column).as_py() or 0 for column in (rows["heartbeat"], is_skipped))
+        return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
+
+    def _told(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
+        """Records in the order in which they came: where they are, and some columns."""
+        found = []
+        for row in answer(rows.select(["source", "partition", "offset", *columns])).to_pylist():
+            place = self._place(row["source"], row["partition"], row["offset"])
+            found.append({**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}})
+        return sorted(found, key=itemgetter("line"))
+
+    def _place(self, source: str, partition: int, offset: int) -> dict[str, Any]:
+        topic, line = self.settings.sources[source].topic, self.lines[source, partition, offset]
+        return {"source": source, "topic": topic, "partition": partition, "offset": offset, "line": line}
+
+
+def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
+    """Silver once these rows have taken the place of those that they replace."""
+    gone = set(zip(*(changed[name].to_pylist() for name in ("partition", "merge_key", "replaces")), strict=True))
+    rows = zip(*(silver[name].to_pylist() for name in ("partition", "merge_key", "event_time")), strict=True)
+    return pa.concat_tables(
+        [silver.filter(pa.array([row not in gone for row in rows], pa.bool_())), changed.drop_columns(["replaces"])]
+    )

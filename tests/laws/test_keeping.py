@@ -1,0 +1,210 @@
+"""Rows that end: what `keep` lets go is gone, nothing else is, and what is left can be verified and derived again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.audit.problems import Findings
+from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from pipelines.audit.verify import check_partition, check_places, check_versions
+from pipelines.audit.verify_evidence import read_evidence, read_partitions
+from pipelines.audit.verify_sink import Judge
+from pipelines.core.plan import BatchPlan, OffsetRange
+from pipelines.keeping import expire
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.floors import batch_ends, read_floors
+from pipelines.lake.location import Lake
+from tests.laws.conftest import QUICK, MakeLake, in_folders
+from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+
+TIMEOUT_MS, PARTITIONS, STEPS = 100, 4, 12
+KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms", "quarantine": "500ms"}
+
+
+def long_case(seed: int) -> Case:
+    """Keys that come again and again, so that merge records overlap every moment; disorder, late and refused records."""
+    rng = random.Random(seed)
+    values: dict[str, list[bytes | None]] = {source: [] for source in SOURCES}
+    arrivals = []
+    for now in range(0, 3000, 20):
+        for source in SOURCES:
+            for _ in range(rng.choice([0, 1, 1, 2])):
+                late_by = rng.choice([0, 0, 0, 30, 90, 250])
+                value = keyed(rng.choice("abcé"), max(0, now - late_by), n=len(values[source]))
+                values[source].append(rng.choice(BAD_VALUES) if rng.random() < 0.06 else value)
+                arrivals.append(source)
+            if now % 200 == 0:
+                values[source].append(heartbeat(now))
+                arrivals.append(source)
+    return Case(values, TIMEOUT_MS, arrivals)
+
+
+def note_published(lake: CaseLake) -> None:
+    """As if gold had published everything that silver has finished."""
+    where = [[("status", "=", "timed_out"), ("valid", "=", True)]]
+    ends: dict[int, tuple[int, str]] = {}
+    for row in lake.questions.select(tables.SILVER, ["partition", "event_time", "merge_key"], where).to_pylist():
+        ends[row["partition"]] = max(ends.get(row["partition"], (-1, "")), (row["event_time"], row["merge_key"]))
+    layout = lake.engine.lake.layout[tables.PUBLISHED]
+    rows = [(p, 0, time, time, key, 0, time, "sink") for p, (time, key) in ends.items()]
+    lake.quick.append(tables.PUBLISHED, layout.rows(rows))
+
+
+def every_table(lake: CaseLake) -> list[str]:
+    return [*map(tables.bronze, lake.settings.sources), tables.SILVER, tables.LATE, tables.QUARANTINE]
+
+
+def let_go(lake: CaseLake, engine: Any = None) -> None:
+    for table in every_table(lake):
+        expire(lake.owner(engine), lake.settings, table)
+
+
+def broken(lake: CaseLake) -> list[str]:
+    """What `verify --full` finds without Kafka."""
+    evidence = read_evidence(lake.questions, lake.settings, PARTITIONS)
+    judge = Judge(lake.settings, evidence.epochs)
+    names = ("places", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver")
+    findings = {name: Findings(name) for name in names}
+    check_places(evidence, findings["places"])
+    check_versions(evidence, findings["versions of silver"])
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_partition(partition, judge, findings)
+    return [f"{problem.where}: {problem.what}" for each in findings.values() for problem in each.told()]
+
+
+def counts(lake: CaseLake) -> dict[str, int]:
+    return {name: lake.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py() for name in every_table(lake)}
+
+
+def left_of(lake: CaseLake, keep_ms: int) -> list[tuple[Any, ...]]:
+    """Of the model's merge records those that must still be in silver."""
+    clocks = {p: case.merged().clock or 0 for p, case in lake.cases.items()}
+    rows: list[Any] = expected_silver(lake.cases)
+    return [row for row in rows if row[2] == "open" or row[4] >= clocks[row[0]] - keep_ms]
+
+
+@pytest.fixture
+def lake(new_lake: MakeLake) -> CaseLake:
+    cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
+    return new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms")
+
+
+def steps(lake: CaseLake, kind: str) -> Iterator[int]:
+    """The lake flows on, by the quick engine: only what lets go is tried on each, with Spark at the end alone."""
+    for step in range(1, STEPS + 1):
+        lake.arrive(step / STEPS)
+        lake.merge(lake.quick)
+        note_published(lake)
+        if kind == QUICK or step > STEPS - 2:
+            yield step
+
+
+@in_folders
+def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: CaseLake, kind: str, tmp_path: Path) -> None:
+    for _ in steps(lake, kind):
+        let_go(lake)
+        assert broken(lake) == []
+    assert lake.silver() == left_of(lake, 900)
+    assert len(lake.silver()) < len(expected_silver(lake.cases))
+    ends = batch_ends(lake.questions, read_floors(lake.questions).batches)
+    assert len(ends) == PARTITIONS * len(SOURCES)
+    for tp, end in ends.items():
+        mine = [("partition", "=", tp.partition)]
+        rows = lake.questions.select(tables.bronze(tp.source), ["offset", "event_time"], [mine]).to_pylist()
+        here = [row["offset"] for row in rows if row["event_time"] is not None]
+        values = lake.cases[tp.partition].values[tp.source]
+        assert sorted(here) == [offset for offset, value in enumerate(values) if offset >= end and value not in BAD_VALUES]
+        refused = sorted(row["offset"] for row in rows if row["event_time"] is None)
+        assert refused == [offset for offset, value in enumerate(values) if value in BAD_VALUES], "Kafka took them in 2026"
+    clocks = {p: case.merged().clock or 0 for p, case in lake.cases.items()}
+    late: list[Any] = lake.late()
+    assert [row for row in late if row[5] < clocks[row[0]] - 700] == []
+    settings = lake.settings
+    found = rebuild(lake.questions, settings, tmp_path / "again")
+    assert found["lake"] == found["rebuilt"]
+    assert found["lake"]["timed_out"] > 10
+    there = DeltaRsQuestions(Lake(rebuilt_settings(settings, tmp_path / "again")))
+    assert verify_against(lake.questions, there, settings, tmp_path / "again") == {"ok": True, "problems": []}
+    before = counts(lake)
+    let_go(lake)
+    assert counts(lake) == before, "what is gone is gone"
+
+
+@in_folders
+def test_nothing_open_or_unpublished_goes_nor_what_silver_has_not_merged(lake: CaseLake, kind: str) -> None:
+    lake.arrive(0.5)
+    lake.merge(lake.quick)
+    before = counts(lake)
+    let_go(lake)
+    after = counts(lake)
+    assert {name for name in before if after[name] < before[name]} <= {tables.LATE}, "gold has published nothing"
+    lake.arrive()
+    note_published(lake)
+    let_go(lake)
+    assert counts(lake)[tables.SILVER] < before[tables.SILVER]
+    lake.merge(lake.quick)
+    assert broken(lake) == []
+    assert {row for row in lake.silver() if row[2] == "open"} == {r for r in expected_silver(lake.cases) if r[2] == "open"}
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_crash_between_a_floor_and_its_deletion_is_made_up_for(lake: CaseLake, kind: str) -> None:
+    for share in (0.2, 0.4, 0.6, 0.8):
+        lake.arrive(share)
+        lake.merge()
+    note_published(lake)
+    for table in every_table(lake):
+        with pytest.raises(CrashError):
+            expire(lake.owner(dying_at(lake.engine, "delete", table)), lake.settings, table)
+    assert broken(lake) == [], "what is below a floor counts as gone"
+    lake.arrive()
+    lake.merge()
+    note_published(lake)
+    let_go(lake)
+    assert broken(lake) == []
+    assert lake.silver() == left_of(lake, 900)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_after_a_jump_back_only_what_was_merged_since_is_let_go(lake: CaseLake, kind: str, tmp_path: Path) -> None:
+    lake.arrive(0.8)
+    lake.merge()
+    note_published(lake)
+    lake.settings = lake.settings.model_copy(update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": None})})
+    let_go(lake)
+    silver = lake.start()
+    ranges = {tp: OffsetRange(at.next_offset, at.next_offset // 2, None, None, None) for tp, at in silver.planner.cursors.items()}
+    silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
+    lake.merge()
+    lake.settings = lake.settings.model_copy(update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": 600})})
+    lake.arrive()
+    lake.merge()
+    note_published(lake)
+    before = counts(lake)
+    let_go(lake)
+    assert counts(lake)["bronze_tracking"] < before["bronze_tracking"]
+    assert broken(lake) == []
+    found = rebuild(lake.questions, lake.settings, tmp_path / "again")
+    assert found["lake"] == found["rebuilt"]
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> None:
+    for _ in steps(lake, kind):
+        let_go(lake)
+    newest = max(history.batch for history in read_evidence(lake.questions, lake.settings, PARTITIONS).history.values())
+    where = [[("status", "=", "timed_out"), ("batch", ">", newest)]]
+    row = lake.questions.select(tables.SILVER, ["partition", "merge_key", "event_time"], where).to_pylist()[0]
+    is_it = [(name, "=", value) for name, value in row.items()]
+    commit = replace(lake.owner().next_commit(tables.SILVER), application="test")
+    lake.engine.delete(tables.SILVER, [is_it], commit)
+    assert any(repr(row["merge_key"]) in problem for problem in broken(lake))

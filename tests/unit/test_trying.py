@@ -1,0 +1,258 @@
+"""`try`: what the merge model makes of random records, and one clear sentence for a line that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as drawn
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.dev.init import write_example
+from pipelines.errors import ConfigurationError
+from pipelines.settings import Settings
+from pipelines.trying import try_file, try_records
+from tests.support.cases import (
+    SOURCES,
+    Case,
+    expected_late,
+    expected_messages,
+    expected_quarantine,
+    expected_silver,
+    heartbeat,
+    keyed,
+    random_case,
+)
+from tests.support.configurations import SMALLEST, settings_for
+from tests.support.topics import Published
+
+Found = dict[str, Any]
+FAR_MS = 10**9
+
+
+def records_of(cases: Mapping[int, Case]) -> list[Found]:
+    """Every record of some cases, a partition each, in the order of arrival."""
+    records = []
+    for partition, case in cases.items():
+        offsets = dict.fromkeys(case.values, 0)
+        for source in case.arrivals:
+            records.append({"source": source, "partition": partition, "value": case.values[source][offsets[source]]})
+            offsets[source] += 1
+    return records
+
+
+def silver_of(found: Found, cases: Mapping[int, Case]) -> list[tuple[object, ...]]:
+    """As `expected_silver` has it; what a part's value is, its place says."""
+    rows = []
+    for row in found["records"]:
+        parts = tuple(
+            tuple(
+                (part["offset"], part["event_time"], (cases[row["partition"]].values[source][part["offset"]] or b"").decode())
+                for part in row["parts"]
+                if part["source"] == source
+            )
+            for source in SOURCES
+        )
+        rows.append((*(row[name] for name in ("partition", "key", "status", "event_time", "last_event_time")), *parts))
+    return sorted(rows, key=repr)
+
+
+def sent(found: Found) -> list[Published]:
+    return [
+        Published(m["partition"], m["key"].encode(), m["timestamp"], m["value"].encode(), m["seq"], m["id"])
+        for m in found["messages"]
+    ]
+
+
+def places(rows: list[Found]) -> list[tuple[object, ...]]:
+    return sorted((row["partition"], row["source"], row["offset"]) for row in rows)
+
+
+def check(found: Found, cases: Mapping[int, Case]) -> None:
+    assert silver_of(found, cases) == expected_silver(cases)
+    assert sent(found) == expected_messages(cases)
+    assert places(found["quarantined"]) == sorted(row[:3] for row in expected_quarantine(cases))
+    late = [(*place[:3], row["key"], row["event_time"], row["position"]) for row in found["late"] for place in places([row])]
+    assert sorted(late) == [row[:6] for row in expected_late(cases)]
+
+
+def settings_of() -> Settings:
+    return settings_for(Path("/nowhere"))
+
+
+@drawn(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
+def test_it_shows_what_the_merge_model_makes_of_the_records(seeds: list[int]) -> None:
+    cases = {partition: random_case(seed) for partition, seed in enumerate(seeds)}
+    as_is = try_records(settings_of(), records_of(cases), close=False)
+    check(as_is, cases)
+    waiting = [
+        (p, source, record.offset)
+        for p, case in cases.items()
+        for source, queue in case.merged().waiting.items()
+        for _, record in queue
+        if record.key is not None
+    ]
+    assert places(as_is["waiting"]) == sorted(waiting)
+
+    ended = {
+        p: replace(
+            case,
+            values={source: [*mine, heartbeat(FAR_MS)] for source, mine in case.values.items()},
+            arrivals=[*case.arrivals, *case.values],
+        )
+        for p, case in cases.items()
+        if case.arrivals
+    }
+    closed = try_records(settings_of(), records_of(cases))
+    check(closed, ended)
+    assert closed["waiting"] == []
+    assert closed["clocks"] == as_is["clocks"], "the clock at the last record"
+    finished = [row for row in as_is["records"] if row["status"] == "timed_out"]
+    assert [row for row in closed["records"] if not row["at_end"]] == finished
+
+
+def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    lines = [
+        {"source": "tracking", "value": {"k": "a", "ts": 0}},
+        {"source": "orders", "value": {"k": "a", "ts": 40}, "key": "x", "headers": {"h": "1", "n": None}},
+        {"source": "tracking", "value": {"ts": 900, "type": "heartbeat"}},
+        {"source": "orders", "value": {"k": "b", "ts": 900}, "timestamp": 800},
+        {"source": "orders", "value": {"k": "b", "ts": 500}},
+        {"source": "orders", "value": '{"k": 1.10, "ts": 950}'},
+        {"source": "orders", "partition": 1, "value": None},
+        {"source": "orders", "value": {"k": "b", "ts": 90_000_000}, "timestamp": 900},
+    ]
+    file.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    found = try_file(settings_of(), file)
+    assert [(row["key"], [part["line"] for part in row["parts"]]) for row in found["records"]] == [
+        ("a", [1, 3]),
+        ("b", [7]),
+        ("1.10", [11]),
+    ]
+    assert [(row["line"], row["key"], row["position"]) for row in found["late"]] == [(9, "b", 900)]
+    refused = [(row["line"], row["partition"], row["offset"], row["reason"]) for row in found["quarantined"]]
+    assert refused == [(13, 1, 0, "undecodable"), (15, 0, 4, "event_time_in_future")]
+    assert found["read"] == {
+        "tracking": {"records": 2, "heartbeats": 1, "skipped": 0},
+        "orders": {"records": 6, "heartbeats": 0, "skipped": 0},
+    }
+    assert found["clocks"] == [{"partition": 0, "clock": 900}, {"partition": 1, "clock": None}]
+    assert [message["key"] for message in found["messages"]] == ["a", "b", "1.10"]
+
+
+def test_a_value_that_is_an_object_keeps_its_numbers_as_they_are_spelled(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text(
+        '{"source": "tracking", "value": {"k": 1.10, "ts": 1e2, "n": [123456789012345678901, {"m": -0.0}], "s": "é"}}\n'
+    )
+    found = try_file(settings_of(), file)
+    value = '{"k":1.10,"ts":1e2,"n":[123456789012345678901,{"m":-0.0}],"s":"é"}'
+    expected = f'{{"key":"1.10","event_time":100,"last_event_time":100,"tracking":[{value}],"orders":[]}}'
+    assert [message["value"] for message in found["messages"]] == [expected]
+
+
+def test_units_tombstones_and_the_largest_message_are_the_configurations() -> None:
+    unit: dict[str, Any] = {"sources__tracking__event_time": {"field": "ts", "unit": "s"}, "sources__tracking__tombstone": "skip"}
+    settings = settings_for(Path("/nowhere"), publish__max_bytes=100, **unit)
+    large = keyed("b", 5, text="x" * 100)
+    records = [{"source": "tracking", "value": value} for value in (None, large, keyed("a", 7))]
+    found = try_records(settings, records)
+    assert [(row["key"], row["event_time"], row["invalid_reason"]) for row in found["records"]] == [
+        ("b", 5_000, "too_large"),
+        ("a", 7_000, None),
+    ]
+    assert (found["quarantined"], found["read"]["tracking"]["skipped"]) == ([], 1)
+    assert [message["key"] for message in found["messages"]] == ["a"]
+
+
+def test_of_no_records_there_is_nothing() -> None:
+    found = try_records(settings_of(), [])
+    nothing = {"records": 0, "heartbeats": 0, "skipped": 0}
+    assert {name: value for name, value in found.items() if value} == {"read": dict.fromkeys(SOURCES, nothing)}
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "is no strict JSON"),
+        ("[1]", "is no JSON object"),
+        ('{"source": "tracking", "value": {"ts": NaN}}', "is no strict JSON (NaN is no JSON)"),
+        ('{"source": "tracking", "value": {"k": "\\ud800"}}', "is no strict JSON"),
+        ('{"value": {}}', "`source` is `None`, which is no source; known here: tracking, orders"),
+        ('{"source": ["tracking"], "value": {}}', "which is no source"),
+        ('{"source": "trackin", "value": {}}', "`source` is `trackin`, which is no source; did you mean `tracking`?"),
+        ('{"source": "tracking"}', "`value` is missing; add it, null for a tombstone"),
+        ('{"source": "tracking", "value": {}, "offset": 1}', "unknown field `offset`"),
+        ('{"source": "tracking", "value": {}, "partition": -1}', "`partition` is `-1`; write a whole number from 0"),
+        ('{"source": "tracking", "value": {}, "partition": true}', "`partition` is `True`"),
+        ('{"source": "tracking", "value": {}, "timestamp": "now"}', "`timestamp` is `now`; write whole milliseconds"),
+        ('{"source": "tracking", "value": {}, "headers": ["a"]}', "`headers` are no object"),
+        ('{"source": "tracking", "value": {}, "key": "\\ud800"}', "`key` cannot be sent"),
+    ],
+)
+def test_a_line_that_is_wrong_is_one_sentence_with_its_number(tmp_path: Path, line: str, sentence: str) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text(f'{{"source": "orders", "value": {{}}}}\n{line}\n')
+    with pytest.raises(ConfigurationError) as refused:
+        try_file(settings_of(), file)
+    assert str(refused.value).startswith(f"{file}, line 2: ")
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_record_that_cannot_be_sent_is_named_by_its_number() -> None:
+    with pytest.raises(ConfigurationError, match=r"record 2: `value` cannot be sent \(.*\); write it as text"):
+        try_records(settings_of(), [{"source": "orders", "value": {}}, {"source": "orders", "value": {"at": object()}}])
+    with pytest.raises(ConfigurationError, match=r"missing.jsonl: cannot be read \(.*\); name a file"):
+        try_file(settings_of(), Path("missing.jsonl"))
+
+
+def test_the_command_tries_the_example_without_kafka_and_without_a_lake(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    arguments = ["try", str(tmp_path / "examples.jsonl"), "-c", str(tmp_path / "watersmeet.yml")]
+    before = sorted(tmp_path.rglob("*"))
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    told = " ".join(shown.stdout.split())
+    assert "'7' · partition 0 · 2026-01-01 10:00:00.000Z to 2026-01-01 10:02:00.000Z · timed out at the end" in told
+    as_json = CliRunner().invoke(app, [*arguments, "--json", "--no-close"])
+    found = json.loads(as_json.stdout)
+    assert [(row["key"], row["status"]) for row in found["records"]] == [("7", "open")]
+    assert [row["line"] for row in found["waiting"]] == [3]
+    assert found["messages"] == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_configuration_is_named_by_its_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "watersmeet.yml"
+    file.write_text(yaml.safe_dump(SMALLEST))
+    found = try_records(str(file), [{"source": "orders", "key": "a", "value": {"ts": 5}}])
+    assert [(message["key"], orjson.loads(message["value"])["orders"]) for message in found["messages"]] == [("a", [{"ts": 5}])]
+
+
+def test_the_first_steps_show_what_the_command_answers(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    shown = CliRunner().invoke(app, ["try", str(tmp_path / "examples.jsonl"), "-c", str(tmp_path / "watersmeet.yml")])
+    page = (Path(__file__).parents[2] / "docs" / "first-steps.md").read_text(encoding="utf-8")
+    told = page.partition("watersmeet try shop/examples.jsonl")[2].split("```")[2]
+    assert " ".join(told.split()) in " ".join(shown.stdout.split())
+
+
+def test_the_documented_test_of_a_rule_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_example(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    scope: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], scope)
+    scope["test_an_order_without_a_visit_is_published"]()
