@@ -35,6 +35,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "bronze",
         "evolve",
         "extent",
+        "forget",
         "gold",
         "letters",
         "lineage",
@@ -51,7 +52,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "audit": ("audit",),
     "views": ("live", "quality"),
     "dev": ("dev",),
-    "cli": ("__main__", "cli"),
+    "cli": ("__main__", "arguments", "cli"),
 }
 """Each room's modules, and packages with all that is in them."""
 
