@@ -12,18 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 import pipelines
+from pipelines.arguments import parse_as_of, parse_target, parse_time_ms
 from pipelines.audit import show
-from pipelines.core.times import parse_iso_8601
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import Settings, load_settings, parse_duration
@@ -46,9 +43,8 @@ app.add_typer(broker_app, name="broker")
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
-WITH_CONFIG = (
-    *("validate", "try", "run", "status", "explain", "verify", "rebuild", "redrive", "report", "reset", "evolve", "maintain"),
-)
+_ASK = ("validate", "try", "status", "explain", "verify", "rebuild", "report")
+_CHANGE = ("run", "redrive", "forget", "reset", "evolve", "maintain")
 
 
 @app.callback(invoke_without_command=True)
@@ -59,7 +55,7 @@ def _main(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the stack trace of an error.")] = False,
 ) -> None:
     set_up_logging(verbose=verbose)
-    context.default_map = {name: {"config": str(config)} for name in WITH_CONFIG}
+    context.default_map = {name: {"config": str(config)} for name in _ASK + _CHANGE}
     context.default_map["broker"] = {"start": {"config": str(config)}}
     if version:
         _print(pipelines.__version__)
@@ -83,7 +79,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, preview = _find_problems(config)
     if problems:
-        _answer({"ok": False, "problems": problems}, as_json, _problems_view)
+        _answer({"ok": False, "problems": problems}, as_json, show.problems_view)
         raise typer.Exit(2)
     if not as_json:
         _print(f"{config}: everything fits; a run would now read")
@@ -201,7 +197,7 @@ def verify(
         found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
     kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
     sound = kept if against is None else f"silver and late are the same as in {against}"
-    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else _problems_view)
+    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
     if not as_json:
         for note in found.get("notes", ()):
             _print(note)
@@ -239,8 +235,24 @@ def redrive(
     """Send refused records to their source topic again, as they came, each once; says first how many."""
     from pipelines.redrive import Redrive
 
-    settings, since_ms = load_settings(config), None if since is None else _time_ms("--since", since)
+    settings, since_ms = load_settings(config), None if since is None else parse_time_ms("--since", since)
     _answer(Redrive(_questions(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
+
+
+@app.command()
+def forget(
+    key: Annotated[str, typer.Argument(help="The key of merge records.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Erase a key's records from every table; says where they are, and what holds them for longer and until when."""
+    from pipelines.forget import Forgetting, forgotten
+
+    settings = load_settings(config)
+    with reporting() as reporter:
+        found = forgotten(settings, key, reporter) if apply else Forgetting(_questions(settings), settings, key).preview()
+    _answer(found, as_json, show.forget_view)
 
 
 @app.command()
@@ -308,13 +320,10 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.run import LAYERS, Run, kept_by
 
     settings = load_settings(config)
+    names = [name for layer in LAYERS for name in kept_by(layer, settings)]
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
-        names = [name for layer in LAYERS for name in kept_by(layer, settings)]
         done = maintain_tables(owned.owner.engine, names, owned.expire)
-    table = Table("table", "files before", "files now", "old files removed")
-    for row in done:
-        table.add_row(*[str(value) for value in row.values()])
-    _answer({"tables": done}, as_json, lambda _: table)
+    _answer({"tables": done}, as_json, show.maintain_view)
 
 
 @app.command()
@@ -379,27 +388,6 @@ def _show_broker(found: BrokerStatus, as_json: bool, allowed: Sequence[Permissio
     _answer(broker_facts(found, allowed), as_json, broker_view)
 
 
-def parse_target(to: str) -> str | int:
-    """Where `reset` jumps to: a word, or a time in ms."""
-    if to in ("earliest", "latest"):
-        return to
-    return _time_ms("--to", to, "earliest, latest or ")
-
-
-def parse_as_of(text: str) -> int | datetime:
-    """A version of silver, or a time."""
-    if text.isdecimal():
-        return int(text)
-    return datetime.fromtimestamp(_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc)
-
-
-def _time_ms(option: str, text: str, others: str = "") -> int:
-    time_ms = parse_iso_8601(text)
-    if time_ms is None:
-        raise ConfigurationError(f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z")
-    return time_ms
-
-
 def _questions(settings: Settings) -> Questions:
     """Answers questions about the lake. Raises WatersmeetError where its object store cannot be read, and where an earlier
     version made it.
@@ -443,13 +431,6 @@ def _answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]
         _print(shown)
     else:
         Console().print(shown)
-
-
-def _problems_view(found: dict[str, Any]) -> Table:
-    table = Table("what", "where", "fix", title="problems", title_justify="left")
-    for problem in found["problems"]:
-        table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
-    return table
 
 
 def _print(text: str) -> None:

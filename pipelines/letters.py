@@ -34,7 +34,7 @@ from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.lake import tables
 from pipelines.lake.questions import Where, within
 from pipelines.owner import Owner, now_ms
-from pipelines.pieces import PIECES, RECORD, Piece, pieces_of, read_piece
+from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.settings import Settings
 
 
@@ -132,7 +132,7 @@ class DeadLetters:
     def _records(self, piece: Piece) -> pa.Table:
         """Step 2: the records of a piece. Those that bronze no longer keeps are passed over."""
         if self.table == tables.QUARANTINE:
-            found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source)])
+            found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source), NOT_FORGOTTEN])
         else:
             found = read_piece(self._engine.questions, piece, RECORD)
             found = found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows))

@@ -25,6 +25,12 @@ RECORD = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "he
 """A record's columns, as it came."""
 
 
+FORGOTTEN = "forgotten"
+"""The detail of a refused record that was erased, since its key was forgotten."""
+
+NOT_FORGOTTEN: Condition = ("detail", "!=", FORGOTTEN)
+
+
 class Piece(NamedTuple):
     """Records of one source in a table: by partition, their offsets in order."""
 

@@ -29,7 +29,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.identity import differences, identity
 from pipelines.lake.questions import Condition, Questions, within
-from pipelines.pieces import PIECES, RECORD, pieces_of, read_piece
+from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, pieces_of, read_piece
 from pipelines.settings import Settings
 
 SPAN = 1_000_000
@@ -89,7 +89,7 @@ class Redrive:
 
     def _found(self, source: str) -> tuple[Int64s, Int64s]:
         """Partitions and offsets of the records in question."""
-        wanted: list[Condition] = [("source", "=", source), ("reason", "=", self.reason)]
+        wanted: list[Condition] = [("source", "=", source), ("reason", "=", self.reason), NOT_FORGOTTEN]
         if self.since_ms is not None:
             wanted.append(("kafka_timestamp", ">=", self.since_ms))
         found = self.questions.select(tables.QUARANTINE, ["partition", "offset"], [wanted])

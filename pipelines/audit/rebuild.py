@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.problems import Findings, answer, different
-from pipelines.audit.verify_evidence import Evidence, groups, place, read_evidence
+from pipelines.audit.verify_eras import Evidence, read_evidence
+from pipelines.audit.verify_evidence import groups, place
 from pipelines.core.columns import int64s, looked_up
 from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
 from pipelines.core.reset import open_before
@@ -269,9 +270,9 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
 
 def _version_after(questions: Questions, batch: int) -> int:
     """The version of silver right after a batch."""
-    last = last_batch(questions)
+    version, last = questions.version(tables.SILVER), last_batch(questions)
     if last is not None and last[0].batch == batch:
-        return last[1]
+        return max(version, last[1])  # a key may have been forgotten since
     of_batch: Where = [[("batch", "=", batch)]]
     [version] = questions.summary(tables.PROGRESS, [], {"version": ("max", "silver_version")}, of_batch)["version"].to_pylist()
     if version is None:

@@ -48,6 +48,22 @@ def preview_view(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def problems_view(found: dict[str, Any]) -> Table:
+    """What `validate` and `verify` have found: a line for each problem."""
+    table = Table("what", "where", "fix", title="problems", title_justify="left")
+    for problem in found["problems"]:
+        table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
+    return table
+
+
+def maintain_view(found: dict[str, Any]) -> Table:
+    """What maintenance has done: a line for each table."""
+    table = Table("table", "files before", "files now", "old files removed")
+    for row in found["tables"]:
+        table.add_row(*[str(value) for value in row.values()])
+    return table
+
+
 def redrive_view(found: dict[str, Any]) -> Group:
     """What a redrive sends, or has sent."""
     table = Table("table", "source", "topic", "refused", "redriven before", "redriven now", box=None, header_style="dim")
@@ -59,6 +75,18 @@ def redrive_view(found: dict[str, Any]) -> Group:
     would = f"{left:,} records refused as {found['reason']} would be sent again"
     hint = "" if found["applied"] else "\nNothing was sent. Do it with --apply."
     return Group(did if found["applied"] else would, table, hint)
+
+
+def forget_view(found: dict[str, Any]) -> Group:
+    """Where a key is, or was, and what holds it for longer."""
+    table = Table("table", "records before", "records after", box=None, header_style="dim")
+    for row in found["tables"]:
+        table.add_row(row["table"], f"{row['before']:,}", f"{row['after']:,}")
+    held = Table("held elsewhere", "records", "until", box=None, header_style="dim")
+    for row in found["held"]:
+        held.add_row(row["where"], "" if row["records"] is None else f"{row['records']:,}", utc(row["until"]))
+    hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
+    return Group(table, "", held, hint)
 
 
 def reset_view(found: dict[str, Any]) -> Group:

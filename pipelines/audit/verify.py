@@ -31,22 +31,8 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from pipelines.audit.problems import REBUILD, Findings, answer, different
-from pipelines.audit.verify_evidence import (
-    DECISION,
-    KNOWN_BATCHES,
-    NEVER,
-    NONE,
-    Era,
-    Evidence,
-    Ints,
-    Outcome,
-    Partition,
-    Read,
-    numbers,
-    place,
-    read_evidence,
-    read_partitions,
-)
+from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Era, Evidence, Ints, numbers, read_evidence
+from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
 from pipelines.core.model import MergeRecord, MergeRules, Part, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify_evidence import NEVER, Evidence, Partition, Row
+from pipelines.audit.verify_eras import NEVER, Evidence, read_table
+from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_values
 from pipelines.core.sequence import ID, SEQ, message_id, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Questions
@@ -134,11 +136,13 @@ class Sink(NamedTuple):
 
 class Limits(NamedTuple):
     """By partition, the last message that a lost lake left, or that stood before a jump back: its place and number (NEVER: not
-    known), up to which messages are not compared with silver; and the place up to which none needs to be there.
+    known), up to which messages are not compared with silver; and the place up to which none needs to be there. `forgotten`: the
+    partition and event time (ms) of merge records that silver has no more, since their key was forgotten.
     """
 
     compared: Mapping[int, tuple[Place, int]]
     due: Mapping[int, Place]
+    forgotten: Set[tuple[int, int]]
 
 
 def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink:
@@ -161,7 +165,11 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
             due.setdefault(p, []).append(tail.place)
             if p in back:
                 compared[p].append((tail.place, tail.seq))
-    return Limits({p: max(messages) for p, messages in compared.items()}, {p: max(places) for p, places in due.items()})
+    names = ["partition", "event_time"]
+    found = read_table(evidence.questions, evidence.settings, tables.FORGOTTEN, names)
+    forgotten = set(zip(*(found[name].to_pylist() for name in names), strict=True))
+    largest = {p: max(messages) for p, messages in compared.items()}, {p: max(places) for p, places in due.items()}
+    return Limits(*largest, forgotten)
 
 
 def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings) -> None:
@@ -194,7 +202,8 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
             findings.add(f"seq {number} after {seq}: a gap", where, REFILL)
         elif place <= last:
             findings.add(f"{id} is not in order of event time and key", where, REFILL)
-        is_compared = (place > compared_place or number > compared_seq) and (place in due or place[0] >= deleted_before)
+        is_compared = place > compared_place or number > compared_seq
+        is_compared &= place in due or (place[0] >= deleted_before and (p, place[0]) not in limits.forgotten)
         if is_compared and (wrong := _unlike(message, p, due.get(place), judge)):
             findings.add(wrong, where, REFILL)
         seq, last = max(number, number if seq is None else seq), max(place, last)

@@ -164,6 +164,10 @@ class Engine(Protocol):
         """Deletes rows in one commit; once per commit."""
         ...
 
+    def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
+        """Gives columns of some rows these values, in one commit; once per commit."""
+        ...
+
     def follow_kafka(self, source: KafkaInput, work: Callable[[Rows], None], *, once: bool) -> Running:
         """Calls `work` with batches of new records in bronze's columns: up to what Kafka has now (`once`), or without end."""
         ...

@@ -25,6 +25,7 @@ from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions, sql_name, sql_where
 from pipelines.lake.commits import Commit
+from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Where, answer
@@ -181,6 +182,16 @@ class EmbeddedEngine:
         """See `Engine.delete`."""
         condition = sql_where(where, self.lake.layout[table].schema)
         self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, commit_properties=how))
+
+    def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
+        """See `Engine.update`."""
+        condition = sql_where(where, self.lake.layout[table].schema)
+        updates = {sql_name(name): literal(value) for name, value in values.items()}
+        self._commit(
+            table,
+            commit,
+            lambda found, how: found.update(updates, None, condition, writer_properties=_WRITER, commit_properties=how),
+        )
 
     def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, CommitProperties | None], Any]) -> None:
         """One commit, unless the table has seen its transaction version. Of one that another process makes meanwhile for the

@@ -29,6 +29,7 @@ from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, reg
 from pipelines.lake import tables
 from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
 from pipelines.lake.commits import Commit
+from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
 from pipelines.lake.location import Lake
@@ -215,6 +216,13 @@ class SparkEngine:
         condition = sql_where(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME])
         with self._committing(commit):
             self.spark.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
+
+    def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
+        """See `Engine.update`."""
+        condition = sql_where(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME])
+        changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
+        with self._committing(commit):
+            self.spark.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
 
     @contextmanager
     def _committing(self, commit: Commit) -> Iterator[None]:

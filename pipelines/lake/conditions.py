@@ -48,3 +48,10 @@ def _literal(value: Any, dialect: Dialect) -> str:
     if isinstance(value, str):
         return dialect.text(value)
     raise ValueError(f"{value!r} is no value that a column can be compared with")
+
+
+def literal(value: str | bool | None) -> str:
+    """A value as SQL of every dialect writes it; a text has neither quotes nor backslashes."""
+    if value is None:
+        return "NULL"
+    return str(value).upper() if isinstance(value, bool) else f"'{value}'"

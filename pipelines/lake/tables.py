@@ -20,6 +20,7 @@ IDLE_HEARTBEATS = "idle_heartbeats"
 RESETS = "resets"
 PUBLISHED = "published"
 DEAD_LETTERS = "dead_letters"
+FORGOTTEN = "forgotten"
 RECOVERED = "recovered"
 PROGRESS = "progress"
 FLOORS = "floors"
@@ -129,6 +130,8 @@ _OTHERS = (
     # Up to which offset (exclusive) each transaction has sent the records of a topic-partition to a topic of dead letters; `sink`
     # is that topic with Kafka's identity of it.
     Table(DEAD_LETTERS, schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp")),
+    # Where merge records were whose key was forgotten: the sink may have messages of them. It does not name the key.
+    Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
     # What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source the
     # offset at which reading began (`source`, `offset`). A row is one or the other; the rest of it is null.
     Table(

@@ -13,10 +13,11 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import write_deltalake
 
-from pipelines.audit import problems, verify_evidence
+from pipelines.audit import problems, verify_eras, verify_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_clock, check_partition, check_versions, verify
-from pipelines.audit.verify_evidence import read_evidence, read_partitions
+from pipelines.audit.verify_eras import read_evidence
+from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange
@@ -115,7 +116,7 @@ def the_same(found: Sequence[tuple[str, str]], expected: Sequence[tuple[str, str
 @pytest.mark.parametrize("one_in", [1, 3], ids=["all keys", "a sample"])
 def test_a_healthy_lake_keeps_every_promise(river: River, monkeypatch: pytest.MonkeyPatch, one_in: int) -> None:
     if one_in > 1:
-        monkeypatch.setattr(verify_evidence, "SAMPLED_RECORDS", 50)
+        monkeypatch.setattr(verify_eras, "SAMPLED_RECORDS", 50)
         assert read_evidence(questions_of(river.settings), river.settings, PARTITIONS, full=False).one_in > 1
     assert problems_of(river.settings, full=one_in == 1) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.audit.problems import SHOWN, Findings, Problem, answer
 from pipelines.audit.verify import PUBLISHED, Outcome, gaps, outcomes  # type: ignore[attr-defined]
-from pipelines.audit.verify_evidence import Era
+from pipelines.audit.verify_eras import Era
 from pipelines.core.model import Record
 from pipelines.core.plan import TopicPartition
 from pipelines.lake.epochs import Epoch

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from pipelines import cli
+from pipelines import arguments, cli
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.maintenance import FEW_FILES, Maintenance, maintain
@@ -97,8 +97,8 @@ def test_a_jump_back_merges_again_and_publishes_nothing_twice(river: River) -> N
 
 def test_a_place_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--to: `yesterday` is not a time; use earliest, latest or a time such as"):
-        cli.parse_target("yesterday")
-    assert cli.parse_target("1970-01-01T00:00:05Z") == 5000
+        arguments.parse_target("yesterday")
+    assert arguments.parse_target("1970-01-01T00:00:05Z") == 5000
 
 
 # -- maintenance

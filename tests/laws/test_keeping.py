@@ -13,7 +13,8 @@ import pytest
 from pipelines.audit.problems import Findings
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.audit.verify import check_partition, check_places, check_versions
-from pipelines.audit.verify_evidence import read_evidence, read_partitions
+from pipelines.audit.verify_eras import read_evidence
+from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge
 from pipelines.core.plan import BatchPlan, OffsetRange
 from pipelines.keeping import expire

@@ -35,6 +35,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "bronze",
         "evolve",
         "extent",
+        "forget",
         "gold",
         "keeping",
         "letters",
@@ -52,7 +53,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "audit": ("audit",),
     "views": ("live", "quality"),
     "dev": ("dev", "trying"),
-    "cli": ("__main__", "cli"),
+    "cli": ("__main__", "arguments", "cli"),
 }
 """Each room's modules, and packages with all that is in them."""
 

@@ -1,0 +1,30 @@
+"""What the arguments of commands mean. Each function raises ConfigurationError for one that means nothing."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from pipelines.core.times import parse_iso_8601
+from pipelines.errors import ConfigurationError
+
+
+def parse_target(to: str) -> str | int:
+    """Where `reset` jumps to: a word, or a time in ms."""
+    if to in ("earliest", "latest"):
+        return to
+    return parse_time_ms("--to", to, "earliest, latest or ")
+
+
+def parse_as_of(text: str) -> int | datetime:
+    """A version of silver, or a time."""
+    if text.isdecimal():
+        return int(text)
+    return datetime.fromtimestamp(parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc)
+
+
+def parse_time_ms(option: str, text: str, others: str = "") -> int:
+    """A time in epoch ms; `others`: what else the option takes, as its sentence says it."""
+    time_ms = parse_iso_8601(text)
+    if time_ms is None:
+        raise ConfigurationError(f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z")
+    return time_ms

@@ -1,0 +1,215 @@
+"""Forgets a key: its records leave every table, and all else stays as it was, to the byte.
+
+A record's event time moves the position of its topic-partition, and so the clock, lateness and order of all other records. So
+bronze keeps the row of a forgotten record as a heartbeat: its place and its times, without key, value and headers. What the merge
+makes of that is what it made before, but for the key; a rebuild gives the same, and a record of the key that comes later begins
+anew. A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
+
+It is done by the owner of all layers, so no run goes on beside it. Rows are named by their places: the Delta log must not say the
+key. Each step finds by itself what is left to do, so after a crash it is called again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.bronze import Bronze
+from pipelines.core.columns import int64s
+from pipelines.core.json_text import UndecodableError, finder, number_text, parse_object
+from pipelines.errors import KafkaAccessError
+from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
+from pipelines.lake.published import last_published
+from pipelines.lake.questions import Questions, Where
+from pipelines.observability import Reporter
+from pipelines.owner import Owner, now_ms
+from pipelines.pieces import FORGOTTEN, NOT_FORGOTTEN, pieces_of, read_piece
+from pipelines.run import LAYERS, Run
+from pipelines.settings import Settings
+
+APPLICATION = "watersmeet-forget"
+"""Under which Delta counts these commits: they decide no batch."""
+
+ROWS = 5_000
+"""So many rows are named in one commit."""
+
+Places = Sequence[tuple[int, int]]
+"""Partition and offset of records of one source."""
+
+
+def forgotten(settings: Settings, key: str, reporter: Reporter) -> dict[str, Any]:
+    """Forgets the key; the answer of `forget --apply --json`. Raises LeaseTakenError while a run goes on."""
+    run = Run(settings, LAYERS, reporter)
+    with run.owned() as owned:
+        for source in settings.sources:  # what a crash has left is completed first: it is read from rows that change here
+            Bronze(owned.owner, settings, source).complete()
+        _ = owned.silver.planner
+        owned.gold.recover()
+        of_key = Forgetting(owned.owner.engine.questions, settings, key)
+        found = of_key.preview()
+        of_key.erase(owned.owner)
+    after = {row["table"]: row["before"] for row in Forgetting(of_key.questions, settings, key).preview()["tables"]}
+    return {**found, "applied": True, "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]]}
+
+
+@dataclass
+class Forgetting:
+    """Where a key is, as of the first question."""
+
+    questions: Questions
+    settings: Settings
+    key: str
+
+    def preview(self) -> dict[str, Any]:
+        """`tables`: how many records of the key each has, `before` and `after`; `held`: what else holds them, until when."""
+        counts = {
+            tables.SILVER: len(self._silver),
+            tables.LATE: sum(map(len, self._late.values())),
+            tables.QUARANTINE: sum(map(len, self._refused.values())),
+            **{tables.bronze(s): len(self._read[s]) + len(self._refused[s]) for s in self.settings.sources},
+            tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key"),
+            tables.RECOVERED: self._count(tables.RECOVERED, "merge_key"),
+        }
+        told = [{"table": table, "before": count, "after": count} for table, count in counts.items()]
+        return {"key": self.key, "applied": False, "tables": told, "held": list(self._held())}
+
+    # -- where it is
+
+    @cached_property
+    def _silver(self) -> list[dict[str, Any]]:
+        columns = ["partition", "event_time", "status", "valid"]
+        found: list[dict[str, Any]] = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]]).to_pylist()
+        return found
+
+    @cached_property
+    def _late(self) -> dict[str, Places]:
+        of_key = ("merge_key", "=", self.key)
+        found = {}
+        for source in self.settings.sources:
+            found[source] = _places(self.questions.select(tables.LATE, _PLACE, [[("source", "=", source), of_key]]))
+        return found
+
+    @cached_property
+    def _read(self) -> dict[str, Places]:
+        """By source, the records that were read, late or not."""
+        of_key: Where = [[("merge_key", "=", self.key)]]
+        return {s: _places(self.questions.select(tables.bronze(s), _PLACE, of_key)) for s in self.settings.sources}
+
+    @cached_property
+    def _refused(self) -> dict[str, Places]:
+        """By source, the refused records that have the key all the same: as Kafka's key, or where the value has it."""
+        return {source: list(self._refused_of(source)) for source in self.settings.sources}
+
+    def _refused_of(self, source: str) -> Iterator[tuple[int, int]]:
+        path = tuple((self.settings.sources[source].key or "").split("."))
+        find, has_path = finder(path), self.settings.sources[source].key is not None
+        of_source = [("source", "=", source), NOT_FORGOTTEN]
+        every = self.questions.select(tables.QUARANTINE, _PLACE, [of_source])
+        for piece in pieces_of(self.questions, source, tables.QUARANTINE, *(int64s(every[name]) for name in _PLACE)):
+            rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], of_source)
+            for row in rows.to_pylist():
+                named = None
+                with suppress(UndecodableError):
+                    named = _as_key(find(parse_object(row["value"], None)), path, row["value"]) if has_path else None
+                if named == self.key or row["key"] == self.key.encode():
+                    yield row["partition"], row["offset"]
+
+    def _count(self, table: str, column: str) -> int:
+        found = self.questions.summary(table, [], {"rows": ("count", "*")}, [[(column, "=", self.key)]])
+        return int(found["rows"][0].as_py())
+
+    # -- what holds it for longer
+
+    def _held(self) -> Iterator[dict[str, Any]]:
+        """Time travel and change files, and the topics: how many records, and until when (epoch ms; null: no end is known)."""
+        if self._silver or any(self._read.values()) or any(self._refused.values()):
+            yield {"where": "time travel and change files", "records": None, "until": now_ms() + self.settings.retention_ms}
+        cluster = Cluster(self.settings.kafka)
+        for source, kept in self.settings.sources.items():
+            places = [*self._read[source], *self._refused[source]]
+            first = cluster.bounds_of(kept.topic, sorted({p for p, _ in places})) if places else {}
+            yield self._of_topic(cluster, kept.topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
+        tails = last_published(self.questions)
+        finished = [(row["event_time"], tails.get(row["partition"])) for row in self._silver if row["valid"]]
+        of_sink = [time for time, tail in finished if tail is not None and (time, self.key.encode()) <= tail.place]
+        yield self._of_topic(cluster, self.settings.publish.topic, of_sink)
+        for table, topic in self.settings.publish.dead_letter_topics.items():
+            found = self._late if table == tables.LATE else self._refused
+            yield self._of_topic(cluster, topic, [place for places in found.values() for place in places])
+
+    def _of_topic(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
+        """Records that are, or may be, in a topic. `until`: where it has a retention, so long from now at the latest."""
+        until = None
+        with suppress(KafkaAccessError):  # without DESCRIBE_CONFIGS, Kafka does not say
+            said = cluster.topic_settings(topic) if records else {}
+            if "delete" in said.get("cleanup.policy", "") and int(said["retention.ms"]) >= 0:
+                until = now_ms() + int(said["retention.ms"])
+        return {"where": f"topic {topic}", "records": len(records), "until": until}
+
+    # -- erasing
+
+    def erase(self, owner: Owner) -> None:
+        """Erases it; what has been erased already is passed over."""
+        self._forget_records(owner)
+        for source in self.settings.sources:
+            of_source = [("source", "=", source)]
+            _each(owner, tables.LATE, self._late[source], of_source, None)
+            erased = {"key": None, "value": None, "headers": None}
+            _each(owner, tables.bronze(source), self._read[source], [], {**erased, "merge_key": None, "heartbeat": True})
+            for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, of_source)):
+                _each(owner, table, self._refused[source], conditions, {**erased, "detail": FORGOTTEN})
+
+    def _forget_records(self, owner: Owner) -> None:
+        """Merge records; where they were is noted first, since the sink may have their messages."""
+        if not self._silver:
+            return
+        engine, now, schema = owner.engine, now_ms(), owner.engine.lake.layout[tables.SILVER].schema
+        places = [(row["partition"], row["event_time"], now) for row in self._silver]
+        owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), APPLICATION)
+        count, times = len(places), pa.array([time for _, time, _ in places], pa.timestamp("ms", "UTC"))
+        known = {
+            "partition": pa.array([p for p, _, _ in places], pa.int32()),
+            "merge_key": pa.repeat(self.key, count),
+            "replaces": times.cast(schema.field("event_time").type),
+        }
+        changed = schema.append(pa.field("replaces", schema.field("event_time").type))
+        rows = pa.table([known.get(field.name, pa.nulls(count, field.type)) for field in changed], changed)
+        commit = owner.next_commit(tables.SILVER, APPLICATION)
+        engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False)
+        owner.confirm(tables.SILVER, commit)
+
+
+_PLACE = ["partition", "offset"]
+
+
+def _places(found: pa.Table) -> Places:
+    return list(zip(*(found[name].to_pylist() for name in _PLACE), strict=True))
+
+
+def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], values: Mapping[str, Any] | None) -> None:
+    """Gives columns of these records' rows other values, or (without `values`) deletes the rows."""
+    in_order = sorted(places)
+    for some in (in_order[i : i + ROWS] for i in range(0, len(in_order), ROWS)):
+        partitions = sorted({p for p, _ in some})
+        where = [[*conditions, ("partition", "=", p), ("offset", "in", [o for q, o in some if q == p])] for p in partitions]
+        commit = owner.next_commit(table, APPLICATION)
+        if values is None:
+            owner.engine.delete(table, where, commit)
+        else:
+            owner.engine.update(table, where, values, commit)
+        owner.confirm(table, commit)
+
+
+def _as_key(found: Any, path: tuple[str, ...], value: bytes | None) -> str | None:
+    """What is found at the key's path, as the text that a merge key would have; None where it could be none."""
+    if isinstance(found, bool):
+        return str(found).lower()
+    if isinstance(found, (int, float)):
+        return number_text(found, path, value)
+    return found if isinstance(found, str) else None

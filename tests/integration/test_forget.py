@@ -1,0 +1,118 @@
+"""`forget` on a river: a key leaves lake and log, says what still holds it, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.rivers import River, RunProcess, until
+from tests.support.topics import dead_letters, published
+
+KEY = "alice-1234"
+
+
+@pytest.fixture
+def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
+    """Alice has merge records that are open and published, a late record and a refused one; the same bytes bear other keys."""
+    name = f"forget-{len(request.node.name)}"
+    topics: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+    river = River.make(kafka, tmp_path, name, **topics)
+    river.flow()
+    send(river, 1000, 1100)
+    river.flow()
+    river.send("orders", 0, keyed(KEY, 3))
+    river.send("tracking", 0, b'{"k":"%s"}' % KEY.encode())
+    send(river, 2000, 2100, 2900)
+    river.flow()
+    send(river, 2950)
+    river.finish()
+    return river
+
+
+def send(river: River, *times: int) -> None:
+    for time in times:
+        river.send("tracking", 0, keyed(KEY, time))
+
+
+def watersmeet(river: River, *words: str, exit_code: int = 0) -> str:
+    program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder)
+    assert done.returncode == exit_code, done.stderr
+    return done.stdout if exit_code == 0 else done.stderr
+
+
+def forget(river: River, *options: str) -> dict[str, Any]:
+    return dict(json.loads(watersmeet(river, "forget", KEY, "--json", *options)))
+
+
+def counts(found: dict[str, Any], column: str) -> dict[str, int]:
+    return {row["table"]: row[column] for row in found["tables"]}
+
+
+def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: River, tmp_path: Path) -> None:
+    here = {"silver": 3, "late": 1, "quarantine": 1, "bronze_tracking": 7, "bronze_orders": 1, "published": 0, "recovered": 0}
+    sent = published(river.kafka, river.sink, 2)
+    before = forget(river)
+    assert (before["applied"], {**counts(before, "before"), "published": 0}) == (False, here)
+    held = {row["where"]: row["records"] for row in before["held"]}
+    of_topics = {"tracking": 7, "orders": 1, "merged": sum(m.key == KEY.encode() for m in sent), "late": 1, "quarantine": 1}
+    expected = {f"topic {river.config['name']}-{name}": count for name, count in of_topics.items()}
+    assert held == {"time travel and change files": None, **expected}
+    assert of_topics["merged"] == 2
+    assert counts(forget(river), "before") == counts(before, "before"), "nothing was changed"
+
+    known = set((river.folder / "lake").rglob("*"))
+    found = forget(river, "--apply")
+    assert counts(found, "before") == counts(before, "before")
+    assert {name: n for name, n in counts(found, "after").items() if name != "published"} == dict.fromkeys(
+        here.keys() - {"published"}, 0
+    )
+    log = {file for file in (river.folder / "lake").rglob("*.json") if file not in known}
+    tables_now = [DeltaTable(str(folder.parent)) for folder in (river.folder / "lake").rglob("_delta_log")]
+    now = log | {Path(file) for table in tables_now for file in table.file_uris() if "/published/" not in file}
+    assert len(log) >= 6
+    assert [file for file in now if KEY.encode() in file.read_bytes()] == [], "nor does the log say whom it forgot"
+    assert json.loads(watersmeet(river, "explain", KEY, "--json"))["records"] == []
+
+    assert river.broken_promises() == []
+    into = tmp_path / "rebuilt"
+    watersmeet(river, "rebuild", "--into", str(into))
+    watersmeet(river, "verify", "--against", str(into))
+    assert published(river.kafka, river.sink, 2) == sent
+    again = json.loads(watersmeet(river, "redrive", "--reason", "no_event_time", "--json"))["records"]
+    refused = river.questions.select("quarantine", ["reason", "detail"]).to_pylist()
+    left = [row for row in refused if row["reason"] == "no_event_time" and row["detail"] != "forgotten"]
+    assert sum(row["found"] for row in again) == len(left) < sum(row["reason"] == "no_event_time" for row in refused)
+
+    letters = [dead_letters(river.kafka, topic, 2) for topic in river.settings.publish.dead_letter_topics.values()]
+    send(river, 3950)
+    for source in SOURCES:
+        for p in range(2):
+            river.send(source, p, heartbeat(9000))
+    river.finish()
+    after = published(river.kafka, river.sink, 2)
+    assert [m for m in after if m in sent] == sent
+    assert [m.id for m in after if m.key == KEY.encode() and m not in sent] == [f"0/3950/{KEY}"], (
+        "a key that comes again begins anew"
+    )
+    assert river.broken_promises() == []
+    assert [dead_letters(river.kafka, t, 2) for t in river.settings.publish.dead_letter_topics.values()] == letters
+
+
+def test_while_a_run_goes_on_a_key_is_not_forgotten(river: River) -> None:
+    run = RunProcess(river.file)
+    try:
+        leases = river.folder / "lake" / "_checkpoints" / "_leases"
+        until(lambda: any(leases.iterdir()), "the lease")
+        sentence = watersmeet(river, "forget", KEY, "--apply", exit_code=1)
+    finally:
+        assert run.stop() == 0
+    assert "is being written by process" in sentence
+    assert counts(forget(river), "before")["silver"] == 3

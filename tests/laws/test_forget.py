@@ -1,0 +1,76 @@
+"""A key that was forgotten: everything is as if its records had been heartbeats, whatever step was cut off, on both engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from pipelines.forget import Forgetting
+from pipelines.lake import tables
+from tests.laws.conftest import QUICK, MakeLake, in_folders
+from tests.support.cases import BAD_VALUES, Case, expected_late, expected_silver, heartbeat, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+
+KEY = "a"
+SHARE = 0.7
+CRASHES = [("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)] + [
+    ("update", table) for table in (tables.bronze("tracking"), tables.bronze("orders"), tables.QUARANTINE)
+]
+
+
+def without_key(case: Case) -> Case:
+    """The case as it would be had the records of the key that have arrived been heartbeats."""
+    arrived = case.arrivals[: round(SHARE * len(case.arrivals))]
+    values = {source: [*mine] for source, mine in case.values.items()}
+    for source, mine in values.items():
+        for offset in range(arrived.count(source)):
+            value = mine[offset]
+            if value not in BAD_VALUES and (document := orjson.loads(value or b"")).get("k") == KEY:
+                mine[offset] = heartbeat(document["ts"])
+    return replace(case, values=values)
+
+
+def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
+    engine = lake.engine if crash is None else dying_at(lake.engine, *crash)
+    Forgetting(lake.questions, lake.settings, KEY).erase(lake.owner(engine))
+
+
+@in_folders
+def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLake, kind: str) -> None:
+    lake = new_lake(rich_cases(8, 1656, wealth="late"))
+    lake.arrive(SHARE)
+    lake.merge(lake.quick)
+    names = [
+        name
+        for name in (tables.SILVER, tables.LATE)
+        if KEY in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
+    ]
+    assert names == [tables.SILVER, tables.LATE]
+    quarantined = len(lake.quarantined())
+    for crash in CRASHES if kind == QUICK else CRASHES[3:4]:
+        with pytest.raises(CrashError):
+            erase(lake, crash)
+    erase(lake)
+    versions = [lake.questions.version(name) for name in lake.engine.lake.layout]
+    erase(lake)
+    assert [lake.questions.version(name) for name in lake.engine.lake.layout] == versions, "there is nothing left to erase"
+
+    for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
+        assert KEY not in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
+    for name in (tables.QUARANTINE, *map(tables.bronze, lake.settings.sources)):
+        found = lake.questions.select(name, ["key", "value", "headers", "detail"]).to_pylist()
+        assert not any(b'"k":"a"' in (row["value"] or b"") for row in found)
+        erased = [row for row in found if row["detail"] == "forgotten"]
+        assert all((row["key"], row["value"], row["headers"]) == (None, None, None) for row in erased)
+        assert erased or name != tables.QUARANTINE
+    assert len(lake.quarantined()) == quarantined
+
+    cases = {p: without_key(case) for p, case in lake.cases.items()}
+    lake.arrive()
+    lake.merge(lake.quick)
+    assert lake.silver() == expected_silver(cases)
+    assert lake.late() == expected_late(cases)
+    assert any(row[1] == KEY for row in lake.silver()), "a key that comes again begins anew"
