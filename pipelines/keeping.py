@@ -1,7 +1,8 @@
 """Deletes rows that are older than `keep` behind the clock of their partition: for the owner of a table, between two batches.
 
 Whatever is still needed stays: records that silver has not merged, merge records that are open or not published, and of bronze
-all that begins at or after such a merge record, since its message must say where a lost lake would be taken up. Bronze is
+all that begins at or after such a merge record, since its message must say where a lost lake would be taken up; and dead letters
+that are not sent yet, with bronze's rows of them. Bronze is
 deleted up to the end of a batch, so that what is left can be derived again (`lake.floors`); after a deliberate reset, only what
 was merged since. A floor is written first, then the rows below it are deleted: what a crash leaves, the next time deletes.
 """
@@ -14,10 +15,12 @@ from pipelines.core.plan import TopicPartition
 from pipelines.extent import finished
 from pipelines.lake import tables
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.floors import batch_ends, last_reset, read_floors
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Questions, Where
+from pipelines.letters import not_sent
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import KeepSettings, Settings
 
@@ -34,10 +37,8 @@ def expire(owner: Owner, settings: Settings, table: str) -> None:
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
-        if table == tables.SILVER:
-            needed = _needed(questions, limits)
-            limits = {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()}
-        _forget_before(owner, table, limits)
+        needed = _needed(questions, limits) if table == tables.SILVER else _first_not_sent(questions, settings, table, limits)
+        _forget_before(owner, table, {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()})
     else:
         _forget_batches(owner, settings, table, limits, last[0].clocks)
 
@@ -57,6 +58,15 @@ def _needed(questions: Questions, partitions: Mapping[int, int]) -> dict[int, in
     return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
 
 
+def _first_not_sent(questions: Questions, settings: Settings, table: str, partitions: Mapping[int, int]) -> dict[int, int]:
+    """By partition the age (ms) of the oldest row that is still to be sent as a dead letter; absent where there is none."""
+    where = not_sent(questions, settings, table, partitions)
+    if where is None:
+        return {}
+    rows = questions.summary(table, ["partition"], {"first": ("min", _COLUMNS[table])}, where)
+    return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
+
+
 def _forget_before(owner: Owner, table: str, limits: Mapping[int, int]) -> None:
     """Rows of a table that lie before a time (ms) of their partition; of silver, finished ones."""
     known = read_floors(owner.engine.questions).times
@@ -73,8 +83,9 @@ def _forget_batches(owner: Owner, settings: Settings, table: str, limits: Mappin
     """Rows of bronze before the end of a batch at whose end every position was older than the limit (ms)."""
     questions, reset = owner.engine.questions, last_reset(owner.engine.questions)
     floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch > reset}
-    needed = _needed(questions, limits)
-    bounds = {p: min(limit, clocks[p] - settings.merge.timeout_ms, needed.get(p, limit)) for p, limit in limits.items()}
+    needed, letters = _needed(questions, limits), _first_not_sent(questions, settings, tables.LATE, limits)
+    timeout_ms = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings))
+    bounds = {p: min(limit, clocks[p] - timeout_ms, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
     batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, reset).items() if batch > floors.get(p, -1)}
     if batches:
         _note(owner, [(table, p, batch, None) for p, batch in batches.items()])

@@ -15,7 +15,7 @@ writes the rows that are missing. They count where retention has emptied a parti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,10 +32,22 @@ from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.lake import tables
-from pipelines.lake.questions import Where, within
+from pipelines.lake.questions import Questions, Where, within
 from pipelines.owner import Owner, now_ms
 from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.settings import Settings
+
+
+def not_sent(questions: Questions, settings: Settings, table: str, partitions: Iterable[int]) -> Where | None:
+    """Which rows of `late` or `quarantine` still have to be sent, as far as `dead_letters` knows; None where no topic is set."""
+    topic = settings.publish.dead_letter_topics.get(table)
+    if topic is None:
+        return None
+    by = ["sink", "partition", "source"]
+    rows = questions.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
+    out = {(row["source"], row["partition"]): row["next"] for row in rows if row["sink"].split(" ")[0] == topic}
+    beyond = {source: {p: (out.get((source, p), 0), None) for p in partitions} for source in settings.sources}
+    return [[("source", "=", source), *terms] for source, ranges in beyond.items() for terms in within(ranges)]
 
 
 @dataclass

@@ -43,9 +43,6 @@ _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
 _SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "heartbeat", "tombstone")}}
 """What may change in a living lake: by name in YAML, the attribute."""
 
-_UNKNOWN = object()
-"""Instead of a rule that the version which wrote an epoch did not know yet."""
-
 _P = TypeVar("_P", bound="_Part")
 _SECRET = frozenset(["options", "storage", "spark"])
 
@@ -127,6 +124,11 @@ class SourceSettings(_Part):
     ] = Field(examples=["ts"])
     tombstone: Literal["quarantine", "skip"] = "quarantine"
     heartbeat: Heartbeat | None = None
+
+    @field_validator("event_time")
+    @classmethod
+    def _is_a_path_where_the_unit_is_usual(cls, found: "str | EventTime") -> "str | EventTime":
+        return found.field if isinstance(found, EventTime) and found.unit == "ms" else found
 
     @property
     def time(self) -> EventTime:
@@ -274,8 +276,9 @@ class Settings(_Part):
         """These settings with the rules that `rules` gave of others, which came after these."""
         changed: dict[tuple[str, ...], _Part] = {}
         for *path, part, names in self._ruled():
-            known = {attribute: rules.get(".".join([*path, name]), _UNKNOWN) for name, attribute in names.items()}
-            values = {name: value for name, value in known.items() if value is not _UNKNOWN}
+            # What rules are silent about was not yet a choice when they were kept.
+            known = {attribute: ".".join([*path, name]) for name, attribute in names.items()}
+            values = {a: rules[field] if field in rules else type(part).model_fields[a].default for a, field in known.items()}
             if "schema_file" in values:
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"])
             changed[tuple(path)] = part.changed(**values)

@@ -46,7 +46,10 @@ def read_floors(questions: Questions) -> Floors:
         return Floors({}, {})
     values = {"batch": ("max", "batch"), "time": ("max", "time")}
     rows = questions.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
-    batches = {row["partition"]: row["batch"] for row in rows if row["batch"] is not None}
+    batches: dict[int, int] = {}
+    for row in rows:  # of the sources, one may be ahead for a moment
+        if row["batch"] is not None:
+            batches[row["partition"]] = max(row["batch"], batches.get(row["partition"], -1))
     return Floors(batches, {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None})
 
 
@@ -58,15 +61,16 @@ def read_history(questions: Questions, settings: Settings, partitions: int, last
     floors = read_floors(questions)
     if not floors.batches and not floors.times:
         return {}
-    reset = last_reset(questions)
-    timeout_ms, found = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings)), {}
+    noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]])["last"][0].as_py()
+    timeout_ms = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings))
+    reset, found = last_reset(questions), {}
     for p in range(partitions):
         batch = max(floors.batches.get(p, -1), reset)
         # A part is at most the timeout before its position, and so is an open merge record before the clock.
         times = [time for (table, q), time in floors.times.items() if q == p and table == tables.LATE]
         times += [time + timeout_ms for (table, q), time in floors.times.items() if q == p and table == tables.SILVER]
         if times:
-            batch = max(batch, _first_batch(questions, settings, p, max(batch, 0), max(times), last_batch))
+            batch = max(batch, _first_batch(questions, settings, p, max(batch, 0), max(times), noted))
         found[p] = _at_end_of(questions, settings, p, batch)
     return found
 
@@ -77,12 +81,12 @@ def last_reset(questions: Questions) -> int:
     return -1 if found.as_py() is None else int(found.as_py())
 
 
-def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last_batch: int) -> int:
-    """The first batch at whose end every source of a partition has at least this position; else the last one."""
+def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int) -> int:
+    """The first batch at whose end every source of a partition has at least this position; else the last one that is noted."""
     beyond: list[Condition] = [("partition", "=", partition), ("batch", ">=", since), ("position", ">=", time_ms)]
     rows = questions.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
     found = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
-    return max(found.values()) if found.keys() == settings.sources.keys() else last_batch
+    return max(found.values()) if found.keys() == settings.sources.keys() else last
 
 
 def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: int) -> History:

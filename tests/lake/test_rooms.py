@@ -94,6 +94,15 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
         assert differences(asked, {**FACTS, field_: value}) == [str(refused.value)]
 
 
+def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:
+    asked, settings = folder_store.questions, folder_store.settings
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, settings, FACTS)
+    assert differences(asked, {"sources.orders.tombstone": "quarantine"}) == []
+    [problem] = differences(asked, {"sources.orders.tombstone": "skip"})
+    assert problem.startswith("sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`")
+
+
 def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Path) -> None:
     schema = tmp_path / "orders.json"
     schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
@@ -109,12 +118,17 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     assert rules["sources.orders.heartbeat"] == {"field": "x", "equals": 1}
     assert rules["sources.tracking.schema"] is None
     assert rules["sources.tracking.event_time"] == {"field": "meta.ts", "unit": "us"}
-    assert (rules["sources.tracking.tombstone"], rules["sources.orders.tombstone"]) == ("skip", "quarantine")
+    assert (rules["sources.orders.event_time"], rules["sources.tracking.tombstone"]) == ("at", "skip"), "ms is the unit anyway"
+    assert settings.without_schemas().under(rules).rules() == rules
+    of_earlier = {name: rule for name, rule in rules.items() if not name.endswith(".tombstone")}
+    found = settings.without_schemas().under(of_earlier).rules()
+    assert found["sources.tracking.tombstone"] == "quarantine", "rules that were kept before there was a choice"
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     same = settings_for(tmp_path, sources=sources)
     assert changes(Epochs([Epoch(0, 0, settings)]), same) == {}, "what a schema says counts"
     earlier = rules_of_layout_1(settings)
     assert (earlier["sources.orders.heartbeat"], earlier["sources.tracking.schema"]) == ("x = 1", "null")
+    assert (earlier["sources.tracking.event_time"], earlier["sources.orders.event_time"]) == ("meta.ts in us", "at")
     assert rules_of_layout_1(same) == earlier
     assert {field for field in rules if field not in earlier} == set(), "a lake of layout 1 knows every rule that it had"
 
@@ -148,7 +162,7 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     later = {**silver.properties, tables.LAYOUT: str(tables.LAYOUT_VERSION + 1)}
     either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, later)
     either_store.create("silver")
-    with pytest.raises(ConfigurationError, match=r"has layout 2, .* layouts up to 1; use the version that wrote it, or a later"):
+    with pytest.raises(ConfigurationError, match=r"has layout 3, .* layouts up to 2; use the version that wrote it, or a later"):
         check_layout(either_store.questions, either_store.lake)
 
 

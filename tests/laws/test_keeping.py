@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from pipelines.audit.verify import check_partition, check_places, check_versions
 from pipelines.audit.verify_eras import read_evidence
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge
-from pipelines.core.plan import BatchPlan, OffsetRange
+from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.keeping import expire
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.floors import batch_ends, read_floors
 from pipelines.lake.location import Lake
+from pipelines.lake.progress import last_batch
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
@@ -209,3 +212,49 @@ def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> Non
     commit = replace(lake.owner().next_commit(tables.SILVER), application="test")
     lake.engine.delete(tables.SILVER, [is_it], commit)
     assert any(repr(row["merge_key"]) in problem for problem in broken(lake))
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_of_the_sources_floors_the_one_that_is_ahead_holds(lake: CaseLake, kind: str) -> None:
+    layout = lake.engine.lake.layout[tables.FLOORS]
+    for batches in ((3, 7), (9, 8)):
+        rows = [(tables.bronze(source), 0, batch, None, 1) for source, batch in zip(SOURCES, batches, strict=True)]
+        lake.engine.append(tables.FLOORS, layout.rows(rows))
+        assert read_floors(lake.questions).batches == {0: max(batches)}
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
+    publish = lake.settings.publish.model_copy(update={"late_topic": "letters"})
+    lake.settings = lake.settings.model_copy(update={"publish": publish})
+    lake.arrive()
+    lake.merge()
+    note_published(lake)
+    before = counts(lake)
+    let_go(lake)
+    assert counts(lake)[tables.LATE] == before[tables.LATE]
+    after = {tp: end for p in lake.cases for tp, end in batch_ends(lake.questions, read_floors(lake.questions).batches).items()}
+    late = lake.questions.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
+    assert all(row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0) for row in late), "bronze has what is to be sent"
+    layout = lake.engine.lake.layout[tables.DEAD_LETTERS]
+    lake.quick.append(tables.DEAD_LETTERS, layout.rows(("letters (id)", s, s, p, 10**6, 0) for s in SOURCES for p in lake.cases))
+    let_go(lake)
+    assert counts(lake)[tables.LATE] < before[tables.LATE]
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_history_may_begin_in_any_epoch(lake: CaseLake, kind: str, tmp_path: Path) -> None:
+    for number, (step, timeout_ms) in enumerate(zip(steps(lake, kind), cycle([100, 30, 250]), strict=False)):
+        last = last_batch(lake.questions)
+        merge = lake.settings.merge.model_copy(update={"timeout_ms": timeout_ms})
+        if step > 1:
+            lake.settings = lake.settings.model_copy(update={"merge": merge})
+        from_batch = 0 if number == 0 or last is None else last[0].batch + 1
+        begin_epoch(lake.questions, lake.quick.append, lake.settings, from_batch, 0)
+        let_go(lake)
+        assert broken(lake) == []
+    found = rebuild(lake.questions, lake.settings, tmp_path / "again")
+    assert found["lake"] == found["rebuilt"]
+    there = DeltaRsQuestions(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
+    assert verify_against(lake.questions, there, lake.settings, tmp_path / "again") == {"ok": True, "problems": []}
+    assert min(read_floors(lake.questions).batches.values()) > 0
