@@ -32,6 +32,7 @@ from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimesta
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
 
+    from pipelines.core.avro_schema import AvroSchema
     from pipelines.core.json_schema import ValueSchema
     from pipelines.core.reading import ReadingRules
 
@@ -105,18 +106,35 @@ class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
-    format: Literal["json"] = "json"
+    format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     key: kinds.DottedPath | None = None
     event_time: kinds.DottedPath = Field(examples=["ts"])
     heartbeat: Heartbeat | None = None
 
+    @model_validator(mode="after")
+    def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
+        if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
+            return self
+        if self.format == "avro" and self.schema_file is None:
+            raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
+        return self
+
     @cached_property
-    def value_schema(self) -> "ValueSchema | None":
+    def value_schema(self) -> "ValueSchema | AvroSchema | None":
         """The schema of the values; raises ConfigurationError where the file holds none."""
         from pipelines.core.json_schema import value_schema
 
-        return value_schema(self.schema_file.text, self.schema_file.path) if self.schema_file else None
+        if self.format == "avro" or self.schema_file is None:
+            return self.avro_schema
+        return value_schema(self.schema_file.text, self.schema_file.path)
+
+    @cached_property
+    def avro_schema(self) -> "AvroSchema | None":
+        """The schema of values that are Avro; raises ConfigurationError where the file holds none."""
+        from pipelines.core.avro_schema import avro_schema
+
+        return avro_schema(self.schema_file.text, self.schema_file.path) if self.format == "avro" and self.schema_file else None
 
     @cached_property
     def read_type(self) -> "pa.DataType":
@@ -128,12 +146,12 @@ class SourceSettings(_Part):
     @cached_property
     def value_type(self) -> "pa.DataType":
         """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
-        from pipelines.core.json_schema import value_schema
         from pipelines.core.types import widened
 
         if self.schema_file is None:
             return self.read_type
-        of_earlier = [value_schema(text, self.schema_file.path).type for text in self.schema_file.earlier]
+        before = [self.changed(schema_file=kinds.SchemaFile(self.schema_file.path, text)) for text in self.schema_file.earlier]
+        of_earlier = [source.read_type for source in before]
         return reduce(widened, [*of_earlier, self.read_type])
 
     def reading_rules(self, max_future_ms: int) -> "ReadingRules":

@@ -169,7 +169,8 @@ class Silver:
         types = {name: source.value_type for name, source in self._engine.lake.settings.sources.items()}
         read_types = {name: source.read_type for name, source in self.settings.sources.items()}
         max_bytes = self.settings.publish.max_bytes if self.settings.publish.value is None else None
-        return Batch(plan, types, planner.lateness, planner.idle, max_bytes, read_types)
+        avro = {name: source.avro_schema for name, source in self.settings.sources.items() if source.avro_schema}
+        return Batch(plan, types, planner.lateness, planner.idle, max_bytes, read_types, avro)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""

@@ -410,20 +410,23 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
     rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
-    sampled = {}
+    avro, sampled = evidence.settings.sources[tp.source].avro_schema, {}
+    decode = avro.decoder() if avro else None
     for o, key, t, value in zip(*columns, strict=True):
         read = evidence.epoch_of(tp, o).settings.sources[tp.source].read_type
-        sampled[o] = (key, t, value, as_kept(value, read, kept))
+        sampled[o] = (key, t, value, as_kept(value, read, kept, decode))
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(offset, repeated, offset[is_refused], quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled)
 
 
-def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType) -> bytes:
+def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType, decode: Callable[[bytes], Any] | None = None) -> bytes:
     """What silver keeps of a record's value: its text, or the fields of the schema by which it was read, as JSON; those of other
-    schemas, which silver's column has too, are null.
+    schemas, which silver's column has too, are null. `decode`: reads a value that is Avro.
     """
     if not pa.types.is_struct(kept):
         return value
+    if decode is not None:
+        return _packed(pa.scalar(decode(value), kept).as_py())
     return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
 
 
@@ -440,6 +443,11 @@ def _field(value: Any, kind: pa.DataType) -> Any:
     return value if isinstance(value, bool if pa.types.is_boolean(kind) else str) else None
 
 
+def _packed(value: Any) -> bytes:
+    """A value of a column as text: what JSON has no type for as Python writes it."""
+    return orjson.dumps(value, default=str)
+
+
 def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:
     of_sources = []
     for source in sources:
@@ -447,7 +455,7 @@ def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:
         offsets, times, values = (pc.struct_field(pc.list_flatten(lists), name) for name in ("offset", "event_time", "value"))
         times_ms = (numbers(times.cast(pa.int64())) // 1000).tolist()
         is_typed = pa.types.is_struct(values.type)
-        texts = map(orjson.dumps, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
+        texts = map(_packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
         found = list(zip(repeat(source), offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])

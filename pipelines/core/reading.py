@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MISSING, UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
@@ -49,11 +51,13 @@ class ReadingRules:
     max_future_ms: int
     key: tuple[str, ...] | None = None
     heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
-    schema: ValueSchema | None = None
+    schema: ValueSchema | AvroSchema | None = None
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None]"
 """Merge key, event time in ms, whether the record is a heartbeat, and the reason and detail of a refusal."""
+
+_Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
 _READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), pa.string(), pa.string()]
 
@@ -90,13 +94,16 @@ def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | Non
 
 def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _Read]:
     """The function of Kafka's key, value and timestamp in ms that reads a record or refuses it."""
-    violation = rules.schema.validator() if rules.schema else None
     time_of, key_of = finder(rules.event_time), finder(rules.key or ())
+    if isinstance(rules.schema, AvroSchema):
+        decode, time_of, key_of = rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
+    else:
+        decode = partial(parse_object, violation=rules.schema.validator() if rules.schema else None)
     beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
         try:
-            document = parse_object(value, violation)
+            document = decode(value)
             heartbeat = (found := beat_of(document)) == beat and is_same(found, beat)
             merge_key = None
             if not heartbeat:
@@ -114,6 +121,10 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
         return merge_key, event_time, heartbeat, None, None
 
     return look
+
+
+def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
+    return lambda document: make(find(document))
 
 
 def _kafka_key(key: bytes | None) -> str:

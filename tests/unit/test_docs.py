@@ -232,7 +232,6 @@ def path_in(cell: str) -> str:
 
 CONFIGURATION = rows(page("configuration.md", "Fields"))
 FIELDS = [(path_in(row[0]), row[1]) for row in CONFIGURATION if len(row) == 3]
-NOT_AVAILABLE = [(path_in(row[0]), text) for row in CONFIGURATION if len(row) == 2 for text in row[1].split("`")[1::2]]
 
 
 def load(folder: Path, config: dict[str, Any]) -> Settings:
@@ -272,16 +271,6 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
         config = with_value(SMALLEST, path.partition(".")[0], needed[path]) if path in needed else SMALLEST
         assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
-
-
-@pytest.mark.parametrize(("path", "value"), NOT_AVAILABLE)
-def test_what_is_not_available_is_refused_as_such(tmp_path: Path, path: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{re.escape(path)}: .* is not available in this version"):
-        load(tmp_path, with_value(SMALLEST, path, yaml.safe_load(value)))
-
-
-def test_what_is_not_available_is_named() -> None:
-    assert NOT_AVAILABLE == [("sources.tracking.format", "avro")]
 
 
 def kafka_with(folder: Path, option: str) -> Settings:

@@ -593,8 +593,8 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("spark", {"spark.jars": ["a"]}), "spark.spark.jars must be text, a number, true or false, not a list"),
         (("engine", "flink"), "engine: `flink` is not one of the values it may have; use spark or embedded"),
         (("engine", ["spark"]), "engine: a list is not one of the values it may have; use spark or embedded"),
-        # not yet
-        (("sources/orders/format", "avro"), "sources.orders.format: `avro` is not available in this version of Watersmeet; use json"),
+        (("sources/orders/format", "csv"), "sources.orders.format: `csv` is not one of the values it may have; use json or avro"),
+        (("sources/orders/format", "avro"), "required field `sources.orders.schema` is missing; Avro cannot be read without it, so name a file"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_in_one_sentence(tmp_path: Path, change: tuple[Any, Any], sentence: str) -> None:
