@@ -8,17 +8,18 @@ is the clock, or that have none. So a source that is stuck is seen here first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipelines.core.avro_schema import AvroSchema, Decode
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.types import ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import within
+from pipelines.lake.schemas import avro_schemas
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     Columns: silver's, and `waits_for` (an array of source names; null for what has been merged). Values that are Avro are decoded
     by a function of the session, `watersmeet_<source>`.
     """
-    for source, kept in settings.sources.items():
-        if kept.avro_schema is not None:
-            engine.spark.udf.register(_decoder(source), partial(_decoded, kept.avro_schema), ddl(kept.value_type))
+    for source, schema in avro_schemas(engine.questions, settings).items():
+        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(schema.type))
     asked, passed = engine.questions, dict[str, dict[int, int]]()
     last = asked.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is not None:
@@ -51,13 +51,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     return engine.spark.sql(live_sql(engine.lake, settings, passed, decodes=True))
 
 
-@cache
-def _decode(schema: AvroSchema) -> Decode:
-    return schema.decoder()
-
-
 def _decoded(schema: AvroSchema, value: bytes) -> Any:
-    return _decode(schema)(bytes(value))
+    return schema.decoder()(bytes(value))
 
 
 def _decoder(source: str) -> str:
@@ -160,4 +155,7 @@ def _waiting(source: str, settings: Settings) -> str:
 def _sorted_parts(source: str) -> str:
     """As silver stores them: by (event time, offset)."""
     part = "p -> NAMED_STRUCT('offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
-    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`)), {part}) AS `{source}`"
+    # Not by the whole part: its value may have maps, which have no order.
+    times = "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1"
+    order = f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` THEN 1 ELSE 0 END"
+    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`), {order}), {part}) AS `{source}`"

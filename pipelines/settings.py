@@ -102,12 +102,20 @@ class Heartbeat(_Part):
     equals: kinds.Scalar = Field(examples=["heartbeat"])
 
 
+class RegistrySettings(_Part):
+    """The schema registry (of Confluent's API) that has the schemas which a source's values were written with."""
+
+    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"])
+    options: kinds.RegistryOptions = {}
+
+
 class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
     format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
+    registry: RegistrySettings | None = None
     key: kinds.DottedPath | None = None
     event_time: kinds.DottedPath = Field(examples=["ts"])
     heartbeat: Heartbeat | None = None
@@ -118,6 +126,8 @@ class SourceSettings(_Part):
             return self
         if self.format == "avro" and self.schema_file is None:
             raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
+        if self.registry is not None and self.format != "avro":
+            raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
         return self
 
     @cached_property
@@ -131,10 +141,15 @@ class SourceSettings(_Part):
 
     @cached_property
     def avro_schema(self) -> "AvroSchema | None":
-        """The schema of values that are Avro; raises ConfigurationError where the file holds none."""
+        """The schema of values that are Avro; raises ConfigurationError where the file holds none.
+
+        With a registry, it does not know the schemas of its writers yet.
+        """
         from pipelines.core.avro_schema import avro_schema
 
-        return avro_schema(self.schema_file.text, self.schema_file.path) if self.format == "avro" and self.schema_file else None
+        if self.format != "avro" or self.schema_file is None:
+            return None
+        return avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
 
     @cached_property
     def read_type(self) -> "pa.DataType":
@@ -278,7 +293,7 @@ class Settings(_Part):
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "metrics", "lineage"], True)
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file"}}}
+        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file", "registry"}}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
         return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"

@@ -37,6 +37,7 @@ from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import horizons, read_epochs
 from pipelines.lake.progress import facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, within
+from pipelines.lake.schemas import avro_schemas
 from pipelines.owner import Owner, now_ms
 from pipelines.planning import Planner
 from pipelines.reset import note_reset, reset_rows, taken_back
@@ -169,7 +170,7 @@ class Silver:
         types = {name: source.value_type for name, source in self._engine.lake.settings.sources.items()}
         read_types = {name: source.read_type for name, source in self.settings.sources.items()}
         max_bytes = self.settings.publish.max_bytes if self.settings.publish.value is None else None
-        avro = {name: source.avro_schema for name, source in self.settings.sources.items() if source.avro_schema}
+        avro = avro_schemas(self._engine.questions, self.settings)
         return Batch(plan, types, planner.lateness, planner.idle, max_bytes, read_types, avro)
 
     def _decide_idle(self) -> bool:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,12 +21,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
+from pipelines.lake.schemas import avro_schemas
 from pipelines.settings import Settings
 
 SAMPLED_RECORDS = 100_000
@@ -100,6 +103,11 @@ class Evidence:
     is_full: bool
     one_in: int
     epochs: Epochs
+
+    @cached_property
+    def avro(self) -> Mapping[str, AvroSchema]:
+        """By source whose values are Avro, their schema."""
+        return avro_schemas(self.questions, self.settings)
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""
@@ -410,7 +418,7 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
     rows = rows.filter(pc.and_(pa.array(~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
-    avro, sampled = evidence.settings.sources[tp.source].avro_schema, {}
+    avro, sampled = evidence.avro.get(tp.source), {}
     decode = avro.decoder() if avro else None
     for o, key, t, value in zip(*columns, strict=True):
         read = evidence.epoch_of(tp, o).settings.sources[tp.source].read_type

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text
+from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, schema_id_of
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MISSING, UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
@@ -31,7 +31,15 @@ BRONZE: Final = pa.schema(
 )
 """The columns of `bronze_<source>`: Kafka's, and what was read from the record or why it was refused."""
 
+WRITER_SCHEMA: Final = pa.field("writer_schema", pa.int64())
+"""One more column of bronze where values name the schema that they were written with: its id in the registry."""
+
 _BATCH_ROWS = 65_536
+
+
+def bronze_schema(*, has_registry: bool) -> pa.Schema:
+    """The columns of a source's bronze."""
+    return BRONZE.append(WRITER_SCHEMA) if has_registry else BRONZE
 
 
 class Reason(str, Enum):
@@ -72,12 +80,17 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
     A record that was read has an event time and either a merge key or, as a heartbeat, none; `reason` and `detail` are null.
     A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
-    heartbeat. Never raises because of a record, whatever its bytes.
+    heartbeat. Never raises because of a record, whatever its bytes. Where values name the schema that they were written with, the
+    rows have the column `WRITER_SCHEMA` too, and what `AvroSchema.writers` raises for an id passes through.
     """
     look = _look(rules)
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     read = [_read_batch(batch, look) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
-    return pa.Table.from_batches(read, BRONZE)
+    bronze = pa.Table.from_batches(read, BRONZE)
+    if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
+        return bronze
+    ids = [schema_id_of(value) for value in table["value"].to_pylist()]
+    return bronze.append_column(WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
 
 
 def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:

@@ -44,19 +44,24 @@ def encoded(schema: Any, value: Any) -> bytes:
     return content.getvalue()
 
 
+def framed(schema_id: int, content: bytes) -> bytes:
+    """Avro in the wire format of a registry."""
+    return b"\x00" + schema_id.to_bytes(4, "big") + content
+
+
 def decoded(schema: Any, content: bytes) -> Any:
     """What fastavro's own reader makes of bytes of that schema."""
     return schemaless_reader(io.BytesIO(content), parse_schema(schema), None)
 
 
-def as_avro(value: bytes | None) -> bytes | None:
-    """A JSON value of `cases` as Avro of `CASE_SCHEMA`; one that is bad becomes one of `BAD_BYTES`."""
+def as_avro(value: bytes | None, schema: Schema = CASE_SCHEMA) -> bytes | None:
+    """A JSON value of `cases` as Avro of a schema like `CASE_SCHEMA`; one that is bad becomes one of `BAD_BYTES`."""
     try:
         document = orjson.loads(value or b"")
         ts = timedelta(milliseconds=document["ts"])
         n = document.get("n")
         record = {**document, "ts": datetime(1970, 1, 1, tzinfo=timezone.utc) + ts, "price": Decimal(n or 0) / 4}
-        return encoded(CASE_SCHEMA, {**record, "tags": {"n": n or 0, "a": 0.5}})
+        return encoded(schema, {**record, "tags": {"n": n or 0, "a": 0.5}})
     except (ValueError, TypeError, KeyError, OverflowError):
         return BAD_BYTES[len(value or b"") % len(BAD_BYTES)]
 

@@ -246,6 +246,14 @@ def with_value(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return {**config, first: with_value(config.get(first, {}), rest, value) if rest else value}
 
 
+def with_registry(folder: Path) -> dict[str, Any]:
+    """The smallest configuration whose first source has a schema registry."""
+    fields = [{"name": "ts", "type": "long"}]
+    (folder / "x.avsc").write_text(json.dumps({"type": "record", "name": "R", "fields": fields}), encoding="utf-8")
+    config = with_value(SMALLEST, "sources.tracking.registry", {"url": "http://h"})
+    return with_value(with_value(config, "sources.tracking.format", "avro"), "sources.tracking.schema", "x.avsc")
+
+
 def test_every_field_has_a_row() -> None:
     assert [path for path, _ in FIELDS] == list(fields(Settings))
     assert {"lake.catalog", "sources.tracking.heartbeat.equals", "merge.timeout"} <= set(fields(Settings))
@@ -260,6 +268,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
             without = with_value(SMALLEST, "metrics", {"port": 9464})
         if ".heartbeat." in path:
             without = with_value(without, "sources.tracking.heartbeat", {"field": "type", "equals": 1})
+        if ".registry." in path:
+            without = with_registry(tmp_path)
         *parents, last = path.split(".")
         part = without = yaml.safe_load(yaml.safe_dump(without))
         for name in parents:
@@ -270,6 +280,7 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
     else:
         needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
         config = with_value(SMALLEST, path.partition(".")[0], needed[path]) if path in needed else SMALLEST
+        config = with_registry(tmp_path) if ".registry." in path else config
         assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
 
 
@@ -323,7 +334,8 @@ def test_every_permission_has_a_row() -> None:
 
 
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
-    settings = load(tmp_path, SMALLEST)
+    """With a registry, for which there is one table more."""
+    settings = load(tmp_path, with_registry(tmp_path))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
     laid_out = {
