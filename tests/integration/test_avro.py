@@ -8,9 +8,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.core.message_schema import message_schema
 from pipelines.engine.spark import SparkEngine
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
@@ -64,7 +66,11 @@ def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) ->
     river.kill_at("silver.merge")
     without_java(river, "run", "--once")
     assert_whole(river)
-    [message, *_] = published(kafka, river.sink, river.partitions)
+    settings, messages = river.settings, published(kafka, river.sink, river.partitions)
+    schema = message_schema({name: source.value_schema for name, source in settings.sources.items()})
+    described = jsonschema_rs.validator_for(schema, validate_formats=True)
+    assert all(described.is_valid(json.loads(message.value or b"")) for message in messages)
+    message = messages[0]
     parts = json.loads(message.value or b"", parse_float=str)
     [part, *_] = parts["tracking"] + parts["orders"]
     assert [*part] == ["ts", "k", "type", "n", "price", "tags"]
@@ -183,6 +189,20 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     without_java(river, "rebuild", "--into", "again")
     without_java(river, "verify", "--against", "again")
     without_java(river, "explain", "a")
+
+
+def test_sparks_workers_ask_the_registry_themselves(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+    schemas = register(registry)
+    river = registered_river(kafka, tmp_path, "avro-registry-spark", registry, FOLDER)
+    send(river, schemas)
+    registry.kill()
+    run = river.run("--once")
+    until(lambda: f"the schema registry does not answer at {registry.url}" in river.run_log, "the reason why it waits")
+    registry.start()
+    register(registry)
+    assert run.wait() == 0, run.said()
+    registry.kill()
+    assert_whole(river)
 
 
 def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
