@@ -129,6 +129,8 @@ def _json_ddl(kind: pa.DataType) -> str:
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_json_ddl(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
         return f"ARRAY<{_json_ddl(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<STRING, {_json_ddl(kind.item_type)}>"
     return "DECIMAL(19, 0)" if kind == pa.int64() else ddl(kind)
 
 

@@ -55,8 +55,10 @@ def typed_values(
     return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
 
 
-_Outline: TypeAlias = "dict[str, Any] | list[Any] | type | None"
-"""Where a type has numbers: by field of a struct, as the one item of a list, or the number's Python type; None: nowhere."""
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
+"""Where a type has numbers: by field of a struct, as the one item of a list, as that of a tuple for the values of a map, or the
+number's Python type; None: nowhere.
+"""
 
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
 
@@ -66,6 +68,8 @@ def _outline(kind: pa.DataType) -> _Outline:
         return {field.name: inner for field in kind if (inner := _outline(field.type))} or None
     if pa.types.is_list(kind):
         return [inner] if (inner := _outline(kind.value_type)) else None
+    if pa.types.is_map(kind):
+        return (inner,) if (inner := _outline(kind.item_type)) else None
     return {pa.int64(): int, pa.float64(): float}.get(kind)
 
 
@@ -86,6 +90,8 @@ def _fitting(found: Any, kind: pa.DataType) -> Any:
         return {field.name: _fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
     if pa.types.is_list(kind):
         return [_fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+    if pa.types.is_map(kind):
+        return {name: _fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
     try:
         pa.scalar(found, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -101,6 +107,8 @@ def _has_fractional_integer(found: Any, where: _Outline) -> bool:
         return False
     if isinstance(where, dict):
         return isinstance(found, dict) and any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
+    if isinstance(where, tuple):
+        return isinstance(found, dict) and any(_has_fractional_integer(each, where[0]) for each in found.values())
     return isinstance(found, list) and any(_has_fractional_integer(item, where[0]) for item in found)
 
 
@@ -116,6 +124,8 @@ def _converted(found: Any, where: _Outline) -> Any:
         return known | {name: _converted(known.get(name), inner) for name, inner in where.items()}
     if isinstance(where, list):
         return [_converted(item, where[0]) for item in found] if isinstance(found, list) else None
+    if isinstance(where, tuple):
+        return {name: _converted(each, where[0]) for name, each in found.items()} if isinstance(found, dict) else None
     if isinstance(found, Decimal):
         # What the schema took for an integer, as a double, may have a fraction of its own beyond 2**52.
         return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))
