@@ -40,8 +40,12 @@ demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
 # In the order of their names: those that take minutes come first, the many quick ones fill the gaps at the end.
-test: install
+test: install $(VENV)/jars/registry
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# A schema registry for the tests of Avro, fetched the first time (109 MB).
+$(VENV)/jars/registry: tests/registry/ivy.xml tests/registry/ivysettings.xml | install
+	$(BIN)/python bin/fetch-jars $<
 
 test-core: install
 	$(BIN)/python -m pytest tests/core tests/unit/test_architecture.py

@@ -21,19 +21,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import int64s
 from pipelines.core.plan import TopicPartition
+from pipelines.core.reading import WRITER_SCHEMA
 from pipelines.engine import Engine, KafkaInput, Rows, Running
 from pipelines.errors import QuarantineLimitError
 from pipelines.events import Counts, Handled, Reached
 from pipelines.faults import reach
+from pipelines.kafka.registry import Registry
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
+from pipelines.lake.schemas import known_schemas
 from pipelines.observability import Reporter
-from pipelines.owner import Owner
-from pipelines.settings import Settings
+from pipelines.owner import Owner, now_ms
+from pipelines.settings import RegistrySettings, Settings
 
 QUARANTINE_SAMPLE = 1000
 """The share of refused records is looked at once so many were read: of a few, half may well be bad."""
@@ -43,6 +47,8 @@ def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int]) -> 
     """What is read of a source: from these offsets on, by partition."""
     of_source = settings.sources[source]
     rules = of_source.reading_rules(settings.merge.max_future_ms)
+    if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
+        rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry)))
     return KafkaInput(source, settings.kafka, of_source.topic, dict(offsets), settings.kafka.max_offsets_per_batch, rules)
 
 
@@ -58,6 +64,8 @@ class Bronze:
     _unjudged: tuple[int, int] = (0, 0)
     _is_unsure: bool = False
     """Whether the last batch failed, so that only the table knows whether its commit was made."""
+    _kept_schemas: set[int] = field(default_factory=set)
+    """The ids of schemas that `writer_schemas` surely has."""
 
     @property
     def table(self) -> str:
@@ -96,8 +104,8 @@ class Bronze:
         self._is_unsure = False
 
     def counted(self, rows: Rows) -> pa.Table:
-        """By partition, reason and whether they are heartbeats: how many `records` there are, how many of them are `timed`, the
-        `first` and the `last` offset.
+        """By partition, reason and whether they are heartbeats (with a registry by `writer_schema`, too): how many `records`
+        there are, how many of them are `timed`, the `first` and the `last` offset.
         """
         values = {
             "records": ("count", "*"),
@@ -105,7 +113,8 @@ class Bronze:
             "first": ("min", "offset"),
             "last": ("max", "offset"),
         }
-        return self._engine.summary(rows, ["partition", "reason", "heartbeat"], values)
+        registered = [WRITER_SCHEMA.name] if self._registry is not None else []
+        return self._engine.summary(rows, ["partition", "reason", "heartbeat", *registered], values)
 
     def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
         """Step 1. `found`: the rows as `counted`. `fills`: the rows lie between others that are there already.
@@ -115,12 +124,24 @@ class Bronze:
         ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
         columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
         ranges = {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
+        if self._registry is not None:
+            self._keep_schemas(self._registry, set(found[WRITER_SCHEMA.name].to_pylist()) - {None})
         facts = {"ranges": ranges_fact(ranges), "refused": _counts(found)[1], "fills": fills}
         last = last_decision(self._engine.questions, self.table) if self._is_unsure else None
         if last is not None and (last[1].token, last[1].facts) == (self.owner.token, facts):
             return last[1]
         self._is_unsure = True
         return self.owner.append(self.table, rows, facts=facts)
+
+    def _keep_schemas(self, registry: RegistrySettings, wanted: set[int]) -> None:
+        """Afterwards `writer_schemas` has the schemas with these ids."""
+        if new := wanted - self._kept_schemas:
+            new -= known_schemas(self._engine.questions, self.source).keys()
+            if new:
+                schemas, layout = Registry(registry), self._engine.lake.layout[tables.WRITER_SCHEMAS]
+                rows = [(self.source, schema_id, schemas[schema_id], now_ms()) for schema_id in sorted(new)]
+                self._engine.append(tables.WRITER_SCHEMAS, layout.rows(rows))
+            self._kept_schemas |= wanted
 
     def note(self, commit: Commit) -> None:
         """Step 2. What is written already is skipped."""
@@ -170,6 +191,10 @@ class Bronze:
 
     def _tell_reached(self, offsets: Mapping[int, int]) -> None:
         self.owner.tell(Reached({TopicPartition(self.source, p): offset for p, offset in offsets.items()}))
+
+    @property
+    def _registry(self) -> RegistrySettings | None:
+        return self.settings.sources[self.source].registry
 
     @property
     def _engine(self) -> Engine:

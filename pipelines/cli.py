@@ -89,7 +89,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
     """What is wrong, and where nothing is, what a run would read."""
     from pipelines.audit.problems import Problem
-    from pipelines.audit.validate import check_kafka, check_lake, check_schemas
+    from pipelines.audit.validate import check_kafka, check_lake, check_registries, check_schemas
     from pipelines.engine.choice import open_engine
     from pipelines.lake.location import Lake
 
@@ -97,7 +97,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
         settings = load_settings(config)
     except ConfigurationError as error:
         return [Problem(str(error), str(config), "correct the configuration")._asdict()], []
-    problems = check_kafka(settings) + check_schemas(settings)
+    problems = check_kafka(settings) + check_schemas(settings) + check_registries(settings)
     preview: list[dict[str, Any]] = []
     if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
         of_lake, preview = check_lake(

@@ -52,6 +52,41 @@ class KafkaRequestError(WatersmeetError):
     """Kafka answered a request with an error that waiting does not cure."""
 
 
+class RegistryError(WatersmeetError):
+    """A schema registry is in trouble, or lacks what records need."""
+
+
+class RegistryUnreachableError(RegistryError):
+    """The schema registry does not answer, or answers that it cannot."""
+
+    retriable = True
+
+    def __init__(self, url: str, detail: str) -> None:
+        super().__init__(f"the schema registry does not answer at {url} ({detail}); start it, or correct the source's registry")
+        self.url = url
+
+
+class UnknownWriterSchemaError(RegistryError):
+    """A record names a schema that the registry does not have. It may come yet: registries are copied from others."""
+
+    retriable = True
+
+    def __init__(self, url: str, schema_id: int) -> None:
+        super().__init__(
+            f"a record was written with schema {schema_id}, which the schema registry at {url} does not have; register it there "
+            "under this id, or jump over the record with `watersmeet reset`"
+        )
+        self.url, self.schema_id = url, schema_id
+
+
+class RegistryAccessError(RegistryError):
+    """The schema registry refused the client: its password, a certificate or a missing permission. Waiting does not help."""
+
+    def __init__(self, url: str, detail: str) -> None:
+        super().__init__(f"the schema registry at {url} refuses ({detail}); correct the options of the source's registry")
+        self.url = url
+
+
 class StoreError(WatersmeetError):
     """The object store of the lake is in trouble."""
 
@@ -172,6 +207,12 @@ def is_retriable(error: BaseException) -> bool:
         return error.retriable
     own = _own(error)
     return own is not None and own[0].retriable
+
+
+def is_of_registry(error: BaseException) -> bool:
+    """Whether a schema registry was in trouble."""
+    own = _own(error)
+    return own is not None and issubclass(own[0], RegistryError)
 
 
 def is_known(error: BaseException) -> bool:

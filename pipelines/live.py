@@ -8,15 +8,18 @@ is the clock, or that have none. So a source that is stuck is seen here first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.types import ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import within
+from pipelines.lake.schemas import avro_schemas
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,22 +37,37 @@ Skipping = Mapping[str, Mapping[int, int]]
 def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     """Merge records, open and timed out, and what waits in bronze for the clock (status `waiting`).
 
-    Columns: silver's, and `waits_for` (an array of source names; null for what has been merged).
+    Columns: silver's, and `waits_for` (an array of source names; null for what has been merged). Values that are Avro are decoded
+    by a function of the session, `watersmeet_<source>`.
     """
+    for source, schema in avro_schemas(engine.questions, settings).items():
+        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(schema.type))
     asked, passed = engine.questions, dict[str, dict[int, int]]()
     last = asked.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is not None:
         of_last = asked.select(tables.PROGRESS, ["source", "partition", "until_offset"], [[("batch", "=", last)]])
         for row in of_last.to_pylist():
             passed.setdefault(row["source"], {})[row["partition"]] = row["until_offset"]
-    return engine.spark.sql(live_sql(engine.lake, settings, passed))
+    return engine.spark.sql(live_sql(engine.lake, settings, passed, decodes=True))
 
 
-def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None) -> str:
-    """The view as a query in Spark SQL, with the columns of `live`."""
+def _decoded(schema: AvroSchema, value: bytes) -> Any:
+    return schema.decoder()(bytes(value))
+
+
+def _decoder(source: str) -> str:
+    return f"watersmeet_{source}"
+
+
+def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None, *, decodes: bool = False) -> str:
+    """The view as a query in Spark SQL, with the columns of `live`.
+
+    SQL cannot read Avro: of a record that waits, such a value is null, unless the session `decodes` it.
+    """
     sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
     columns = ", ".join(f"`{source}`" for source in sources)
-    beyond = ", ".join(f"beyond_{source} AS ({_beyond(source, lake, settings, known.get(source, {}))})" for source in sources)
+    unmerged = {source: _beyond(source, lake, settings, known.get(source, {}), decodes) for source in sources}
+    beyond = ", ".join(f"beyond_{source} AS ({query})" for source, query in unmerged.items())
     heads = " ".join(
         f"UNION ALL SELECT '{source}' AS source, `partition`, event_time AS head FROM beyond_{source}" for source in sources
     )
@@ -78,7 +96,7 @@ def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None) -
         FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"""
 
 
-def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int]) -> str:
+def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:
     """Records of bronze that the merge has not passed."""
     read = sql_name(lake, tables.bronze(source))
     if passed:
@@ -86,7 +104,10 @@ def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, in
         terms = [" AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term) for term in near]
         others = f"`partition` NOT IN ({', '.join(map(str, passed))})"
         read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
-    value = _value("b.value", settings.sources[source].value_type)
+    kind = settings.sources[source].value_type
+    value = _value("b.value", kind)
+    if settings.sources[source].format == "avro":
+        value = f"{_decoder(source)}(b.value)" if decodes else f"CAST(NULL AS {ddl(kind)})"
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value} AS value
         FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`
@@ -108,6 +129,8 @@ def _json_ddl(kind: pa.DataType) -> str:
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_json_ddl(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
         return f"ARRAY<{_json_ddl(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<STRING, {_json_ddl(kind.item_type)}>"
     return "DECIMAL(19, 0)" if kind == pa.int64() else ddl(kind)
 
 
@@ -134,4 +157,7 @@ def _waiting(source: str, settings: Settings) -> str:
 def _sorted_parts(source: str) -> str:
     """As silver stores them: by (event time, offset)."""
     part = "p -> NAMED_STRUCT('offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
-    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`)), {part}) AS `{source}`"
+    # Not by the whole part: its value may have maps, which have no order.
+    times = "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1"
+    order = f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` THEN 1 ELSE 0 END"
+    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`), {order}), {part}) AS `{source}`"

@@ -25,6 +25,7 @@ from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
 from pipelines.kafka.options import check_options
+from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.keeping import expire
@@ -67,6 +68,9 @@ class Run:
         """Asks Kafka and the object store before it starts an engine: trouble there is told at once. Raises WatersmeetError."""
         if problems := check_options(self.settings.kafka):
             raise ConfigurationError(problems[0])
+        for source in self.settings.sources.values():
+            if source.registry is not None:
+                Registry(source.registry).check_options()
         cluster = Cluster(self.settings.kafka)
         self.partitions = co_partitioned(self.settings, cluster.partition_counts(topics_of(self.settings)))
         lake = Lake(self.settings)
@@ -338,6 +342,7 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = next(iter(settings.sources))
     shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES, tables.FLOORS]
+    shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
     if source is None:
         return [*map(tables.bronze, settings.sources), *shared]
     return [tables.bronze(source), *(shared if source == first else [])]

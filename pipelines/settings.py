@@ -32,6 +32,7 @@ from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimesta
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
 
+    from pipelines.core.avro_schema import AvroSchema
     from pipelines.core.json_schema import ValueSchema
     from pipelines.core.reading import ReadingRules
 
@@ -112,12 +113,20 @@ def _shape_of_event_time(value: object) -> str:
     return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
 
 
+class RegistrySettings(_Part):
+    """The schema registry (of Confluent's API) that has the schemas which a source's values were written with."""
+
+    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"])
+    options: kinds.RegistryOptions = {}
+
+
 class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
-    format: Literal["json"] = "json"
+    format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
+    registry: RegistrySettings | None = None
     key: kinds.DottedPath | None = None
     event_time: Annotated[
         Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
@@ -135,12 +144,36 @@ class SourceSettings(_Part):
         """Where the event time is, however that is written."""
         return EventTime(field=self.event_time) if isinstance(self.event_time, str) else self.event_time
 
+    @model_validator(mode="after")
+    def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
+        if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
+            return self
+        if self.format == "avro" and self.schema_file is None:
+            raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
+        if self.registry is not None and self.format != "avro":
+            raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
+        return self
+
     @cached_property
-    def value_schema(self) -> "ValueSchema | None":
+    def value_schema(self) -> "ValueSchema | AvroSchema | None":
         """The schema of the values; raises ConfigurationError where the file holds none."""
         from pipelines.core.json_schema import value_schema
 
-        return value_schema(self.schema_file.text, self.schema_file.path) if self.schema_file else None
+        if self.format == "avro" or self.schema_file is None:
+            return self.avro_schema
+        return value_schema(self.schema_file.text, self.schema_file.path)
+
+    @cached_property
+    def avro_schema(self) -> "AvroSchema | None":
+        """The schema of values that are Avro; raises ConfigurationError where the file holds none.
+
+        With a registry, it does not know the schemas of its writers yet.
+        """
+        from pipelines.core.avro_schema import avro_schema
+
+        if self.format != "avro" or self.schema_file is None:
+            return None
+        return avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
 
     @cached_property
     def read_type(self) -> "pa.DataType":
@@ -152,12 +185,12 @@ class SourceSettings(_Part):
     @cached_property
     def value_type(self) -> "pa.DataType":
         """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
-        from pipelines.core.json_schema import value_schema
         from pipelines.core.types import widened
 
         if self.schema_file is None:
             return self.read_type
-        of_earlier = [value_schema(text, self.schema_file.path).type for text in self.schema_file.earlier]
+        before = [self.changed(schema_file=kinds.SchemaFile(self.schema_file.path, text)) for text in self.schema_file.earlier]
+        of_earlier = [source.read_type for source in before]
         return reduce(widened, [*of_earlier, self.read_type])
 
     def reading_rules(self, max_future_ms: int) -> "ReadingRules":
@@ -299,7 +332,7 @@ class Settings(_Part):
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "metrics", "lineage"], True)
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file"}}}
+        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file", "registry"}}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
         return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"

@@ -116,9 +116,6 @@ _SENTENCES = {
 }
 """What pydantic's own checks find, by the type of its error, with the facts that it gives open."""
 
-_NOT_YET = [("format", "avro")]
-"""What the contract knows and this version lacks, by field."""
-
 
 def first_sentence(error: ValidationError) -> str:
     """What is wrong first, with its place."""
@@ -130,8 +127,6 @@ def first_sentence(error: ValidationError) -> str:
     if isinstance(refusal, RefusedError):
         return sentence_of(refusal.sentence, at + refusal.at, first["input"])
     sentence = _SENTENCES.get(first["type"], first["msg"])
-    if first["type"] == "literal_error" and (at[-1], first["input"]) in _NOT_YET:
-        sentence = "{path}: {value} is not available in this version of Watersmeet; use {expected}"
     return sentence_of(sentence, at, first["input"], **facts)
 
 

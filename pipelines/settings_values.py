@@ -251,10 +251,22 @@ def _not_own(options: dict[str, str]) -> dict[str, str]:
     return options
 
 
+# What carries a promise: that trouble is seen as such, and waited for by the run.
+_OWN_REGISTRY_OPTIONS: Final = re.compile(r"url|timeout|max\.retries|retries\..*|cache\..*")
+
+
+def _not_own_of_registry(options: dict[str, str]) -> dict[str, str]:
+    for name in options:
+        if _OWN_REGISTRY_OPTIONS.fullmatch(name):
+            raise RefusedError("{path} is set by Watersmeet itself; leave it out", name)
+    return options
+
+
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_named)]
 KafkaOptions = Annotated[Options, AfterValidator(_not_own)]
+RegistryOptions = Annotated[Options, AfterValidator(_not_own_of_registry)]
 
 
 # -- where reading begins

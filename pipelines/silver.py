@@ -24,6 +24,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
 from pipelines.core.plan import BatchPlan, Cursor, End, Lateness, TopicPartition
@@ -38,6 +39,7 @@ from pipelines.lake.epochs import horizons, read_epochs
 from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, within
+from pipelines.lake.schemas import avro_schemas
 from pipelines.owner import Owner, now_ms
 from pipelines.planning import Planner
 from pipelines.reset import note_reset, reset_rows, taken_back
@@ -121,7 +123,7 @@ class Silver:
 
     def _changed(self, plan: BatchPlan, planner: Planner) -> Rows:
         """Steps 2 and 3: the merge records that the batch changes."""
-        batch = batch_of(plan, self.settings, planner.lateness, planner.idle, self._engine.lake.settings)
+        batch = self._batch(plan, planner)
         records = self._records(plan)
         open_columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
         inputs = [*records, self._engine.read(tables.SILVER, open_columns, [[("status", "=", "open")]])]
@@ -150,7 +152,7 @@ class Silver:
         if plan.reset is not None:
             note_reset(self._engine, self.settings, plan, commit, version)
         elif plan.has_late:
-            batch = batch_of(plan, self.settings, planner.lateness, planner.idle, self._engine.lake.settings)
+            batch = self._batch(plan, planner)
             found = self._engine.per_partition(_finding_late(batch), self._records(plan), LATE_SCHEMA)
             self._engine.append(tables.LATE, found, commit)
         reach("silver.progress")
@@ -165,6 +167,10 @@ class Silver:
             }
             self.owner.tell(Handled("silver", topics))
         self.owner.tell(self.planner.standing())
+
+    def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
+        avro = avro_schemas(self._engine.questions, self.settings)
+        return batch_of(plan, self.settings, planner.lateness, planner.idle, avro, self._engine.lake.settings)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -206,15 +212,16 @@ def batch_of(
     settings: Settings,
     lateness: Lateness,
     idle: Mapping[TopicPartition, Sequence[IdleDecision]],
+    avro: Mapping[str, AvroSchema],
     of_lake: Settings | None = None,
 ) -> Batch:
-    """A plan as the merge takes it, with the idle policy's decisions, under the rules of these settings; `of_lake`: those by
-    which silver's columns are laid out, where they are others.
+    """A plan as the merge takes it, with the idle policy's decisions and the schemas of Avro sources, under the rules of these
+    settings; `of_lake`: those by which silver's columns are laid out, where they are others.
     """
     types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
     read_types = {name: source.read_type for name, source in settings.sources.items()}
     max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
-    return Batch(plan, types, lateness, idle, max_bytes, read_types)
+    return Batch(plan, types, lateness, idle, max_bytes, read_types, avro)
 
 
 def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipelines.engine import Running
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import StoreError, WatersmeetError, is_known, is_retriable, kind_of, root_cause
+from pipelines.errors import StoreError, WatersmeetError, is_known, is_of_registry, is_retriable, kind_of, root_cause
 from pipelines.events import Failed, Observer, ignore
 from pipelines.observability import Reporter
 
@@ -141,6 +141,8 @@ class Stream:
     _running: Running | None = None
     _aside: threading.Thread | None = None
     _failed: list[int] = field(default_factory=list)
+    _troubled: tuple[int, float] | None = None
+    """How many batches had succeeded when a registry's trouble began, and when that was (monotonic)."""
 
     def start(self) -> None:
         """Begins; while there is trouble with Kafka or the object store, again."""
@@ -178,10 +180,24 @@ class Stream:
             failure = self.gate.patience.cause(failure)
         if failure is not None and not is_retriable(failure) and not self._may_pass(failure):
             raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
+        if failure is not None and is_of_registry(failure):
+            self._bear_registry(failure)
         ended = failure or Exception("a stream ended")
         self.gate.patience.reporter.tell("streams", f"{root_cause(ended)}; trying again")
         self.gate.patience.tell(Failed(kind_of(ended), is_retried=True))
         self.start()
+
+    def _bear_registry(self, failure: Exception) -> None:
+        """Raises WatersmeetError where a registry has been in trouble for the limit of the patience, with no batch between.
+
+        (Trouble with Kafka is watched by the run.)
+        """
+        passed, now, limit_s = self.gate.passed, time.monotonic(), self.gate.patience.limit_s
+        if self._troubled is None or self._troubled[0] != passed:
+            self._troubled = passed, now
+        if now - self._troubled[1] > limit_s:
+            raise WatersmeetError(f"{root_cause(failure)} (tried again for {limit_s:.0f} s)")
+        self.gate.stopping.wait(RETRY_S)
 
     def _may_pass(self, failure: Exception) -> bool:
         """Whether the engine itself failed, and not for the last time: a worker that did not start in time, or was lost.

@@ -86,6 +86,9 @@ def _tried(
     configuration: Settings | Path | str, sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]], *, close: bool
 ) -> dict[str, Any]:
     settings = configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
+    for name, source in settings.sources.items():
+        if source.format == "avro":
+            raise ConfigurationError(f"sources.{name}.format: lines of text are no Avro; try the rules with `format: json`")
     # In this process: Spark, here and nowhere else, is started by the first expression.
     spark = {name: value for name, value in settings.spark.items() if name not in ("spark.master", "spark.remote")}
     engine = open_engine(settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark}))
@@ -202,7 +205,7 @@ class _Trial:
             idle = self._far_ahead(cursors) if batch == _AT_END else {}
             plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], lateness)
             if plan is not None:
-                this = batch_of(plan, self.settings, lateness, idle)
+                this = batch_of(plan, self.settings, lateness, idle, {})
                 changed = merge(self._timed, silver.filter(pc.equal(silver["status"], "open")), this)
                 changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
                 silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))

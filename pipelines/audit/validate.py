@@ -15,6 +15,7 @@ from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster, co_partitioned, dead_letter_settings, sink_settings, topics_of, written_topics
 from pipelines.kafka.options import check_options
+from pipelines.kafka.registry import Registry
 from pipelines.lake import tables
 from pipelines.lake.epochs import check_rules, read_epochs
 from pipelines.lake.identity import check_layout, differences, identity
@@ -63,6 +64,18 @@ def check_schemas(settings: Settings) -> list[Problem]:
             _ = source.value_type
         except ConfigurationError as error:
             problems.append(_as_problem(error, f"sources.{name}.schema"))
+    return problems
+
+
+def check_registries(settings: Settings) -> list[Problem]:
+    """Every schema registry answers."""
+    problems = []
+    for name, source in settings.sources.items():
+        if source.registry is not None:
+            try:
+                Registry(source.registry).check()
+            except WatersmeetError as error:
+                problems.append(_as_problem(error, f"sources.{name}.registry"))
     return problems
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
@@ -23,6 +25,7 @@ from pipelines.lake.floors import Floors, History, read_floors, read_history
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
+from pipelines.lake.schemas import avro_schemas
 from pipelines.settings import Settings
 
 SAMPLED_RECORDS = 100_000
@@ -97,6 +100,11 @@ class Evidence:
     epochs: Epochs
     floors: Floors
     history: Mapping[int, History]
+
+    @cached_property
+    def avro(self) -> Mapping[str, AvroSchema]:
+        """By source whose values are Avro, their schema."""
+        return avro_schemas(self.questions, self.settings)
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""

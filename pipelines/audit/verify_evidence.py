@@ -7,12 +7,11 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Evidence, Ints, numbers, read_table
-from pipelines.audit.verify_values import as_kept
+from pipelines.audit.verify_values import as_kept, packed
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.floors import History
@@ -243,10 +242,11 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
     rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
-    sampled = {}
+    avro, sampled = evidence.avro.get(tp.source), {}
+    decode = avro.decoder() if avro else None
     for o, key, t, value in zip(*columns, strict=True):
         read = evidence.epoch_of(tp, o).settings.sources[tp.source].read_type
-        sampled[o] = (key, t, value, as_kept(value, read, kept))
+        sampled[o] = (key, t, value, as_kept(value, read, kept, decode))
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(
         offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled
@@ -260,7 +260,7 @@ def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:
         offsets, times, values = (pc.struct_field(pc.list_flatten(lists), name) for name in ("offset", "event_time", "value"))
         times_ms = (numbers(times.cast(pa.int64())) // 1000).tolist()
         is_typed = pa.types.is_struct(values.type)
-        texts = map(orjson.dumps, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
+        texts = map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
         found = list(zip(repeat(source), offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])

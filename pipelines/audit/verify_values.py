@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -10,12 +11,14 @@ import orjson
 import pyarrow as pa
 
 
-def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType) -> bytes:
+def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType, decode: Callable[[bytes], Any] | None = None) -> bytes:
     """What silver keeps of a record's value: its text, or the fields of the schema by which it was read, as JSON; those of other
-    schemas, which silver's column has too, are null.
+    schemas, which silver's column has too, are null. `decode`: reads a value that is Avro.
     """
     if not pa.types.is_struct(kept):
         return value
+    if decode is not None:
+        return packed(pa.scalar(decode(value), kept).as_py())
     return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
 
 
@@ -25,8 +28,16 @@ def _field(value: Any, kind: pa.DataType) -> Any:
         return {field.name: _field(value.get(field.name), field.type) for field in kind} if isinstance(value, dict) else None
     if pa.types.is_list(kind):
         return [_field(each, kind.value_type) for each in value] if isinstance(value, list) else None
+    if pa.types.is_map(kind):  # as Arrow has it: pairs
+        pairs = value.items() if isinstance(value, dict) else value if isinstance(value, tuple) else None
+        return None if pairs is None else tuple((name, _field(each, kind.item_type)) for name, each in pairs)
     if pa.types.is_integer(kind):
         return int(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
     if pa.types.is_floating(kind):
         return float(value) if isinstance(value, (int, float, Decimal)) else None
     return value if isinstance(value, bool if pa.types.is_boolean(kind) else str) else None
+
+
+def packed(value: Any) -> bytes:
+    """A value of a column as text: what JSON has no type for as Python writes it."""
+    return orjson.dumps(value, default=str)

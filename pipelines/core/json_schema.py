@@ -161,6 +161,8 @@ class _Columns:
         types = types or _types_of_literals(schema)
         if types == ["object"] and schema.get("properties"):
             return pa.struct(self._fields(schema, where, followed))
+        if types == ["object"] and isinstance(items := schema.get("additionalProperties"), dict) and not _names_fields(schema):
+            return pa.map_(pa.string(), self._column_type(items, f"{where}[]", followed))
         if types == ["array"] and isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
             return pa.list_(self._column_type(schema["items"], f"{where}[]", followed))
         if len(types) != 1 or types[0] not in COLUMN_TYPES:
@@ -199,6 +201,11 @@ def _types(schema: dict[str, Any]) -> list[str]:
     """The declared types but `null`: every column may be null."""
     declared = schema.get("type", [])
     return [name for name in ([declared] if isinstance(declared, str) else declared) if name != "null"]
+
+
+def _names_fields(schema: dict[str, Any]) -> bool:
+    """Whether an object's fields have names of their own, also by a pattern."""
+    return bool(schema.get("properties") or schema.get("patternProperties"))
 
 
 def _only_choice_but_null(schema: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ Violation: TypeAlias = Callable[[object], "str | None"]
 
 
 class UndecodableError(ValueError):
-    """The bytes are not one acceptable JSON object; the message says why."""
+    """The bytes are not one acceptable value of the source; the message says why."""
 
 
 def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def kind(found: Any) -> str:
         return "missing"
     if isinstance(found, str):
         return "a string" if found else "an empty string"
-    kinds = {type(None): "null", bool: "a boolean", dict: "an object", list: "an array"}
+    kinds = {type(None): "null", bool: "a boolean", dict: "an object", list: "an array", bytes: "bytes"}
     return kinds.get(type(found), "a number")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import (
     NEVER,
     NO_TIME,
@@ -47,6 +48,7 @@ class Batch:
     `value_types`: by source, in the order of silver's columns, the Arrow type of a value; `read_types`: the types by which values
     are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
+    `avro`: by source whose values are Avro, their schema.
     """
 
     plan: BatchPlan
@@ -55,6 +57,7 @@ class Batch:
     idle: Mapping[TopicPartition, Sequence[IdleDecision]] = field(default_factory=dict)
     max_bytes: int | None = None
     read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    avro: Mapping[str, AvroSchema] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
@@ -289,7 +292,8 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
     order = np.lexsort((offsets, times, labels))
     kind = _large(batch.value_types[source])
-    read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]))
+    decode = batch.avro[source].decoder() if source in batch.avro else None
+    read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode)
     values = _both(read, old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
         [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],

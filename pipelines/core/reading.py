@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, schema_id_of
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MISSING, UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
@@ -31,9 +33,16 @@ BRONZE: Final = pa.schema(
 
 MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
 """Units of event times that are numbers: how many milliseconds each is, as a power of ten."""
+WRITER_SCHEMA: Final = pa.field("writer_schema", pa.int64())
+"""One more column of bronze where values name the schema that they were written with: its id in the registry."""
 
 _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
+
+
+def bronze_schema(*, has_registry: bool) -> pa.Schema:
+    """The columns of a source's bronze."""
+    return BRONZE.append(WRITER_SCHEMA) if has_registry else BRONZE
 
 
 class Reason(str, Enum):
@@ -57,7 +66,7 @@ class ReadingRules:
     max_future_ms: int
     key: tuple[str, ...] | None = None
     heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
-    schema: ValueSchema | None = None
+    schema: ValueSchema | AvroSchema | None = None
     unit: str = "ms"
     skips_tombstones: bool = False
 
@@ -66,6 +75,7 @@ _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None]"
 """Merge key, event time in ms, whether the record is a heartbeat, and the reason and detail of a refusal."""
 
 _SKIPPED: _Read = (None, None, False, None, None)
+_Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
 _READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), pa.string(), pa.string()]
 
@@ -81,12 +91,17 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     A record that was read has an event time and either a merge key or, as a heartbeat, none; `reason` and `detail` are null.
     A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
     heartbeat. A tombstone that is skipped has neither: no key, no event time, no reason. Never raises because of a record,
-    whatever its bytes.
+    whatever its bytes. Where values name the schema that they were written with, the rows have the column `WRITER_SCHEMA` too,
+    and what `AvroSchema.writers` raises for an id passes through.
     """
     look = _look(rules)
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     read = [_read_batch(batch, look) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
-    return pa.Table.from_batches(read, BRONZE)
+    bronze = pa.Table.from_batches(read, BRONZE)
+    if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
+        return bronze
+    ids = [schema_id_of(value) for value in table["value"].to_pylist()]
+    return bronze.append_column(WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
 
 
 def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:
@@ -103,16 +118,19 @@ def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | Non
 
 def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _Read]:
     """The function of Kafka's key, value and timestamp in ms that reads a record or refuses it."""
-    violation = rules.schema.validator() if rules.schema else None
     time_of, key_of = finder(rules.event_time), finder(rules.key or ())
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
+    if isinstance(rules.schema, AvroSchema):
+        decode, time_of, key_of = rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
+    else:
+        decode = partial(parse_object, violation=rules.schema.validator() if rules.schema else None)
     beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
         if value is None and skips_tombstones:
             return _SKIPPED
         try:
-            document = parse_object(value, violation)
+            document = decode(value)
             heartbeat = (found := beat_of(document)) == beat and is_same(found, beat)
             merge_key = None
             if not heartbeat:
@@ -130,6 +148,10 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
         return merge_key, event_time, heartbeat, None, None
 
     return look
+
+
+def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
+    return lambda document: make(find(document))
 
 
 def _kafka_key(key: bytes | None) -> str:

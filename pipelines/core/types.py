@@ -22,6 +22,7 @@ _KINDS: Final = {
     "double": pa.float64(),
     "boolean": pa.bool_(),
     "timestamp": TIME,
+    "date": pa.date32(),
 }
 _DDL: Final = {kind: name.upper() for name, kind in _KINDS.items()}
 
@@ -34,12 +35,17 @@ def schema_of(columns: str) -> pa.Schema:
 def ddl(kind: pa.DataType) -> str:
     """The Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
 
-    Known are string, binary, int32, int64, float64, bool, `TIME`, and lists and structs of them. Raises TypeError for others.
+    Known are string, binary, int32, int64, float64, bool, `TIME`, date32, decimal128, and lists, structs and maps of them. Raises
+    TypeError for others.
     """
     if kind in _DDL:
         return _DDL[kind]
     if pa.types.is_list(kind):
         return f"ARRAY<{ddl(kind.value_type)}>"
+    if pa.types.is_decimal128(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if pa.types.is_map(kind):
+        return f"MAP<{ddl(kind.key_type)}, {ddl(kind.item_type)}>"
     if pa.types.is_struct(kind):
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {ddl(field.type)}' for field in kind)}>"
     raise TypeError(f"no column can have the Arrow type {kind}")

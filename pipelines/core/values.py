@@ -1,15 +1,18 @@
 """The values of a source in silver: from bronze's bytes to a column, and from a column to the JSON of a message.
 
-Without a schema they are JSON text, with one a struct of strings, int64s, float64s, booleans, lists and structs. JSON is written
-as Spark's writer, Jackson, writes it: no spaces, nulls kept, escapes for quotation marks, backslashes and control characters
-only, doubles in the notation of Java.
+Without a schema they are JSON text, with one a struct. JSON is written as Spark's writer, Jackson, writes it: no spaces, nulls
+kept, escapes for quotation marks, backslashes and control characters only, doubles in the notation of Java. What JSON has no type
+for is written as docs/messages.md says.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
+from math import isfinite, isnan
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,8 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, int64s
+from pipelines.core.types import TIME
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
+_LARGEST_TIME: Final = len('"9999-12-31T23:59:59.999999Z"')
 _LARGEST_ESCAPE: Final = len("\\u0000")  # for one byte
 _ROWS = 4_096
 
@@ -27,24 +32,33 @@ _ROWS = 4_096
 # -- from bytes to columns
 
 
-def typed_values(values: pa.Array | pa.ChunkedArray, value_type: pa.DataType) -> Any:
+def typed_values(
+    values: pa.Array | pa.ChunkedArray, value_type: pa.DataType, decode: Callable[[bytes], Any] | None = None
+) -> Any:
     """Bronze's values (binary) as silver keeps them: as JSON text, or as the struct of the source's schema.
 
-    Chunks stay as they are; a null stays null. Integers may be spelled 1.0 or 1e3, and are exact beyond 2**53. A field that is
-    missing is null, one that the type does not have is dropped. A field that does not fit its type is null: its record was read
-    before the schema had the field. A value that is no JSON is a defect of the reader: it raises ValueError.
+    Chunks stay as they are; a null stays null. With `decode` the values are what it makes of their bytes, else they are JSON:
+    integers may be spelled 1.0 or 1e3, and are exact beyond 2**53; a field that is missing is null, one that the type does not
+    have is dropped. A field that does not fit its type is null: its record was read before the schema had the field. A value that
+    cannot be read is a defect of the reader: it raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
-        return pa.chunked_array([typed_values(chunk, value_type) for chunk in values.chunks], value_type)
+        return pa.chunked_array([typed_values(chunk, value_type, decode) for chunk in values.chunks], value_type)
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
     texts, outline = values.to_numpy(zero_copy_only=False).tolist(), _outline(value_type)
-    pieces = [_structs(texts[first : first + _ROWS], value_type, outline) for first in range(0, len(texts), _ROWS)]
+    parts = [texts[first : first + _ROWS] for first in range(0, len(texts), _ROWS)]
+    if decode is None:
+        pieces = [_structs(part, value_type, outline) for part in parts]
+    else:
+        pieces = [pa.array([None if value is None else decode(value) for value in part], value_type) for part in parts]
     return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
 
 
-_Outline: TypeAlias = "dict[str, Any] | list[Any] | type | None"
-"""Where a type has numbers: by field of a struct, as the one item of a list, or the number's Python type; None: nowhere."""
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
+"""Where a type has numbers: by field of a struct, as the one item of a list, as that of a tuple for the values of a map, or the
+number's Python type; None: nowhere.
+"""
 
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
 
@@ -54,6 +68,8 @@ def _outline(kind: pa.DataType) -> _Outline:
         return {field.name: inner for field in kind if (inner := _outline(field.type))} or None
     if pa.types.is_list(kind):
         return [inner] if (inner := _outline(kind.value_type)) else None
+    if pa.types.is_map(kind):
+        return (inner,) if (inner := _outline(kind.item_type)) else None
     return {pa.int64(): int, pa.float64(): float}.get(kind)
 
 
@@ -74,6 +90,8 @@ def _fitting(found: Any, kind: pa.DataType) -> Any:
         return {field.name: _fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
     if pa.types.is_list(kind):
         return [_fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+    if pa.types.is_map(kind):
+        return {name: _fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
     try:
         pa.scalar(found, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -89,6 +107,8 @@ def _has_fractional_integer(found: Any, where: _Outline) -> bool:
         return False
     if isinstance(where, dict):
         return isinstance(found, dict) and any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
+    if isinstance(where, tuple):
+        return isinstance(found, dict) and any(_has_fractional_integer(each, where[0]) for each in found.values())
     return isinstance(found, list) and any(_has_fractional_integer(item, where[0]) for item in found)
 
 
@@ -104,6 +124,8 @@ def _converted(found: Any, where: _Outline) -> Any:
         return known | {name: _converted(known.get(name), inner) for name, inner in where.items()}
     if isinstance(where, list):
         return [_converted(item, where[0]) for item in found] if isinstance(found, list) else None
+    if isinstance(where, tuple):
+        return {name: _converted(each, where[0]) for name, each in found.items()} if isinstance(found, dict) else None
     if isinstance(found, Decimal):
         # What the schema took for an integer, as a double, may have a fraction of its own beyond 2**52.
         return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))
@@ -122,17 +144,31 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 def json_texts(values: pa.Array) -> pa.Array:
     """The JSON of each value, as large_string without nulls: a null is the text `null`.
 
-    Known are strings, int64, float64, bool, and lists and structs of them. Raises TypeError for another type.
+    Known are strings, int64, float64, bool, binary, decimal128, date32, `TIME`, and lists, structs and maps of them. Raises
+    TypeError for another type.
     """
     kind = values.type
     if pa.types.is_struct(kind):
         texts = _objects(values)
+    elif pa.types.is_map(kind):
+        entries = _entries(values)
+        pairs = entries.flatten()
+        names, items = pairs.field("key"), pairs.field("value")
+        texts = concatenated("{", joined(entries, concatenated(json_texts(names), ":", json_texts(items))), "}")
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         texts = concatenated("[", joined(values, json_texts(values.flatten())), "]")
     elif pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         texts = values.cast(pa.large_string())
     elif pa.types.is_floating(kind):
-        texts = pa.array([None if number is None else double_text(number) for number in values.to_pylist()], pa.large_string())
+        texts = _each(_number_json, values)
+    elif pa.types.is_decimal(kind):
+        texts = _each("{:f}".format, values)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        texts = _each(lambda content: f'"{b64encode(content).decode()}"', values)
+    elif kind == TIME:
+        texts = concatenated('"', pc.replace_substring(values.cast(pa.large_string()), " ", "T", max_replacements=1), '"')
+    elif pa.types.is_date32(kind):
+        texts = concatenated('"', values.cast(pa.large_string()), '"')
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         texts = concatenated('"', _escaped(values.cast(pa.large_string())), '"')
     else:
@@ -151,6 +187,13 @@ def concatenated(*pieces: pa.Array | str) -> pa.Array:
     return pc.binary_join_element_wise(*columns, _NOTHING)
 
 
+def number_text(number: float) -> str:
+    """A double in JSON's words: `double_text`, or `NaN`, `Infinity` and `-Infinity`, which JSON has no number for."""
+    if isfinite(number):
+        return double_text(number)
+    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
 def double_text(number: float) -> str:
     """A finite double as Java writes it since version 19: the shortest digits that mean it.
 
@@ -165,6 +208,19 @@ def double_text(number: float) -> str:
         digits = Decimal(f"{size:.1e}").normalize()
     mantissa = "".join(map(str, digits.as_tuple().digits))
     return f"{'-' if number < 0 else ''}{mantissa[0]}.{mantissa[1:] or '0'}E{digits.adjusted()}"
+
+
+def _number_json(number: float) -> str:
+    return double_text(number) if isfinite(number) else f'"{number_text(number)}"'
+
+
+def _each(text_of: Callable[[Any], str], values: pa.Array) -> pa.Array:
+    return pa.array([None if value is None else text_of(value) for value in values.to_pylist()], pa.large_string())
+
+
+def _entries(maps: pa.MapArray) -> pa.Array:
+    """Maps as lists of their pairs: of a slice, too, those of its rows alone."""
+    return maps.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])))
 
 
 def _objects(structs: pa.StructArray) -> pa.Array:
@@ -199,8 +255,16 @@ def largest_sizes(values: pa.Array) -> Int64s:
         return sum(map(largest_sizes, values.flatten()), np.full(len(values), names + len("{}"), np.int64))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return np.maximum(sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null"))
+    if pa.types.is_map(kind):
+        pairs = (entries := _entries(values)).flatten()
+        of_pairs = largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value")) + len(":,")
+        return np.maximum(sums(entries, of_pairs) + len("{}"), len("null"))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.full(len(values), _LARGEST_NUMBER, np.int64)
+    if pa.types.is_decimal(kind):
+        return np.full(len(values), len("-0.") + kind.precision, np.int64)
+    if kind == TIME or pa.types.is_date32(kind):
+        return np.full(len(values), _LARGEST_TIME, np.int64)
     return np.maximum(sizes(values) * _LARGEST_ESCAPE + len('""'), len("null"))
 
 

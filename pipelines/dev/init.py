@@ -1,8 +1,12 @@
-"""The example to start from: a commented configuration, records to try it with, and the JSON Schemas it names."""
+"""The example to start from: a commented configuration, records to try it with, its JSON Schemas, and that of its messages."""
 
 from pathlib import Path
 
+import orjson
+
 import pipelines
+from pipelines.core.json_schema import value_schema
+from pipelines.core.message_schema import message_schema
 from pipelines.errors import ConfigurationError
 
 PACKAGE = Path(pipelines.__file__).parent
@@ -14,6 +18,7 @@ def write_example(directory: Path) -> list[Path]:
     Returns their paths. Raises ConfigurationError where one already exists or the folder cannot be written to.
     """
     texts = {directory / name: source.read_text(encoding="utf-8") for name, source in _example_files().items()}
+    texts[directory / "schemas" / "merged.json"] = _schema_of_messages()
     existing = [path for path in texts if path.exists() or path.is_symlink()]
     if existing:
         names = ", ".join(str(path) for path in existing)
@@ -31,6 +36,12 @@ def schemas_directory() -> Path:
     """The example's schemas: inside an installed package, else at the top of the repository."""
     packaged = PACKAGE / "_schemas"
     return packaged if packaged.is_dir() else PACKAGE.parent / "schemas"
+
+
+def _schema_of_messages() -> str:
+    files = {source: schemas_directory() / f"{source}.json" for source in ("tracking", "orders")}
+    schemas = {source: value_schema(file.read_bytes(), file) for source, file in files.items()}
+    return orjson.dumps(message_schema(schemas), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
 def _example_files() -> dict[str, Path]:

@@ -60,7 +60,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     for name, source in settings.sources.items():
         facts |= {
             f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
-            f"sources.{name}.format": source.format,
+            f"sources.{name}.format": f"{source.format}, with a registry" if source.registry else source.format,
         }
     return facts
 

@@ -213,6 +213,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct(list(plain_schema(kind)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
     return _PLAIN.get(kind, kind)
 
 

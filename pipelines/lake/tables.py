@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
-from pipelines.core.reading import BRONZE
+from pipelines.core.reading import BRONZE, bronze_schema
 from pipelines.core.types import TIME, schema_of
-from pipelines.settings import Settings
+from pipelines.settings import Settings, SourceSettings
 
 SILVER = "silver"
 LATE = "late"
@@ -27,6 +27,7 @@ FLOORS = "floors"
 CONFIGURATION = "configuration"
 EPOCHS = "epochs"
 LEASES = "leases"
+WRITER_SCHEMAS = "writer_schemas"
 
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 DELETION_VECTORS = "delta.enableDeletionVectors"
@@ -63,15 +64,23 @@ def bronze(source: str) -> str:
 
 
 def inputs_of(settings: Settings) -> frozenset[str]:
-    """The tables that the merge reads and never writes: what Kafka said, and what the idle policy has decided."""
-    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS])
+    """The tables that the merge reads and never writes: what Kafka said, how to read it, and what the idle policy has decided."""
+    registered = [WRITER_SCHEMAS] if has_registry(settings) else []
+    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, *registered])
+
+
+def has_registry(settings: Settings) -> bool:
+    """Whether a source's values name schemas in a registry."""
+    return any(source.registry is not None for source in settings.sources.values())
 
 
 def layout(settings: Settings) -> dict[str, Table]:
     """Every table of a lake by name, as this configuration needs it; removed files and the log stay as long as `retention`."""
     interval = f"interval {settings.retention_ms} milliseconds"
     retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
-    tables = [*(_bronze(source) for source in settings.sources), _silver(settings), *_OTHERS]
+    tables = [*(_bronze(name, source) for name, source in settings.sources.items()), _silver(settings), *_OTHERS]
+    if has_registry(settings):
+        tables.append(_WRITER_SCHEMAS)
     return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
 
 
@@ -79,10 +88,12 @@ def _statistics(*columns: str) -> dict[str, str]:
     return {"delta.dataSkippingStatsColumns": ",".join(columns)}
 
 
-def _bronze(source: str) -> Table:
+def _bronze(name: str, source: SourceSettings) -> Table:
     """What Kafka said, every record once; `reason` and `detail` where it is refused (the row is then in `quarantine` too)."""
     # Statistics on these skip files exactly: a file holds one contiguous range of offsets of one topic-partition.
-    return Table(bronze(source), BRONZE, properties=_statistics("partition", "offset", "event_time", "kafka_timestamp", "reason"))
+    schema = bronze_schema(has_registry=source.registry is not None)
+    statistics = _statistics("partition", "offset", "event_time", "kafka_timestamp", "reason")
+    return Table(bronze(name), schema, properties=statistics)
 
 
 def _silver(settings: Settings) -> Table:
@@ -102,6 +113,10 @@ def _silver(settings: Settings) -> Table:
 
 _TOPIC_PARTITION = "source string, topic string, partition int"
 _QUARANTINED = [column for column in BRONZE if column.name not in ("timestamp_type", "merge_key", "event_time", "heartbeat")]
+
+# The schemas in a registry that records of bronze name, each with all that it refers to: kept before the first such record, so
+# that nothing after bronze needs the registry. A row may come twice.
+_WRITER_SCHEMAS = Table(WRITER_SCHEMAS, schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"))
 
 _OTHERS = (
     # Records that came after their time: never merged, kept.

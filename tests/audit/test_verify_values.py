@@ -103,6 +103,8 @@ def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
     kind = pa.struct([("i", pa.int64()), ("d", pa.float64()), ("s", pa.list_(pa.string()))])
     spellings = [b'{"i":1.0,"d":1}', b'{"i":1e0,"d":1.0,"s":null}', b'{"d":1,"i":1,"other":[{}]}']
     assert {as_kept(value, kind, kind) for value in spellings} == {b'{"i":1,"d":1.0,"s":null}'}
+    of_map = pa.struct([("m", pa.map_(pa.string(), pa.int64()))])
+    assert as_kept(b'{"m":{"b":1.0,"a":null}}', of_map, of_map) == b'{"m":[["b",1],["a",null]]}'
     near = [b'{"i":9007199254740993.0}', b'{"i":9007199254740992.0}', b'{"i":9007199254740993}']
     exact, other, same = (as_kept(value, kind, kind) for value in near)
     assert exact == same != other

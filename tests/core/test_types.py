@@ -18,6 +18,9 @@ from pipelines.core.types import HEADERS, TIME, columns_ddl, ddl
         (pa.float64(), "DOUBLE"),
         (pa.bool_(), "BOOLEAN"),
         (TIME, "TIMESTAMP"),
+        (pa.date32(), "DATE"),
+        (pa.decimal128(38, 0), "DECIMAL(38, 0)"),
+        (pa.map_(pa.string(), pa.list_(pa.decimal128(5, 2))), "MAP<STRING, ARRAY<DECIMAL(5, 2)>>"),
         (pa.list_(pa.list_(pa.string())), "ARRAY<ARRAY<STRING>>"),
         (HEADERS, "ARRAY<STRUCT<key: STRING, value: BINARY>>"),
         (
@@ -31,7 +34,7 @@ def test_an_arrow_type_has_its_spark_ddl(kind: pa.DataType, text: str) -> None:
     assert ddl(pickle.loads(pickle.dumps(kind))) == text
 
 
-@pytest.mark.parametrize("kind", [pa.null(), pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32(), pa.list_(pa.float32())])
+@pytest.mark.parametrize("kind", [pa.null(), pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date64(), pa.list_(pa.float32())])
 def test_a_type_that_no_table_has_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(TypeError, match="no column can have the Arrow type"):
         ddl(kind)

@@ -235,9 +235,12 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     assert counts(lake)[tables.LATE] == before[tables.LATE]
     after = {tp: end for p in lake.cases for tp, end in batch_ends(lake.questions, read_floors(lake.questions).batches).items()}
     late = lake.questions.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
-    assert all(row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0) for row in late), "bronze has what is to be sent"
+    assert all(row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0) for row in late), (
+        "bronze has what is to be sent"
+    )
     layout = lake.engine.lake.layout[tables.DEAD_LETTERS]
-    lake.quick.append(tables.DEAD_LETTERS, layout.rows(("letters (id)", s, s, p, 10**6, 0) for s in SOURCES for p in lake.cases))
+    sent = [("letters (id)", source, source, p, 10**6, 0) for source in SOURCES for p in lake.cases]
+    lake.quick.append(tables.DEAD_LETTERS, layout.rows(sent))
     let_go(lake)
     assert counts(lake)[tables.LATE] < before[tables.LATE]
 

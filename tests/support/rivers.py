@@ -178,6 +178,8 @@ class River:
     program: Sequence[str] = WATERSMEET
     environment: Mapping[str, str] | None = None
     """The environment variables of its runs, instead of this process's."""
+    encode: Callable[[bytes | None], bytes | None] = lambda value: value
+    """What is sent for a value of its cases."""
 
     @classmethod
     def make(
@@ -252,7 +254,7 @@ class River:
         """Sends one record, compressed by this codec."""
         self.cases[partition].values[source].append(value)
         self.cases[partition].arrivals.append(source)
-        produce(self.kafka, self.config["sources"][source]["topic"], [(partition, value)], codec=codec)
+        produce(self.kafka, self.config["sources"][source]["topic"], [(partition, self.encode(value))], codec=codec)
 
     def flow(self, *sources: str, records: int = 12, codec: str = "none") -> None:
         """Sends the next stretch of event time to every topic-partition: keys that come again, disorder, late and bad records,
@@ -274,7 +276,8 @@ class River:
                 sent.append((partition, heartbeat(begin + 1000)))
                 case.values[source] += [value for p, value in sent if p == partition]
                 case.arrivals += [source] * (records + 1)
-            produce(self.kafka, self.config["sources"][source]["topic"], sent, codec=codec)
+            encoded = [(partition, self.encode(value)) for partition, value in sent]
+            produce(self.kafka, self.config["sources"][source]["topic"], encoded, codec=codec)
 
     def run(self, *arguments: str, point: str | None = None, count: int = 1, command: str = "run") -> RunProcess:
         program, environment = self.program, self.environment

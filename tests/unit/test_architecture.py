@@ -73,6 +73,7 @@ OPEN_TO: Mapping[str, frozenset[str]] = {
 
 EXCEPTIONS = frozenset(
     [
+        ("core.avro_schema", "errors"),  # a schema that cannot be a column's type, as in the next
         ("core.json_schema", "errors"),  # a schema that cannot be a column's type is an error in the configuration
         ("run", "audit.validate"),  # a start checks what `validate` checks
         ("evolve", "audit.problems"),  # so does a change of the rules

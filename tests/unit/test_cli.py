@@ -125,7 +125,8 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
     done = watersmeet("init", "new", cwd=tmp_path)
     assert done.returncode == 0
     written = [tmp_path / line for line in done.stdout.splitlines()]
-    assert sorted(path.name for path in written) == ["examples.jsonl", "orders.json", "tracking.json", "watersmeet.yml"]
+    names = ["examples.jsonl", "merged.json", "orders.json", "tracking.json", "watersmeet.yml"]
+    assert sorted(path.name for path in written) == names
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
     (tmp_path / "new" / "watersmeet.yml").write_text("mine")
     again = watersmeet("init", "new", cwd=tmp_path)

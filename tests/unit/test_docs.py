@@ -232,7 +232,6 @@ def path_in(cell: str) -> str:
 
 CONFIGURATION = rows(page("configuration.md", "Fields"))
 FIELDS = [(path_in(row[0]), row[1]) for row in CONFIGURATION if len(row) == 3]
-NOT_AVAILABLE = [(path_in(row[0]), text) for row in CONFIGURATION if len(row) == 2 for text in row[1].split("`")[1::2]]
 
 
 def load(folder: Path, config: dict[str, Any]) -> Settings:
@@ -245,6 +244,14 @@ def with_value(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of the configuration with another value at a dotted path."""
     first, _, rest = path.partition(".")
     return {**config, first: with_value(config.get(first, {}), rest, value) if rest else value}
+
+
+def with_registry(folder: Path) -> dict[str, Any]:
+    """The smallest configuration whose first source has a schema registry."""
+    fields = [{"name": "ts", "type": "long"}]
+    (folder / "x.avsc").write_text(json.dumps({"type": "record", "name": "R", "fields": fields}), encoding="utf-8")
+    config = with_value(SMALLEST, "sources.tracking.registry", {"url": "http://h"})
+    return with_value(with_value(config, "sources.tracking.format", "avro"), "sources.tracking.schema", "x.avsc")
 
 
 def test_every_field_has_a_row() -> None:
@@ -263,6 +270,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
             without = with_value(without, "sources.tracking.heartbeat", {"field": "type", "equals": 1})
         if ".event_time." in path:
             without = with_value(without, "sources.tracking.event_time", {"field": "ts", "unit": "s"})
+        if ".registry." in path:
+            without = with_registry(tmp_path)
         *parents, last = path.split(".")
         part = without = yaml.safe_load(yaml.safe_dump(without))
         for name in parents:
@@ -274,17 +283,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
         needed["sources.tracking.event_time.unit"] = {"field": "ts"}
         config = with_value(SMALLEST, path.rpartition(".")[0], needed[path]) if path in needed else SMALLEST
+        config = with_registry(tmp_path) if ".registry." in path else config
         assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
-
-
-@pytest.mark.parametrize(("path", "value"), NOT_AVAILABLE)
-def test_what_is_not_available_is_refused_as_such(tmp_path: Path, path: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{re.escape(path)}: .* is not available in this version"):
-        load(tmp_path, with_value(SMALLEST, path, yaml.safe_load(value)))
-
-
-def test_what_is_not_available_is_named() -> None:
-    assert NOT_AVAILABLE == [("sources.tracking.format", "avro")]
 
 
 def kafka_with(folder: Path, option: str) -> Settings:
@@ -337,7 +337,8 @@ def test_every_permission_has_a_row() -> None:
 
 
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
-    settings = load(tmp_path, SMALLEST)
+    """With a registry, for which there is one table more."""
+    settings = load(tmp_path, with_registry(tmp_path))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
     laid_out = {

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pipelines.core.json_schema import value_schema
+from pipelines.core.message_schema import message_schema
 from pipelines.core.types import columns_ddl
 from pipelines.dev import init
 from pipelines.dev.init import schemas_directory, write_example
 from pipelines.errors import ConfigurationError
 from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, SourceSettings, load_settings
 
-FILES = ["watersmeet.yml", "examples.jsonl", "schemas/orders.json", "schemas/tracking.json"]
+FILES = ["watersmeet.yml", "examples.jsonl", "schemas/orders.json", "schemas/tracking.json", "schemas/merged.json"]
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -38,6 +40,13 @@ def test_example_loads_and_shows_the_defaults(tmp_path: Path) -> None:
     assert (tracking.key, tracking.event_time) == ("ssid", "ts")
     assert tracking.heartbeat is not None
     assert (tracking.heartbeat.field, tracking.heartbeat.equals) == ("type", "heartbeat")
+
+
+def test_example_says_what_its_messages_are(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    settings = load_settings(tmp_path / "watersmeet.yml", {})
+    described = json.loads((tmp_path / "schemas" / f"{settings.publish.topic}.json").read_text())
+    assert described == message_schema({name: source.value_schema for name, source in settings.sources.items()})
 
 
 def test_example_names_every_field_there_is(tmp_path: Path) -> None:

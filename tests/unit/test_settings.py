@@ -513,7 +513,6 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/heartbeat", {"field": "a", "equals": float("nan")}), "heartbeat.equals must be text, a number"),
         (("sources/orders/schema", "gone.json"), "sources.orders.schema: `gone.json` is not a file that can be read"),
         (("sources/orders/schema", "."), "sources.orders.schema: `.` is not a file that can be read"),
-        (("sources/orders/format", "csv"), "sources.orders.format: `csv` is not one of the values it may have; use json"),
         (("kafka/start", "foo"), "kafka.start: `foo` is not one of the values it may have; use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`"),
         (("kafka/start", {"time": 1}), "kafka.start: `{time: ...}` is not one of the values it may have"),
         (("kafka/start", {}), "kafka.start: `{}` is not one of the values it may have"),
@@ -597,8 +596,12 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("spark", {"spark.jars": ["a"]}), "spark.spark.jars must be text, a number, true or false, not a list"),
         (("engine", "flink"), "engine: `flink` is not one of the values it may have; use spark or embedded"),
         (("engine", ["spark"]), "engine: a list is not one of the values it may have; use spark or embedded"),
-        # not yet
-        (("sources/orders/format", "avro"), "sources.orders.format: `avro` is not available in this version of Watersmeet; use json"),
+        (("sources/orders/format", "csv"), "sources.orders.format: `csv` is not one of the values it may have; use json or avro"),
+        (("sources/orders/registry", {"url": "http://h"}), "sources.orders.registry is for `format: avro` alone; leave it out"),
+        (("sources/orders/registry", {}), "required field `sources.orders.registry.url` is missing; add it, such as `url: http://127.0.0.1:8081`"),
+        (("sources/orders/registry", {"url": "http://u:p@h"}), "sources.orders.registry.url is not a URL; write http:// or https://, a host, and no password"),
+        (("sources/orders/registry", {"url": "http://h", "options": {"max.retries": 9}}), "sources.orders.registry.options.max.retries is set by Watersmeet itself; leave it out"),
+        (("sources/orders/format", "avro"), "required field `sources.orders.schema` is missing; Avro cannot be read without it, so name a file"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_in_one_sentence(tmp_path: Path, change: tuple[Any, Any], sentence: str) -> None:

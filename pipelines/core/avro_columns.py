@@ -1,0 +1,307 @@
+"""From an Avro schema to the type of a column, and from what fastavro makes of a value to what that column takes.
+
+Integers of either size are one type here, and so are numbers with a fraction: a schema may widen them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+import pyarrow as pa
+from fastavro import parse_schema
+from fastavro.read import LOGICAL_READERS
+from fastavro.schema import SchemaParseException, UnknownType
+
+from pipelines.core.json_schema import FORBIDDEN_IN_NAMES
+from pipelines.core.json_text import UndecodableError
+from pipelines.core.types import TIME
+
+MAX_DIGITS: Final = 38
+"""Of a decimal: as many as a table's column holds."""
+
+_Convert: TypeAlias = Callable[[Any], Any]
+
+NO_SCHEMA: Final = (SchemaParseException, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What fastavro raises for a document that is no schema, beside UnknownType."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+_PLAIN: Final = {
+    "boolean": (pa.bool_(), bool),
+    "int": (pa.int64(), int),
+    "long": (pa.int64(), int),
+    "float": (pa.float64(), float),
+    "double": (pa.float64(), float),
+    "string": (pa.string(), str),
+    "enum": (pa.string(), str),
+    "bytes": (pa.binary(), bytes),
+    "fixed": (pa.binary(), bytes),
+}
+"""By Avro type the type of the column, and what Python has for it."""
+
+_OWN: Final = "watersmeet-"
+_UNITS_US: Final = {"millis": 1000, "micros": 1}
+_TIMESTAMPS: Final = frozenset(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos"))
+_RENAMED: Final = frozenset(["decimal", "timestamp-nanos", "local-timestamp-nanos", "uuid"])
+"""Logical types that fastavro rounds, does not know, or takes apart for nothing; under names of their own they are read here."""
+
+
+class UnfitError(Exception):
+    """A schema fits no table; the message says why, and what would help."""
+
+
+class Parsed(NamedTuple):
+    """A schema as fastavro takes it, and its named types by their full names."""
+
+    schema: Any
+    named: Mapping[str, Any]
+
+
+def parsed(document: Any) -> Parsed:
+    """A JSON document as an Avro schema. Raises UnfitError where it is none."""
+    named: dict[str, Any] = {}
+    try:
+        return Parsed(parse_schema(_renamed(document), named), named)
+    except UnknownType as error:
+        raise UnfitError(f"names the type `{error.name}`, which it does not define; define it in the file") from None
+    except NO_SCHEMA as error:
+        raise UnfitError(f"is no valid Avro schema ({type(error).__name__}: {error}); correct it") from None
+
+
+def _renamed(node: Any) -> Any:
+    """The schema with some logical types under names of their own; one that does not stand where it may is left out, as Avro's
+    specification has it.
+    """
+    if isinstance(node, list):
+        return [_renamed(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    node = {name: _renamed(each) if name in ("type", "fields", "items", "values") else each for name, each in node.items()}
+    if node.get("logicalType") in _RENAMED:
+        if node["logicalType"] == "decimal":
+            _check_decimal(node)
+        node["logicalType"] = _OWN + node["logicalType"]
+    return node
+
+
+def _check_decimal(node: Mapping[str, Any]) -> None:
+    precision, scale = node.get("precision"), node.get("scale", 0)
+    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
+        raise UnfitError("has a decimal without a `precision` of 1 or more and a `scale` of at most that; give it both")
+
+
+class Column(NamedTuple):
+    """The type of a column, and what brings fastavro's values to what it takes; None: nothing needs to."""
+
+    type: pa.DataType
+    convert: _Convert | None = None
+
+
+def column_of(parsed: Parsed, *, is_resolved: bool = False) -> Column:
+    """The column of a record schema's values; `is_resolved`: of values that other schemas wrote. Raises UnfitError."""
+    schema = parsed.schema
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise UnfitError("the top level must be a record; name its fields there")
+    return _Columns(parsed.named, is_resolved).of(schema, "", ())
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Reads the parts of a valid schema as columns; `named`: its named types.
+
+    `is_resolved`: values are written with other schemas. What comes then may also be a field's default, as it stands in the
+    schema, or be of another logical type, so everything is looked at.
+    """
+
+    named: Mapping[str, Any]
+    is_resolved: bool
+
+    def of(self, schema: Any, where: str, inside: tuple[str, ...]) -> Column:
+        """The column of a part at the path `where`, inside of the named types `inside`."""
+        if isinstance(schema, list):
+            return self._of_union(schema, where, inside)
+        if isinstance(schema, str):
+            if schema in self.named:
+                return self.of(self.named[schema], where, inside)
+            schema = {"type": schema}
+        kind = schema["type"]
+        if (logical := _of_logical_type(schema, where)) is not None:
+            return logical
+        if kind in _PLAIN:
+            column, of_python = _PLAIN[kind]
+            return Column(column, partial(_checked, of_python) if self.is_resolved else None)
+        if kind == "array":
+            item = self.of(schema["items"], f"{where}[]", inside)
+            return Column(pa.list_(item.type), item.convert and partial(_list, item.convert))
+        if kind == "map":
+            value = self.of(schema["values"], f"{where}[]", inside)
+            return Column(pa.map_(pa.string(), value.type), value.convert and partial(_map, value.convert))
+        if kind in ("record", "error"):
+            return self._of_record(schema, where, inside)
+        if kind in self.named:
+            return self.of(self.named[kind], where, inside)
+        raise _refused(where, f"is {kind} and nothing else; give it a type that a table column can have")
+
+    def _of_union(self, choices: list[Any], where: str, inside: tuple[str, ...]) -> Column:
+        rest = [choice for choice in choices if choice not in ("null", {"type": "null"})]
+        if len(rest) != 1:
+            raise _refused(where, "is a union of several types, or of none but null, and a table column has one; give it one")
+        column = self.of(rest[0], where, inside)
+        return Column(column.type, column.convert and partial(_optional, column.convert)) if len(choices) > 1 else column
+
+    def _of_record(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> Column:
+        if schema["name"] in inside:
+            raise _refused(where, f"is a `{schema['name']}` inside of itself, and a column has an end; write its levels out")
+        if not schema["fields"]:
+            raise _refused(where, "is a record without fields; give it one")
+        spellings: dict[str, str] = {}
+        columns: dict[str, Column] = {}
+        for each in schema["fields"]:
+            name = each["name"]
+            path = f"{where}.{name}" if where else name
+            if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
+                raise _refused(path, "has a name that no table column can have; give it another")
+            if name in columns:
+                raise _refused(path, "is there twice; rename one")
+            if (other := spellings.setdefault(name.lower(), name)) != name:
+                raise _refused(path, f"differs from `{other}` only in case, which columns do not; rename one")
+            columns[name] = self.of(each["type"], path, (*inside, schema["name"]))
+        if self.is_resolved:
+            defaults = {each["name"]: each["default"] for each in schema["fields"] if "default" in each}
+            every = {name: column.convert or _as_it_is for name, column in columns.items()}
+            return Column(pa.struct([(n, c.type) for n, c in columns.items()]), partial(_resolved_record, every, defaults))
+        converts = {name: column.convert for name, column in columns.items() if column.convert}
+        kind = pa.struct([(name, column.type) for name, column in columns.items()])
+        return Column(kind, partial(_record, converts) if converts else None)
+
+
+def _refused(where: str, what: str) -> UnfitError:
+    return UnfitError(f"field `{where}` {what}" if where else f"the top level {what}")
+
+
+def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
+    """The column of a logical type that stands where it may; another one is ignored, as Avro's specification has it."""
+    named: str = schema.get("logicalType", "")
+    match (schema["type"], named.removeprefix(_OWN)):
+        case ("bytes" | "fixed", "decimal"):
+            precision, scale = schema["precision"], schema.get("scale", 0)
+            if precision > MAX_DIGITS:
+                raise _refused(where, f"is a decimal of {precision} digits, and a table column has up to {MAX_DIGITS}; use fewer")
+            return Column(pa.decimal128(precision, scale), partial(_decimal, precision, scale))
+        case ("int", "date"):
+            return Column(pa.date32(), _date)
+        case (("int", "time-millis") | ("long", "time-micros")) as at:
+            return Column(pa.string(), partial(_time_text, _UNITS_US[at[1].rpartition("-")[2]]))
+        case ("long", at) if at in _TIMESTAMPS:
+            return Column(TIME, partial(_timestamp, at.rpartition("-")[2]))
+        case ("fixed", "uuid") if schema["size"] == 16:
+            return Column(pa.string(), _uuid_text)
+        case _:
+            return None
+
+
+# -- values
+
+
+def _read_decimal(data: bytes, writer_schema: Any = None, reader_schema: Any = None) -> Decimal:  # noqa: ARG001
+    unscaled = int.from_bytes(data, "big", signed=True)
+    if abs(unscaled) >= 10**MAX_DIGITS:
+        raise UndecodableError(f"a decimal has more than {MAX_DIGITS} digits")
+    return Decimal(f"{unscaled}E-{writer_schema.get('scale', 0)}")
+
+
+def _read_nanoseconds(data: int, writer_schema: Any = None, reader_schema: Any = None) -> datetime:  # noqa: ARG001
+    return EPOCH + timedelta(microseconds=data // 1000)
+
+
+LOGICAL_READERS[f"bytes-{_OWN}decimal"] = LOGICAL_READERS[f"fixed-{_OWN}decimal"] = _read_decimal
+LOGICAL_READERS[f"long-{_OWN}timestamp-nanos"] = LOGICAL_READERS[f"long-{_OWN}local-timestamp-nanos"] = _read_nanoseconds
+
+
+def _checked(of_python: type, found: Any) -> Any:
+    if type(found) is of_python:
+        return found
+    if of_python is float and type(found) is int:
+        return float(found)
+    if of_python is bytes and isinstance(found, str):
+        return _default_bytes(found)
+    raise UndecodableError("a field was written with another type than the schema has")
+
+
+def _default_bytes(found: str) -> bytes:
+    """Bytes as they stand in a schema: a character for each."""
+    return found.encode("latin-1")
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
+def _optional(convert: _Convert, found: Any) -> Any:
+    return None if found is None else convert(found)
+
+
+def _list(convert: _Convert, found: list[Any]) -> list[Any]:
+    return [*map(convert, found)]
+
+
+def _map(convert: _Convert, found: dict[str, Any]) -> dict[str, Any]:
+    return {name: convert(each) for name, each in found.items()}
+
+
+def _record(converts: Mapping[str, _Convert], found: dict[str, Any]) -> dict[str, Any]:
+    for name, convert in converts.items():
+        found[name] = convert(found[name])
+    return found
+
+
+def _resolved_record(converts: Mapping[str, _Convert], defaults: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """A record that is a default itself may leave out what has one."""
+    return {name: convert(found[name] if name in found else defaults[name]) for name, convert in converts.items()}
+
+
+def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decimal:
+    if not isinstance(found, Decimal):  # written without the logical type, or a default
+        found = _read_decimal(_default_bytes(found) if isinstance(found, str) else found, {"scale": scale})
+    with suppress(Inexact, InvalidOperation):
+        exact = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
+        if len(exact.as_tuple().digits) <= precision:
+            return exact
+    raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
+
+
+# A number below is one that was written without the logical type, or a default.
+
+
+def _time_text(unit_us: int, found: time | int) -> str:
+    if isinstance(found, int):
+        found = (EPOCH + timedelta(microseconds=_within_a_day(found * unit_us))).time()
+    return found.isoformat("microseconds")
+
+
+def _within_a_day(us: int) -> int:
+    if not 0 <= us < 86_400_000_000:
+        raise ValueError("a day has 24 hours")
+    return us
+
+
+def _date(found: date | int) -> date:
+    return EPOCH.date() + timedelta(days=found) if isinstance(found, int) else found
+
+
+def _timestamp(unit: str, found: datetime | int) -> datetime:
+    """In UTC."""
+    if isinstance(found, int):
+        return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * _UNITS_US[unit])
+    return found if found.tzinfo is timezone.utc else found.replace(tzinfo=timezone.utc)
+
+
+def _uuid_text(found: bytes | str) -> str:
+    return str(UUID(bytes=_default_bytes(found) if isinstance(found, str) else found))

@@ -1,0 +1,240 @@
+"""Topics of Avro from end to end, as their users run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.core.message_schema import message_schema
+from pipelines.engine.spark import SparkEngine
+from pipelines.errors import WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.location import Lake
+from pipelines.live import live
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
+from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, encoded, framed
+from tests.support.cases import SOURCES, expected_messages
+from tests.support.commands import without_java
+from tests.support.registry import TestRegistry
+from tests.support.rivers import EMBEDDED, FOLDER, River, until
+from tests.support.topics import Published, published
+
+
+def avro_river(kafka: str, folder: Path, name: str, lake: str = EMBEDDED) -> River:
+    """Both topics are bare Avro."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "case.avsc").write_bytes(as_text(CASE_SCHEMA))
+    of_sources: dict[str, Any] = {f"sources__{source}__{name}": value for source in SOURCES for name, value in _AVRO.items()}
+    river = River.make(kafka, folder, name, lake=lake, **of_sources)
+    river.encode = as_avro
+    return river
+
+
+_AVRO = {"format": "avro", "schema": "case.avsc"}
+
+
+def content(messages: list[Published]) -> list[tuple[Any, ...]]:
+    """Messages with what tells the values of `cases` apart: by source the number `n` of each."""
+    found = []
+    for message in messages:
+        value = json.loads(message.value or b"")
+        numbers = [[part.get("n") for part in value[source]] for source in SOURCES]
+        found.append((message._replace(value=None), value["key"], value["event_time"], value["last_event_time"], numbers))
+    return found
+
+
+def assert_whole(river: River) -> None:
+    """The sink holds what the model says, and the lake keeps every promise."""
+    assert content(published(river.kafka, river.sink, river.partitions)) == content(expected_messages(river.cases))
+    assert river.broken_promises() == []
+
+
+def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) -> None:
+    river = avro_river(kafka, tmp_path, "avro-embedded")
+    river.flow()
+    without_java(river, "validate")
+    without_java(river, "run", "--once")
+    river.flow()
+    river.kill_at("silver.merge")
+    without_java(river, "run", "--once")
+    assert_whole(river)
+    settings, messages = river.settings, published(kafka, river.sink, river.partitions)
+    schema = message_schema({name: source.value_schema for name, source in settings.sources.items()})
+    described = jsonschema_rs.validator_for(schema, validate_formats=True)
+    assert all(described.is_valid(json.loads(message.value or b"")) for message in messages)
+    message = messages[0]
+    parts = json.loads(message.value or b"", parse_float=str)
+    [part, *_] = parts["tracking"] + parts["orders"]
+    assert [*part] == ["ts", "k", "type", "n", "price", "tags"]
+    assert (part["ts"][10], part["ts"][-1], part["price"]) == ("T", "Z", f"{part['n'] / 4:.2f}")
+    for command in ("status", "explain a", "maintain", "verify --full", "report --out page.html", "rebuild --into again"):
+        assert without_java(river, *command.split(" ")), f"{command} answers something"
+    without_java(river, "verify", "--against", "again")
+
+
+@pytest.mark.parametrize("predicate", ["tracking[0].value.price >= 0 AND tracking[0].value.tags['a'] = 0.5"])
+def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
+    spark: SparkSession, kafka: str, tmp_path: Path, predicate: str
+) -> None:
+    river = avro_river(kafka, tmp_path, "avro-spark", FOLDER)
+    river.config["publish"]["valid"] = predicate
+    river.write()
+    river.flow()
+    river.flow(SOURCES[0])
+    river.finish()
+    with_tracking = [m for m in expected_messages(river.cases) if json.loads(m.value or b"")["tracking"]]
+    found = content(published(kafka, river.sink, river.partitions))
+    assert [row[1:] for row in found] == [row[1:] for row in content(with_tracking)] != []
+    assert river.broken_promises() == []
+    waiting = live(SparkEngine(spark, Lake(river.settings)), river.settings).where("status = 'waiting'")
+    values = waiting.selectExpr("inline(tracking)").selectExpr("value.ts = event_time", "value.tags['a']").distinct().collect()
+    assert [tuple(row) for row in values] == [(True, 0.5)]
+
+
+# -- with a registry
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[TestRegistry]:
+    """A registry that a test may break."""
+    (folder := tmp_path / "registry").mkdir()
+    found = TestRegistry(folder)
+    found.start()
+    yield found
+    found.kill()
+
+
+def other_writers() -> list[dict[str, Any]]:
+    """`CASE_SCHEMA`, and what other producers write: fields in another order and more of them, other units and types."""
+    fields = {field["name"]: field for field in CASE_SCHEMA["fields"]}
+    micros = {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}}
+    price = {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4}}
+    more = {"name": "more", "type": {"type": "array", "items": "string"}, "default": []}
+    floats = {"name": "tags", "type": {"type": "map", "values": "float"}}
+    untyped = {"name": "type", "type": ["null", {"type": "enum", "name": "Type", "symbols": ["click", "heartbeat"]}]}
+    writers = [[*fields.values()], [more, *reversed(fields.values())], [*(fields | {"ts": micros, "price": price}).values()]]
+    writers.append([*(fields | {"tags": floats, "type": untyped}).values(), more])
+    return [{**CASE_SCHEMA, "fields": each} for each in writers]
+
+
+def register(registry: TestRegistry) -> dict[int, dict[str, Any]]:
+    """The writers' schemas by their ids, one of them with a reference."""
+    found = {}
+    for number, schema in enumerate(other_writers()):
+        if number == 1:
+            registry.register("type", {"type": "enum", "name": "Type", "symbols": ["heartbeat"]})
+            fields = [{**f, "type": ["null", "Type"]} if f["name"] == "type" else f for f in schema["fields"]]
+            schema_id = registry.register(f"writer-{number}", {**schema, "fields": fields}, [("Type", "type", 1)])
+        else:
+            schema_id = registry.register(f"writer-{number}", schema)
+        found[schema_id] = schema
+    return found
+
+
+def registered_river(kafka: str, folder: Path, name: str, registry: TestRegistry, lake: str = EMBEDDED) -> River:
+    """Every record of `tracking` is written with another schema than the one before; `orders` is bare."""
+    river = avro_river(kafka, folder, name, lake)
+    river.config["sources"]["tracking"]["registry"] = {"url": registry.url}
+    river.write()
+    return river
+
+
+def send(river: River, schemas: dict[int, dict[str, Any]]) -> None:
+    """The next stretch of event time, in turns by all writers."""
+    turns = 0
+
+    def encode(value: bytes | None) -> bytes | None:
+        nonlocal turns
+        turns += 1
+        schema_id = [*schemas][turns % len(schemas)]
+        content = as_avro(value, schemas[schema_id])
+        return content if content is None or content in BAD_BYTES else framed(schema_id, content)
+
+    river.encode = encode
+    river.flow("tracking")
+    river.chunks -= 1
+    river.encode = as_avro
+    river.flow("orders")
+
+
+def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
+    schemas = register(registry)
+    river = registered_river(kafka, tmp_path, "avro-registry", registry)
+    without_java(river, "validate")
+    send(river, schemas)
+    river.kill_at("bronze.append")
+    river.finish()
+    send(river, schemas)
+    river.encode = lambda value: value
+    river.send("tracking", 0, framed(min(schemas), b"garbage"))
+    river.cases[0].values["tracking"][-1] = None  # as good as any other record that is refused
+    river.finish("bronze")
+    registry.kill()
+    assert "sources.tracking.registry" in without_java(river, "validate", "--json", exit_code=2)
+    river.finish("silver")
+    river.finish("gold")
+    assert_whole(river)
+    kept = river.questions.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
+    assert {(row["source"], row["writer_schema"]) for row in kept} == {("tracking", schema_id) for schema_id in schemas}
+    without_java(river, "rebuild", "--into", "again")
+    without_java(river, "verify", "--against", "again")
+    without_java(river, "explain", "a")
+
+
+def test_sparks_workers_ask_the_registry_themselves(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+    schemas = register(registry)
+    river = registered_river(kafka, tmp_path, "avro-registry-spark", registry, FOLDER)
+    send(river, schemas)
+    registry.kill()
+    run = river.run("--once")
+    until(lambda: f"the schema registry does not answer at {registry.url}" in river.run_log, "the reason why it waits")
+    registry.start()
+    register(registry)
+    assert run.wait() == 0, run.said()
+    registry.kill()
+    assert_whole(river)
+
+
+def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+    schemas = register(registry)
+    river = registered_river(kafka, tmp_path, "avro-away", registry)
+    send(river, schemas)
+    registry.kill()
+    run = river.run("--once")
+    until(lambda: f"the schema registry does not answer at {registry.url}" in river.run_log, "the reason why it waits")
+    registry.start()
+    assert register(registry).keys() == schemas.keys()
+    assert run.wait() == 0, run.said()
+    assert_whole(river)
+
+
+def test_an_unknown_id_stops_the_run_after_a_while_and_nothing_is_lost(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
+    schemas = register(registry)
+    unknown = max(schemas) + 1
+    river = registered_river(kafka, tmp_path, "avro-unknown", registry)
+    send(river, schemas)
+    river.finish()
+    later = {"name": "later", "type": "int"}
+    schema = {**CASE_SCHEMA, "fields": [later, *CASE_SCHEMA["fields"]]}
+    river.encode = lambda _: framed(unknown, encoded(schema, {**_RECORD, "later": 7}))
+    river.send("tracking", 0, b'{"ts":5000,"k":"a","n":40}')
+    with pytest.raises(WatersmeetError, match=rf"schema {unknown}, which .* does not have; .* \(tried again for 1 s\)"):
+        Run(river.settings, LAYERS, Reporter(), patience_s=1.0).once()
+    registry.register("later", schema)
+    river.finish()
+    assert_whole(river)
+
+
+_RECORD = {"ts": 5_000, "k": "a", "type": None, "n": 40, "price": Decimal(0), "tags": {}}

@@ -1,0 +1,60 @@
+"""A field may have any name that Delta takes, and values may be maps; silver and messages hold them as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+
+from pipelines.core.message import message_values
+from pipelines.lake import tables
+from tests.laws.conftest import MakeLake
+from tests.support.cases import Case, heartbeat, keyed
+from tests.support.lakes import as_tuples
+
+NAMES = [
+    "a.b",
+    "é",
+    "select",
+    "x-y",
+    "1a",
+    "`tick`",
+    "timestamp",
+    "offset",
+    "value",
+    "ORDER",
+    'quo"te',
+    "a'b",
+    "\\",
+    "日本",
+    "kept",
+]
+
+
+def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_path: Path) -> None:
+    numbers = {"type": "object", "additionalProperties": {"type": ["integer", "null"]}}
+    inner = {name: {"type": "integer"} for name in NAMES}
+    properties = {
+        "ts": {"type": "integer"},
+        "k": {"type": "string"},
+        "in": {"type": "object", "properties": inner},
+        "map": numbers,
+    }
+    (tmp_path / "x.json").write_text(json.dumps({"type": "object", "properties": properties | inner}))
+    named = {name: number for number, name in enumerate(NAMES)}
+    values: list[bytes | None] = [keyed("a", t, **{**named, "in": named, "map": {"z": t, "a.b": None, "": 1}}) for t in (10, 20)]
+    case = Case({"tracking": [*values, heartbeat(500)], "orders": [heartbeat(500)]}, 100, ["tracking"] * 3 + ["orders"])
+    lake = new_lake({0: case}, sources__tracking__schema=str(tmp_path / "x.json"))
+    for share in (0.3, 1.0):  # a row that is there already, and one that takes its place
+        lake.arrive(share, lake.engine)
+        lake.merge()
+    rows = lake.questions.select(tables.SILVER, ["merge_key", "tracking"])
+    [(key, parts)] = as_tuples(rows)
+    assert key == "a"
+    kept = [value for _, _, value in parts]  # type: ignore[attr-defined]
+    assert kept == [{"ts": t, "k": "a", "in": named, "map": [("z", t), ("a.b", None), ("", 1)], **named} for t in (10, 20)]
+    columns = ["merge_key", "event_time", "last_event_time", "tracking"]
+    found = lake.engine.fetched(lake.engine.read(tables.SILVER, columns))
+    [message] = message_values(found, ["tracking"]).to_pylist()
+    assert orjson.loads(message)["tracking"] == [{**value, "map": dict(value["map"])} for value in kept]
