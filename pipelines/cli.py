@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 import pipelines
 from pipelines.audit import show
@@ -47,7 +45,8 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
 DEFAULT_CONFIG = Path("watersmeet.yml")
 WITH_CONFIG = (
-    *("validate", "try", "run", "status", "explain", "verify", "rebuild", "redrive", "report", "reset", "evolve", "maintain"),
+    *("validate", "try", "run", "status", "explain", "verify", "rebuild", "redrive", "check", "report", "reset", "evolve"),
+    "maintain",
 )
 
 
@@ -71,7 +70,7 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Write a commented watersmeet.yml and example schemas."""
+    """Write a commented watersmeet.yml, and example schemas and suites of expectations."""
     from pipelines.dev.init import write_example
 
     written = [str(path) for path in write_example(directory)]
@@ -83,7 +82,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, preview = _find_problems(config)
     if problems:
-        _answer({"ok": False, "problems": problems}, as_json, _problems_view)
+        _answer({"ok": False, "problems": problems}, as_json, show.problems_view)
         raise typer.Exit(2)
     if not as_json:
         _print(f"{config}: everything fits; a run would now read")
@@ -96,12 +95,13 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
     from pipelines.audit.validate import check_kafka, check_lake, check_schemas
     from pipelines.engine.choice import open_engine
     from pipelines.lake.location import Lake
+    from pipelines.quality.command import check_suites
 
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
         return [Problem(str(error), str(config), "correct the configuration")._asdict()], []
-    problems = check_kafka(settings) + check_schemas(settings)
+    problems = check_kafka(settings) + check_schemas(settings) + check_suites(settings)
     preview: list[dict[str, Any]] = []
     if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
         of_lake, preview = check_lake(
@@ -201,7 +201,7 @@ def verify(
         found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
     kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
     sound = kept if against is None else f"silver and late are the same as in {against}"
-    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else _problems_view)
+    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
     if not as_json:
         for note in found.get("notes", ()):
             _print(note)
@@ -244,19 +244,40 @@ def redrive(
 
 
 @app.command()
+def check(
+    since: Annotated[
+        int | None, typer.Option("--since", min=0, help="Look at everything since a version of silver, not since the last check.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with the results.")] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Check what is new in the lake against the suites of expectations; exit status 3 where one is not met."""
+    from pipelines.quality.command import check_lake
+
+    done = check_lake(load_settings(config), since, html)
+    _answer(done.document(), as_json, show.check_view)
+    if not done.ok:
+        raise typer.Exit(3)
+    if done.skipped:
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was refused, match rates."""
+    from pipelines.audit.page import check_writable, write_page
     from pipelines.audit.report import read_report
-    from pipelines.audit.report_page import check_writable, page, write_page
+    from pipelines.audit.report_page import page
     from pipelines.owner import now_ms
 
     settings = load_settings(config)
-    check_writable(out)  # before the lake is read for it
-    write_page(out, page(read_report(_questions(settings), settings, now_ms())))
+    check_writable("--out", out)  # before the lake is read for it
+    write_page("--out", out, page(read_report(_questions(settings), settings, now_ms())))
     _answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
@@ -311,10 +332,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         names = [name for layer in LAYERS for name in kept_by(layer, settings)]
         done = maintain_tables(owned.owner.engine, names, owned.expire)
-    table = Table("table", "files before", "files now", "old files removed")
-    for row in done:
-        table.add_row(*[str(value) for value in row.values()])
-    _answer({"tables": done}, as_json, lambda _: table)
+    _answer({"tables": done}, as_json, show.maintain_view)
 
 
 @app.command()
@@ -443,13 +461,6 @@ def _answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]
         _print(shown)
     else:
         Console().print(shown)
-
-
-def _problems_view(found: dict[str, Any]) -> Table:
-    table = Table("what", "where", "fix", title="problems", title_justify="left")
-    for problem in found["problems"]:
-        table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
-    return table
 
 
 def _print(text: str) -> None:
