@@ -1,11 +1,19 @@
-"""What the arguments of commands mean. Each function raises ConfigurationError for one that means nothing."""
+"""The arguments that commands share, and what some mean. Each function raises ConfigurationError for one that means nothing."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from pipelines.core.times import parse_iso_8601
 from pipelines.errors import ConfigurationError
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
+DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
 def parse_target(to: str) -> str | int:

@@ -5,29 +5,25 @@ Each command imports what it needs: `--help` and what only reads a lake with a p
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console, RenderableType
 
 import pipelines
-from pipelines.arguments import parse_as_of, parse_target, parse_time_ms
+from pipelines.answers import answer, print_json, print_text
+from pipelines.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms
 from pipelines.audit import show
+from pipelines.cli_broker import broker_app
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import Settings, load_settings, parse_duration
 
 if TYPE_CHECKING:
-    from pipelines.dev.broker import BrokerStatus
-    from pipelines.kafka.permissions import Permission
     from pipelines.lake.questions import Questions
 
 app = typer.Typer(
@@ -37,13 +33,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-broker_app = typer.Typer(help="The embedded single-node Kafka, for development.", no_args_is_help=True)
 app.add_typer(broker_app, name="broker")
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
-DEFAULT_CONFIG = Path("watersmeet.yml")
-_ASK = ("validate", "try", "status", "explain", "verify", "rebuild", "report")
+_ASK = ("validate", "try", "status", "explain", "verify", "rebuild", "check", "report")
 _CHANGE = ("run", "redrive", "forget", "reset", "evolve", "maintain")
 
 
@@ -58,7 +50,7 @@ def _main(
     context.default_map = {name: {"config": str(config)} for name in _ASK + _CHANGE}
     context.default_map["broker"] = {"start": {"config": str(config)}}
     if version:
-        _print(pipelines.__version__)
+        print_text(pipelines.__version__)
         raise typer.Exit
 
 
@@ -67,11 +59,11 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Write a commented watersmeet.yml and example schemas."""
+    """Write a commented watersmeet.yml, and example schemas and suites of expectations."""
     from pipelines.dev.init import write_example
 
     written = [str(path) for path in write_example(directory)]
-    _answer({"written": written}, as_json, lambda _: "\n".join(written))
+    answer({"written": written}, as_json, lambda _: "\n".join(written))
 
 
 @app.command()
@@ -79,11 +71,11 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, preview = _find_problems(config)
     if problems:
-        _answer({"ok": False, "problems": problems}, as_json, show.problems_view)
+        answer({"ok": False, "problems": problems}, as_json, show.problems_view)
         raise typer.Exit(2)
     if not as_json:
-        _print(f"{config}: everything fits; a run would now read")
-    _answer({"ok": True, "problems": []}, as_json, lambda _: show.preview_view(preview))
+        print_text(f"{config}: everything fits; a run would now read")
+    answer({"ok": True, "problems": []}, as_json, lambda _: show.preview_view(preview))
 
 
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
@@ -92,12 +84,13 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
     from pipelines.audit.validate import check_kafka, check_lake, check_registries, check_schemas
     from pipelines.engine.choice import open_engine
     from pipelines.lake.location import Lake
+    from pipelines.quality.command import check_suites
 
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
         return [Problem(str(error), str(config), "correct the configuration")._asdict()], []
-    problems = check_kafka(settings) + check_schemas(settings) + check_registries(settings)
+    problems = check_kafka(settings) + check_schemas(settings) + check_registries(settings) + check_suites(settings)
     preview: list[dict[str, Any]] = []
     if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
         of_lake, preview = check_lake(
@@ -117,7 +110,7 @@ def try_rules(
     """Show what the configuration makes of the records in a file, without Kafka and without a lake."""
     from pipelines.trying import try_file
 
-    _answer(try_file(config, file, close=close), as_json, show.try_view)
+    answer(try_file(config, file, close=close), as_json, show.try_view)
 
 
 @app.command()
@@ -149,7 +142,7 @@ def run(
         else:
             this_run.until_stopped()
     if as_json:
-        _print_json({"layers": list(chosen), "latest": reporter.latest})
+        print_json({"layers": list(chosen), "latest": reporter.latest})
 
 
 @app.command()
@@ -158,7 +151,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.audit.status import status as find_status
 
     settings = load_settings(config)
-    _answer(find_status(_questions(settings), settings), as_json, show.status_view)
+    answer(find_status(_questions(settings), settings), as_json, show.status_view)
 
 
 @app.command()
@@ -175,7 +168,7 @@ def explain(
 
     settings = load_settings(config)
     found = tell(_questions(settings), settings, key, None if as_of is None else parse_as_of(as_of))
-    _answer(found, as_json, show.explain_view)
+    answer(found, as_json, show.explain_view)
 
 
 @app.command()
@@ -197,10 +190,10 @@ def verify(
         found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
     kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
     sound = kept if against is None else f"silver and late are the same as in {against}"
-    _answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
+    answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
     if not as_json:
         for note in found.get("notes", ()):
-            _print(note)
+            print_text(note)
     if not found["ok"]:
         raise typer.Exit(3)
 
@@ -221,7 +214,7 @@ def rebuild(
         found = derive_again(
             _questions(settings), settings, into, timeout_ms, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
         )
-    _answer(found, as_json, show.rebuild_view)
+    answer(found, as_json, show.rebuild_view)
 
 
 @app.command()
@@ -236,7 +229,7 @@ def redrive(
     from pipelines.redrive import Redrive
 
     settings, since_ms = load_settings(config), None if since is None else parse_time_ms("--since", since)
-    _answer(Redrive(_questions(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
+    answer(Redrive(_questions(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
 
 
 @app.command()
@@ -252,7 +245,27 @@ def forget(
     settings = load_settings(config)
     with reporting() as reporter:
         found = forgotten(settings, key, reporter) if apply else Forgetting(_questions(settings), settings, key).preview()
-    _answer(found, as_json, show.forget_view)
+    answer(found, as_json, show.forget_view)
+
+
+@app.command()
+def check(
+    since: Annotated[
+        int | None, typer.Option("--since", min=0, help="Look at everything since a version of silver, not since the last check.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with the results.")] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Check what is new in the lake against the suites of expectations; exit status 3 where one is not met."""
+    from pipelines.quality.command import check_lake
+
+    done = check_lake(load_settings(config), since, html)
+    answer(done.document(), as_json, show.check_view)
+    if not done.ok:
+        raise typer.Exit(3)
+    if done.skipped:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -262,14 +275,15 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was refused, match rates."""
+    from pipelines.audit.page import check_writable, write_page
     from pipelines.audit.report import read_report
-    from pipelines.audit.report_page import check_writable, page, write_page
+    from pipelines.audit.report_page import page
     from pipelines.owner import now_ms
 
     settings = load_settings(config)
-    check_writable(out)  # before the lake is read for it
-    write_page(out, page(read_report(_questions(settings), settings, now_ms())))
-    _answer({"written": str(out)}, as_json, lambda _: str(out))
+    check_writable("--out", out)  # before the lake is read for it
+    write_page("--out", out, page(read_report(_questions(settings), settings, now_ms())))
+    answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
 @app.command()
@@ -292,7 +306,7 @@ def reset(
             found = {**jump.preview(), "done": yes}
             if yes:
                 jump.commit()
-    _answer(found, as_json, show.reset_view)
+    answer(found, as_json, show.reset_view)
 
 
 @app.command()
@@ -308,7 +322,7 @@ def evolve(
     settings = load_settings(config)
     with reporting() as reporter:
         found = record(settings, reporter) if apply else preview(_questions(settings), settings)
-    _answer(found, as_json, show.evolve_view)
+    answer(found, as_json, show.evolve_view)
     if found["problems"]:
         raise typer.Exit(2)
 
@@ -323,7 +337,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     names = [name for layer in LAYERS for name in kept_by(layer, settings)]
     with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
         done = maintain_tables(owned.owner.engine, names, owned.expire)
-    _answer({"tables": done}, as_json, show.maintain_view)
+    answer({"tables": done}, as_json, show.maintain_view)
 
 
 @app.command()
@@ -335,57 +349,6 @@ def demo(
     from pipelines.dev.demo import run_demo
 
     run_demo(directory, engine)
-
-
-Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]
-DEFAULT_BROKER = Path("broker")
-
-
-@broker_app.command()
-def start(
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: the last one used here, or a free one.")] = None,
-    directory: Directory = DEFAULT_BROKER,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Ask for a password over TLS, and allow just what the configuration needs.")
-    ] = False,
-    config: Config = DEFAULT_CONFIG,
-    as_json: Json = False,
-) -> None:
-    """Start the broker, and return once it answers."""
-    from pipelines.dev import broker
-
-    allowed = _permissions(config) if secure else None
-    _show_broker(broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed)
-
-
-@broker_app.command()
-def stop(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
-    """Stop the broker; its data stays."""
-    from pipelines.dev import broker
-
-    _show_broker(broker.stop(directory), as_json)
-
-
-@broker_app.command("status")
-def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
-    """Say whether the broker runs, and where."""
-    from pipelines.dev import broker
-
-    _show_broker(broker.status(directory), as_json)
-
-
-def _permissions(config: Path) -> list[Permission]:
-    """What the pipeline of a configuration needs; the password that it names may not have been made yet."""
-    from pipelines.dev.secure import PASSWORD_VARIABLE
-    from pipelines.kafka.permissions import permissions
-
-    return permissions(load_settings(config, {PASSWORD_VARIABLE: "none yet", **os.environ}))
-
-
-def _show_broker(found: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None) -> None:
-    from pipelines.dev.show import broker_facts, broker_view
-
-    _answer(broker_facts(found, allowed), as_json, broker_view)
 
 
 def _questions(settings: Settings) -> Questions:
@@ -421,24 +384,6 @@ def _evaluate(settings: Settings) -> Any:
     from pipelines.engine.choice import open_engine
 
     return open_engine(settings).evaluate if has_expressions(settings.publish) else None
-
-
-def _answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]) -> None:
-    """Prints the answer as one JSON document, or what `view` makes of it for people."""
-    if as_json:
-        _print_json(found)
-    elif isinstance(shown := view(found), str):
-        _print(shown)
-    else:
-        Console().print(shown)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-
-
-def _print_json(document: object) -> None:
-    _print(json.dumps(document))
 
 
 def main() -> None:

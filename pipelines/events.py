@@ -99,7 +99,16 @@ class Failed:
     is_retried: bool
 
 
-Event: TypeAlias = OwnerChanged | StepDone | Committed | Reached | Handled | Standing | Published | Sampled | Failed
+@dataclass(frozen=True)
+class Checked:
+    """A suite of expectations was checked on a table; `failed` of them are not met."""
+
+    suite: str
+    table: str
+    failed: int
+
+
+Event: TypeAlias = OwnerChanged | StepDone | Committed | Reached | Handled | Standing | Published | Sampled | Failed | Checked
 Observer: TypeAlias = Callable[[Event], None]
 
 

@@ -17,6 +17,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import ConfigurationError, kinds
 from pipelines.events import (
+    Checked,
     Committed,
     Event,
     Failed,
@@ -57,6 +58,12 @@ METRICS: Final = (
     Metric("source_state", "gauge", ("topic", "partition", "state"), "1 for the state that the source is in, 0 for the others."),
     Metric("open_rows", "gauge", (), "Merge records that are open."),
     Metric("sequence", "gauge", ("topic", "partition"), "The number of the last message published."),
+    Metric(
+        "quality_failed",
+        "gauge",
+        ("suite", "table"),
+        "Expectations that the last check beside the run found not met.",
+    ),
     Metric("step_seconds", "histogram", ("layer", "step"), "How long a step of a batch took."),
     Metric("records_total", "counter", ("layer", "topic", "outcome", "reason"), "What became of the records of a topic."),
     Metric("commits_total", "counter", ("table",), "Commits that decide on a batch or a publication, by table."),
@@ -122,6 +129,8 @@ class Metrics:
                     self._lags()
                     if open_rows is not None:
                         self._metrics["open_rows"].set(open_rows)
+                case Checked(suite, table, failed):
+                    self._of("quality_failed", suite, table).set(failed)
                 case Failed(kind, is_retried):
                     self._of("errors_total", kind).inc()
                     if is_retried:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -44,6 +45,9 @@ from pipelines.sampling import Sampler
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 from pipelines.streams import Gate, Patience, Stream, following
+
+if TYPE_CHECKING:
+    from pipelines.quality.beside import Checker
 
 LAYERS = ("bronze", "silver", "gold")
 
@@ -89,7 +93,11 @@ class Run:
             raise ConfigurationError(f"{where}: {what}; {fix}")
         create_missing(self.engine)
         observe = all_of(self.observers)
-        self._beside: list[Groups | Sampler] = [Groups(self.settings)]
+        self._beside: list[Groups | Sampler | Checker] = [Groups(self.settings)]
+        if self.settings.quality.every is not None and "silver" in self.layers:
+            from pipelines.quality.beside import Checker  # imports Great Expectations
+
+            self._beside.append(Checker(self.engine, self.settings, self.settings.quality.every, self.reporter, observe))
         if self.observers:
             self._beside.append(Sampler(self.settings, self.partitions, self.layers, self.engine.questions, observe))
         self.tell = all_of([*self.observers, *self._beside])
@@ -137,7 +145,7 @@ class Run:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Inside, what is done beside the batches is done: committing offsets to consumer groups, and sampling for observers."""
+        """Inside, what is done beside the batches is done: offsets to consumer groups, samples for observers, checks."""
         beside = [RunningThread(type(each).__name__, each.follow) for each in self._beside]
         try:
             yield
@@ -337,7 +345,7 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
     """The tables that the owner of a layer keeps small, with `source` that source's share: each table has one keeper."""
     if layer == "silver":
-        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS]
+        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS, tables.QUALITY]
     if layer == "gold":
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = next(iter(settings.sources))

@@ -251,6 +251,13 @@ class KeepSettings(_Part):
     quarantine_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="quarantine")
 
 
+class QualitySettings(_Part):
+    """The user's suites of expectations, and after how many batches of silver a run checks them beside the stream."""
+
+    suites: list[kinds.Schema] = []
+    every: kinds.Count | None = None
+
+
 class MetricsSettings(_Part):
     """Where the metrics of a run are served."""
 
@@ -293,6 +300,7 @@ class Settings(_Part):
     publish: PublishSettings
     retention_ms: kinds.Retention = Field(default=604_800_000, validation_alias="retention")
     keep: KeepSettings = KeepSettings()
+    quality: QualitySettings = QualitySettings()
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
 
@@ -331,7 +339,7 @@ class Settings(_Part):
     @property
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
-        places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "metrics", "lineage"], True)
+        places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"], True)
         places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file", "registry"}}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]

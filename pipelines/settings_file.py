@@ -107,6 +107,7 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
 
 _SENTENCES = {
     "dict_type": "{path} must be a mapping, not {kind}",
+    "list_type": "{path} must be a list, not {kind}; write one entry a line, each after a dash",
     "literal_error": "{path}: {value} is not one of the values it may have; use {expected}",
     "model_type": "{path} must be a mapping, not {kind}",
     "path_type": "{path} must be text, not {kind}; put text in quotes",

@@ -164,7 +164,7 @@ def _location(text: str, info: ValidationInfo) -> str:
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """The file of a schema, and the text that it had when the configuration was read.
+    """The file of a schema, or of a suite of expectations, and the text that it had when the configuration was read.
 
     `earlier`: the texts that a living lake had in its place, the oldest first.
     """

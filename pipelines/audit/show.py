@@ -15,8 +15,18 @@ _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting":
 
 
 def status_view(found: dict[str, Any]) -> Group:
-    """A paragraph for every partition: its clock and its counts, then a line for each source."""
-    return Group(*[part for partition in found["partitions"] for part in _partition(partition)])
+    """A paragraph for every partition: its clock and its counts, then a line for each source; then the last checks of suites."""
+    return Group(*[part for partition in found["partitions"] for part in _partition(partition)], *_quality(found["quality"]))
+
+
+def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
+    if not found:
+        return []
+    table = Table("suite", "table", "checked at", "expectations", "not met", box=None, header_style="dim")
+    for row in found:
+        failed = f"[{'red' if row['failed'] else 'green'}]{row['failed']:,}[/]"
+        table.add_row(escape(row["suite"]), row["table"], utc(row["checked_at"]), f"{row['expectations']:,}", failed)
+    return ["[bold]quality[/]  (watersmeet check)", table]
 
 
 def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
@@ -38,18 +48,8 @@ def waited_for(found: dict[str, Any]) -> list[str]:
     return [name for name, at in sources.items() if at["head"] == found["clock"]]
 
 
-def preview_view(rows: list[dict[str, Any]]) -> Table:
-    """What a run would read: a line for each topic-partition."""
-    table = Table("source", "partition", "from", "until", "offsets", "because of", box=None, header_style="dim")
-    for row in rows:
-        offsets = row["until_offset"] - row["from_offset"]
-        numbers = (row["partition"], row["from_offset"], row["until_offset"], f"{offsets:,}")
-        table.add_row(row["source"], *map(str, numbers), row["because"])
-    return table
-
-
 def problems_view(found: dict[str, Any]) -> Table:
-    """What `validate` and `verify` have found: a line for each problem."""
+    """What is wrong, where, and how to fix it."""
     table = Table("what", "where", "fix", title="problems", title_justify="left")
     for problem in found["problems"]:
         table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
@@ -57,10 +57,20 @@ def problems_view(found: dict[str, Any]) -> Table:
 
 
 def maintain_view(found: dict[str, Any]) -> Table:
-    """What maintenance has done: a line for each table."""
+    """How many files each table had, has now, and how many old ones were removed."""
     table = Table("table", "files before", "files now", "old files removed")
     for row in found["tables"]:
         table.add_row(*[str(value) for value in row.values()])
+    return table
+
+
+def preview_view(rows: list[dict[str, Any]]) -> Table:
+    """What a run would read: a line for each topic-partition."""
+    table = Table("source", "partition", "from", "until", "offsets", "because of", box=None, header_style="dim")
+    for row in rows:
+        offsets = row["until_offset"] - row["from_offset"]
+        numbers = (row["partition"], row["from_offset"], row["until_offset"], f"{offsets:,}")
+        table.add_row(row["source"], *map(str, numbers), row["because"])
     return table
 
 
@@ -121,6 +131,37 @@ def _rule(value: Any) -> str:
     if isinstance(value, str) and value.startswith("{"):
         return f"a schema of {', '.join(json.loads(value).get('properties', {}))}"
     return "none" if value is None else str(value)
+
+
+def check_view(found: dict[str, Any]) -> Group:
+    """What a check has found: a line for each suite and table, and one for each expectation that is not met."""
+    suites: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found["results"]:
+        suites.setdefault((row["table"], row["suite"]), []).append(row)
+    table = Table("table", "suite", "new rows", "expectations", "met", box=None, header_style="dim")
+    failed = [row for row in found["results"] if not row["success"]]
+    for (name, suite), rows in suites.items():
+        met = sum(row["success"] for row in rows)
+        style = "green" if met == len(rows) else "red"
+        table.add_row(escape(name), escape(suite), f"{rows[0]['total']:,}", str(len(rows)), f"[{style}]{met}[/]")
+    told: list[RenderableType] = [table] if suites else []
+    told += [f"[red]not met[/] {escape(row['table'])}: {escape(row['expectation'])} ({escape(_found(row))})" for row in failed]
+    told += [f"[yellow]not looked at[/] {escape(name)}: {escape(why)}" for name, why in found["skipped"].items()]
+    if found["nothing_new"]:
+        told.append(f"nothing new since the last check: {escape(', '.join(found['nothing_new']))}")
+    if suites:
+        verdict = f"{len(failed)} of {len(found['results'])} expectations are not met" if failed else "every expectation is met"
+        told.append(f"[bold]{verdict}[/]")
+    return Group(*told)
+
+
+def _found(row: dict[str, Any]) -> str:
+    """What was found instead of what is expected."""
+    if row["unexpected"] is not None:
+        return f"{row['unexpected']:,} of {row['total']:,} rows are against it"
+    if row["trouble"] is not None:
+        return f"it could not be checked: {row['trouble']}"
+    return "it is not so" if row["observed"] is None else f"found instead: {row['observed']}"
 
 
 def rebuild_view(found: dict[str, Any]) -> Group:

@@ -17,6 +17,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
+from pipelines.lake.quality import last_results
 from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
 from pipelines.settings import Settings
 
@@ -35,13 +36,13 @@ Row = dict[str, Any]
 
 
 def status(questions: Questions, settings: Settings, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-    """The answer of `status --json`: times in epoch ms, null where there is none yet.
+    """The answer of `status --json`: times in epoch ms, null where there is none yet; `quality` as `last_results` has it.
 
     `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer within
     `patience_s`, the latter are left out and a warning says so.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        of_kafka = pool.submit(_bounds, settings, patience_s)
+        of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
         passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
         since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.sources)
@@ -77,7 +78,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
         counts |= {"quarantined": quarantined.get((p,), 0), "published": published[p].seq + 1 if p in published else 0}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
-    return {"partitions": answers}
+    return {"partitions": answers, "quality": quality.result()}
 
 
 # -- the tables

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.audit.show import status_view, utc
+from pipelines.audit.show import check_view, status_view, utc
 from pipelines.audit.status import status
 from pipelines.core.sequence import SEQ
 from pipelines.dev import broker, clickstream
@@ -25,7 +25,9 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
 from pipelines.observability import reporting
-from pipelines.quality import check_silver
+from pipelines.owner import now_ms
+from pipelines.quality.check import check
+from pipelines.quality.suites import read_suites
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings, load_settings
 
@@ -85,15 +87,15 @@ def _show(console: Console, settings: Settings, engine: Engine, produced: dict[s
     console.print(_sequence(messages))
     _headline(console, "The clock (watersmeet status)")
     console.print(status_view(status(questions, settings)))
-    _headline(console, "What silver is expected to be (Great Expectations)")
-    console.print(_expectations(engine, settings))
+    _headline(console, "What the data is expected to be (watersmeet check, by Great Expectations)")
+    console.print(check_view(check(engine, settings, read_suites(settings), now_ms()).document()))
     return str(examples[0]["merge_key"])
 
 
 def _messages(settings: Settings) -> list[dict[str, Any]]:
     """Every committed message of the sink, by partition, in order; its headers by name."""
     topic = settings.publish.topic
-    bounds = Cluster(settings.kafka).bounds(topic, clickstream.PARTITIONS)
+    bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
     ranges = [Range(topic, partition, *found) for partition, found in sorted(bounds.items())]
     messages = [m for each in ranges for batch in read_range(settings.kafka, each) for m in batch.to_pylist()]
     return [{**m, "headers": {header["key"]: header["value"] for header in m["headers"]}} for m in messages]
@@ -163,14 +165,6 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _expectations(engine: Engine, settings: Settings) -> Table:
-    table = Table("expectation", "holds", "rows against it", box=None, header_style="dim")
-    silver = engine.read(tables.SILVER, engine.lake.layout[tables.SILVER].schema.names)
-    for result in check_silver(silver, settings):
-        table.add_row(result.expectation, "[green]yes[/]" if result.ok else "[red]no[/]", f"{result.unexpected:,}")
-    return table
-
-
 _READ = {
     "spark": "from pipelines.engine.session import spark_session; spark_session({{}}).read.format('delta').load('{0}').show()",
     "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', deltalake.DeltaTable('{0}')); "
@@ -181,11 +175,12 @@ _READ = {
 
 def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str, read: str) -> None:
     program = Path(".venv/bin")
-    _headline(console, f"The lake stays in {directory}. Five commands to try next:")
+    _headline(console, f"The lake stays in {directory}. Six commands to try next:")
     for command in (
         f"{program}/watersmeet broker start --dir {directory}/broker",
         f"{program}/watersmeet status -c {configuration}",
         f"{program}/watersmeet explain {key} -c {configuration}",
+        f"{program}/watersmeet check --since 0 --html {directory}/quality.html -c {configuration}",
         f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
         f'{program}/python -c "{read.format(directory / "lake" / tables.SILVER)}"',
     ):

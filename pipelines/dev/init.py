@@ -1,6 +1,7 @@
-"""The example to start from: a commented configuration, records to try it with, its JSON Schemas, and that of its messages."""
+"""The example to start from: a commented configuration, records to try it with, and the schemas and suites that it names."""
 
 from pathlib import Path
+from typing import Final
 
 import orjson
 
@@ -10,6 +11,8 @@ from pipelines.core.message_schema import message_schema
 from pipelines.errors import ConfigurationError
 
 PACKAGE = Path(pipelines.__file__).parent
+_SCHEMAS: Final = ("orders.json", "tracking.json")
+_SUITES: Final = ("completeness.json", "freshness.json", "quarantine.json")
 
 
 def write_example(directory: Path) -> list[Path]:
@@ -33,7 +36,7 @@ def write_example(directory: Path) -> list[Path]:
 
 
 def schemas_directory() -> Path:
-    """The example's schemas: inside an installed package, else at the top of the repository."""
+    """The example's schemas and all suites: inside an installed package, else at the top of the repository."""
     packaged = PACKAGE / "_schemas"
     return packaged if packaged.is_dir() else PACKAGE.parent / "schemas"
 
@@ -46,6 +49,7 @@ def _schema_of_messages() -> str:
 
 def _example_files() -> dict[str, Path]:
     """Where each file of the example comes from, by its path in the folder it is written to."""
-    schemas = {f"schemas/{name}": schemas_directory() / name for name in ("orders.json", "tracking.json")}
+    schemas = {f"schemas/{name}": schemas_directory() / name for name in _SCHEMAS}
+    suites = {f"expectations/{name}": schemas_directory() / "expectations" / name for name in _SUITES}
     templates = {name: PACKAGE / "dev" / "templates" / name for name in ("watersmeet.yml", "examples.jsonl")}
-    return {**templates, **schemas}
+    return {**templates, **schemas, **suites}

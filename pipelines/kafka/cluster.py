@@ -56,8 +56,10 @@ class Cluster:
         return {t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}" for t, id in ids.items()}
 
     def identified(self, topic: str) -> str:
-        """A topic, which exists, by its name and Kafka's own identity of it: no other topic is called so, before or after it."""
-        return f"{topic} ({self.topic_ids([topic])[topic]})"
+        """A topic by its name and Kafka's own identity of it (`missing` where there is none): no other topic is called so, before
+        or after it.
+        """
+        return f"{topic} ({self.topic_ids([topic]).get(topic, 'missing')})"
 
     def _described(self, topics: Iterable[str]) -> dict[str, Any]:
         asked = self._admin.describe_topics(TopicCollection(sorted(set(topics))), request_timeout=self.timeout_s)

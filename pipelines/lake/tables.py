@@ -24,6 +24,7 @@ FORGOTTEN = "forgotten"
 RECOVERED = "recovered"
 PROGRESS = "progress"
 FLOORS = "floors"
+QUALITY = "quality"
 CONFIGURATION = "configuration"
 EPOCHS = "epochs"
 LEASES = "leases"
@@ -169,6 +170,15 @@ _OTHERS = (
     Table(
         FLOORS,
         pa.schema([("table", pa.string()), *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp")]),
+    ),
+    # What became of each expectation at each check, which looked at everything up to this version of silver. `total` rows were
+    # looked at, `unexpected` of them are against the expectation (null: it is not about rows, or could not be checked).
+    Table(
+        QUALITY,
+        schema_of(
+            "checked_at timestamp, suite string, table string, version bigint, expectation string, success boolean, "
+            "unexpected bigint, total bigint"
+        ),
     ),
     # Which rules hold from which batch of silver on, as JSON by dotted path.
     Table(EPOCHS, schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp")),

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import vl_convert
 
+from pipelines.audit.page import check_writable, write_page
 from pipelines.audit.report import Report, read_report
 from pipelines.audit.report_charts import COLOURS, WIDTHS, Figure, Section, Steps, colour, held, in_unit, time_format
-from pipelines.audit.report_page import check_writable, page, write_page
+from pipelines.audit.report_page import page
 from pipelines.errors import ConfigurationError
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
@@ -221,22 +222,22 @@ def test_where_no_page_can_be_written_is_told_at_once(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_text("", encoding="utf-8")
     for out in (tmp_path / "missing" / "page.html", tmp_path, tmp_path / "file" / "page.html"):
         with pytest.raises(ConfigurationError) as refused:
-            check_writable(out)
+            check_writable("--out", out)
         assert str(out) in str(refused.value)
         assert "\n" not in str(refused.value)
     monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may be allowed everything
     with pytest.raises(ConfigurationError):
-        check_writable(tmp_path / "page.html")
+        check_writable("--out", tmp_path / "page.html")
 
 
 def test_a_page_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be written"):
-        write_page(tmp_path, "")
+        write_page("--out", tmp_path, "")
 
 
 def test_a_page_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     for text in ("old", "é"):
-        check_writable(out)
-        write_page(out, text)
+        check_writable("--out", out)
+        write_page("--out", out, text)
     assert out.read_text(encoding="utf-8") == "é"

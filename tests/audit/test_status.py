@@ -98,7 +98,7 @@ def test_what_kafka_has_beyond_bronze_lags(kafka: str, tmp_path: Path) -> None:
 def test_without_a_lake_and_a_broker_there_is_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_for(tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert status(DeltaRsQuestions(Lake(settings)), settings, AWAY_S) == {"partitions": []}
+        assert status(DeltaRsQuestions(Lake(settings)), settings, AWAY_S) == {"partitions": [], "quality": []}
     assert "records that are not in bronze yet are not counted" in caplog.text
     assert list(tmp_path.iterdir()) == []
 

@@ -210,7 +210,8 @@ def test_status_says_where_everything_is(project: Project) -> None:
                     "orders": {"head": 200, "lead": 0, "lag": 1, "state": "active"},
                 },
             },
-        ]
+        ],
+        "quality": [],
     }
 
 

@@ -150,7 +150,7 @@ class Bundle:
     # -- tasks
 
     def _of_tasks(self) -> Iterator[str]:
-        """Clusters, dependencies, libraries, scripts: all of them exist."""
+        """Clusters, dependencies, libraries: all of them exist."""
         for what, job, task in self._tasks:
             clusters = {cluster["job_cluster_key"] for cluster in job.get("job_clusters", [])}
             if task.get("job_cluster_key") not in clusters:
@@ -165,9 +165,6 @@ class Bundle:
                 extras = [asked for extra in self.project.optional_dependencies.values() for asked in extra]
                 if "pypi" in library and library["pypi"]["package"] not in extras:
                     yield f"{what}: {library['pypi']['package']} is not what the package asks for"
-            script = task.get("spark_python_task", {}).get("python_file")
-            if script is not None and not (self.root / "resources" / script).is_file():
-                yield f"{what}: there is no script {script}"
         for name, job in self.jobs.items():
             keys = [task["task_key"] for task in job["tasks"]]
             yield from (f"{name}: two tasks are called {key}" for key in set(keys) if keys.count(key) > 1)

@@ -5,22 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import re
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
 from tests.support.bundle import LAYERS, Bundle
-from tests.support.cases import Case, keyed
-from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake, write_configuration
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -43,7 +34,7 @@ def test_the_bundle_has_a_job_for_each_layer_one_for_all_and_one_that_checks(bun
     assert sorted(bundle.jobs) == sorted([*LAYERS, "scheduled", "quality"])
 
 
-@pytest.mark.parametrize("folder", ["pipelines", "resources", "notebooks"])
+@pytest.mark.parametrize("folder", ["pipelines", "notebooks"])
 def test_nothing_that_runs_there_uses_the_spark_context_or_what_spark_keeps_for_itself(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".ipynb")]
     assert files
@@ -150,7 +141,7 @@ PLANTED: list[tuple[Change, str]] = [
         _set({"package": "great-expectation"}, *CHECK, "libraries", 1, "pypi"),
         "great-expectation is not what the package asks for",
     ),
-    (_set("check.py", *CHECK, "spark_python_task", "python_file"), "there is no script check.py"),
+    (_set(["check", *CONFIG, "--until", "3"], *CHECK, "python_wheel_task", "parameters"), "--until"),
     # commands
     (_set("waters", *WHEEL, "package_name"), "not called waters"),
     (_set("pipelines", *WHEEL, "entry_point"), "no entry point pipelines"),
@@ -205,48 +196,3 @@ PLANTED: list[tuple[Change, str]] = [
 def test_a_broken_bundle_is_noticed(bundle: Bundle, change: Change, problem: str) -> None:
     change(bundle)
     assert [found for found in bundle.problems() if problem in found], bundle.problems()
-
-
-# -- the script of the job `quality`
-
-
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path], tuple[int, str, str]]:
-    """Runs the script as a program: exit status, standard output, standard error."""
-
-    def run(config: Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["check_silver.py", str(config)])
-        status = 0
-        try:
-            runpy.run_path(str(ROOT / "resources" / "check_silver.py"), run_name="__main__")
-        except SystemExit as done:
-            status = int(str(done.code))
-        return status, *capsys.readouterr()
-
-    return run
-
-
-def test_the_check_of_silver_ends_with_3_where_an_expectation_fails_and_with_a_sentence_where_it_cannot_look(
-    tmp_path: Path, check: Callable[[Path], tuple[int, str, str]]
-) -> None:
-    settings = settings_for(tmp_path, sources=("clicks", "orders"))
-    config = write_configuration(settings, tmp_path)
-    engine = EmbeddedEngine(Lake(settings), lambda: pytest.fail("no Spark is needed"))
-    values: dict[str, list[bytes | None]] = {"clicks": [keyed("a", 1_000)], "orders": [keyed("b", 2_000)]}
-    lake = CaseLake(engine, settings, {0: Case(values, 100, ["clicks", "orders"])})
-    lake.arrive()
-    lake.merge()
-    status, said, wrong = check(config)
-    assert (status, wrong) == (0, "")
-    assert "holds: status is open or timed_out\n" in said
-
-    silver = engine.read(tables.SILVER, engine.lake.layout[tables.SILVER].schema.names)
-    lost = silver.set_column(silver.column_names.index("status"), "status", pa.array(["lost"] * silver.num_rows, pa.string()))
-    engine.append(tables.SILVER, lost)
-    status, said, _ = check(config)
-    assert status == 3
-    assert f"BROKEN by {silver.num_rows} rows: status is open or timed_out\n" in said
-
-    config.write_text("name: shop\n")
-    status, said, wrong = check(config)
-    assert (status, said, len(wrong.splitlines())) == (2, "", 1)

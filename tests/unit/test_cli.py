@@ -121,12 +121,17 @@ def test_validate_shows_people_what_is_wrong_too(tmp_path: Path) -> None:
 # -- commands that need nothing
 
 
+EXAMPLE = [
+    *["watersmeet.yml", "examples.jsonl", "orders.json", "tracking.json"],
+    *["completeness.json", "freshness.json", "quarantine.json"],
+]
+
+
 def test_init_writes_the_example_once(tmp_path: Path) -> None:
     done = watersmeet("init", "new", cwd=tmp_path)
     assert done.returncode == 0
     written = [tmp_path / line for line in done.stdout.splitlines()]
-    names = ["examples.jsonl", "merged.json", "orders.json", "tracking.json", "watersmeet.yml"]
-    assert sorted(path.name for path in written) == names
+    assert sorted(path.name for path in written) == sorted(EXAMPLE)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
     (tmp_path / "new" / "watersmeet.yml").write_text("mine")
     again = watersmeet("init", "new", cwd=tmp_path)

@@ -14,7 +14,16 @@ from pipelines.dev.init import schemas_directory, write_example
 from pipelines.errors import ConfigurationError
 from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, SourceSettings, load_settings
 
-FILES = ["watersmeet.yml", "examples.jsonl", "schemas/orders.json", "schemas/tracking.json", "schemas/merged.json"]
+FILES = [
+    "watersmeet.yml",
+    "examples.jsonl",
+    "schemas/orders.json",
+    "schemas/tracking.json",
+    "schemas/merged.json",
+    "expectations/completeness.json",
+    "expectations/freshness.json",
+    "expectations/quarantine.json",
+]
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pipelines.settings import (
     KafkaSettings,
     MergeSettings,
     PublishSettings,
+    QualitySettings,
     Settings,
     StartOffsets,
     StartTimestamp,
@@ -85,6 +86,14 @@ def test_smallest_configuration_gets_the_contracts_defaults(tmp_path: Path) -> N
     assert publish.delivery == "exactly_once"
     tracking = settings.sources["tracking"]
     assert (tracking.format, tracking.schema_file, tracking.key, tracking.heartbeat) == ("json", None, None, None)
+
+
+def test_suites_are_files_and_are_read_with_the_configuration(tmp_path: Path) -> None:
+    assert load(tmp_path, SMALLEST).quality == QualitySettings(suites=[], every=None)
+    (tmp_path / "mine.json").write_text("{}")
+    quality = load(tmp_path, changed(("quality", {"suites": ["mine.json"], "every": 100}))).quality
+    assert [(kept.path, kept.text) for kept in quality.suites] == [(tmp_path / "mine.json", b"{}")]
+    assert quality.every == 100
 
 
 def test_sources_keep_their_order(tmp_path: Path) -> None:
@@ -457,7 +466,14 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("merge/timeout", ABSENT), "required field `merge.timeout` is missing; add it, such as `timeout: 30m`"),
         (("publish", ABSENT), "required field `publish` is missing"),
         (("lake", {"catalog": "main"}), "required field `lake.schema` is missing"),
+        (("quality/suite", []), "unknown field `quality.suite`; did you mean `suites`?"),
         # wrong types
+        (("quality", []), "quality must be a mapping, not a list"),
+        (("quality/suites", "one.json"), "quality.suites must be a list, not text; write one entry a line, each after a dash"),
+        (("quality/suites", [5]), "quality.suites.0 must be text, not a number"),
+        (("quality/suites", ["a", "none.json"]), "quality.suites.0: `a` is not a file that can be read"),
+        (("quality/every", 0), "quality.every: `0` is not a whole number from 1 to"),
+        (("quality/every", "10m"), "quality.every: `10m` is not a whole number from 1 to"),
         (("name", 5), "name must be text, not a number; put text in quotes"),
         (("name", True), "name must be text, not true; put text in quotes"),
         (("name", None), "name must be text, not null"),

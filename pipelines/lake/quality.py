@@ -1,0 +1,90 @@
+"""The table `quality`: what became of each expectation at each check, and up to where each suite has looked.
+
+A check looks at everything up to a version of silver; the next one of that suite goes on there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+from pipelines.errors import WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.commits import Append, Commit
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.questions import Questions, walk
+from pipelines.lake.tables import Table
+
+_APPLICATION: Final = "watersmeet-quality"
+_ATTEMPTS: Final = 20
+
+
+class Checked(NamedTuple):
+    """A row of `quality`; times in epoch ms."""
+
+    checked_at: int
+    suite: str
+    table: str
+    version: int
+    expectation: str
+    success: bool
+    unexpected: int | None
+    total: int
+
+
+def last_versions(questions: Questions) -> dict[tuple[str, str], int]:
+    """By suite and table, the version of silver up to which the suite has looked; nothing where the table does not exist."""
+    if not questions.exists(tables.QUALITY):
+        return {}
+    found = questions.summary(tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}).to_pylist()
+    return {(row["suite"], row["table"]): row["version"] for row in found}
+
+
+def last_results(questions: Questions) -> list[dict[str, Any]]:
+    """What the last check of each suite and table has found: `suite`, `table`, `version`, `checked_at` (epoch ms), `success`,
+    `expectations` and `failed`: how many there are, and how many of them failed.
+    """
+    if not questions.exists(tables.QUALITY):
+        return []
+    by = ["suite", "table"]
+    last = questions.summary(tables.QUALITY, by, {"at": ("max", "checked_at")}).to_pylist()
+    at = {(row["suite"], row["table"]): row["at"] for row in last}
+    latest = [[("checked_at", "in", sorted(set(at.values())))]] if at else []
+    counts = {"version": ("max", "version"), "rows": ("count", "*")}
+    rows = questions.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest).to_pylist() if at else []
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        place = row["suite"], row["table"]
+        if row["checked_at"] != at[place]:
+            continue
+        begun = {"suite": place[0], "table": place[1], "version": row["version"], "checked_at": row["checked_at"]}
+        told = found.setdefault(place, {**begun, "success": True, "expectations": 0, "failed": 0})
+        told["expectations"] += row["rows"]
+        told["failed"] += 0 if row["success"] else row["rows"]
+        told["success"] = told["failed"] == 0
+    return [found[place] for place in sorted(found)]
+
+
+def append_results(questions: Questions, append: Append, table: Table, results: Sequence[Checked]) -> None:
+    """Adds the results of one check, all of them in one commit; several processes may do so at once.
+
+    The commit's number is that of the version that it is to make, so Delta skips, or finds in conflict, the later one of two that
+    end together; that one tries again.
+    """
+    mine, rows = uuid.uuid4().hex, table.rows(results)
+    for _ in range(_ATTEMPTS):
+        number = questions.version(table.name) + 1
+        with suppress_conflict():
+            append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": mine}))
+        if mine in _checks_since(questions, table.name, number):
+            return
+    raise WatersmeetError(f"results cannot be added to the table {table.name}: other checks were quicker each time; try again")
+
+
+def _checks_since(questions: Questions, table: str, number: int) -> list[str]:
+    """The checks whose results were added by this version of the table, or a later one."""
+    new = takewhile(lambda version: version.number >= number, walk(questions, table))
+    commits = [Commit.parse(version.metadata) for version in new]
+    return [str(commit.facts.get("check")) for commit in commits if commit is not None]

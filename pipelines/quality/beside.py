@@ -1,0 +1,77 @@
+"""Checks beside a run, after every so many batches of silver, in a thread of their own: no batch waits for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from pipelines.engine import Engine
+from pipelines.errors import root_cause
+from pipelines.events import Checked, Event, Handled, Observer
+from pipelines.observability import Reporter
+from pipelines.owner import now_ms
+from pipelines.quality.check import Check, check, unchecked
+from pipelines.quality.suites import read_suites
+from pipelines.settings import Settings
+
+log = logging.getLogger("watersmeet.quality")
+
+LOOK_EVERY_S: Final = 0.5
+"""How often it is looked whether a check is due."""
+
+
+class Checker:
+    """Checks the suites of a configuration after `every` batches of silver, with those that an earlier run left unchecked.
+
+    It observes the run, to count the batches. A suite that fails is told in the log and to the observers, and stops nothing; nor
+    does a check that fails, which is tried again after as many batches. Raises ConfigurationError where a suite is wrong, and
+    WatersmeetError where Great Expectations is not installed.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, every: int, reporter: Reporter, tell: Observer) -> None:
+        self._engine, self._settings, self._every, self._reporter, self._tell = engine, settings, every, reporter, tell
+        self._suites = read_suites(settings)
+        for suite in self._suites:
+            _ = suite.expectations  # what is wrong is told at the start
+        self._batches, self._lock = 0, threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Counts a batch."""
+        if isinstance(event, Handled) and event.layer == "silver":
+            with self._lock:
+                self._batches += 1
+
+    def follow(self, stopping: threading.Event) -> None:
+        """Checks when it is due. What a check has not looked at when the run ends is left for the next one."""
+        is_counted = False
+        while not stopping.wait(LOOK_EVERY_S):
+            try:
+                if not is_counted:
+                    left = unchecked(self._engine.questions, self._suites)
+                    is_counted = True
+                    with self._lock:
+                        self._batches = max(self._batches, left)
+                if self._is_due():
+                    self._told(check(self._engine, self._settings, self._suites, now_ms(), is_stopping=stopping.is_set))
+            except Exception as error:  # whatever it is, the stream goes on
+                log.warning("the data is not checked: %s; the next check is due after %d batches", root_cause(error), self._every)
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            if self._batches < self._every:
+                return False
+            self._batches = 0
+            return True
+
+    def _told(self, done: Check) -> None:
+        for result in done.results:
+            failed = result.failed
+            self._tell(Checked(result.suite, result.table, len(failed)))
+            if failed:
+                sentences = "; ".join(outcome.expectation for outcome in failed)
+                log.warning("%s: the suite %s is not met: %s", result.table, result.suite, sentences)
+        expectations = sum(len(result.outcomes) for result in done.results)
+        not_met = sum(len(result.failed) for result in done.results)
+        news = f"{expectations} expectations checked up to version {done.version} of silver, {not_met} not met"
+        self._reporter.tell("quality", news, expectations=expectations, failed=not_met, version=done.version)

@@ -1,0 +1,152 @@
+"""One check: every suite on what is new in its table since it was last checked, and what became of each expectation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pipelines.engine import Engine
+from pipelines.engine.choice import exclusive_append
+from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaUnreachableError
+from pipelines.lake import tables
+from pipelines.lake.quality import Checked, append_results, last_versions
+from pipelines.lake.questions import Questions
+from pipelines.quality.evaluate import Outcome, evaluate
+from pipelines.quality.rows import Batches, Span, batch_at, coordinates, piece_limit, published_until, read_batches, rows_of
+from pipelines.quality.suites import SINK, Suite
+from pipelines.settings import Settings
+
+log = logging.getLogger("watersmeet.quality")
+
+_EVERY_TIME: Final = frozenset([tables.PROGRESS])
+"""What is looked at as it stands, also where no batch is new."""
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """What a suite found in a table: in `rows` new rows, up to a version of silver."""
+
+    suite: str
+    table: str
+    version: int
+    rows: int
+    outcomes: Sequence[Outcome]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The expectations that do not hold."""
+        return [outcome for outcome in self.outcomes if not outcome.success]
+
+
+@dataclass
+class Check:
+    """A check at a time (epoch ms), and what came of it. `version`: the last one of silver that was looked at, None before the
+    first batch. `nothing_new`: tables without a new batch. `skipped`: by table why it was not looked at.
+    """
+
+    checked_at: int
+    version: int | None
+    results: list[SuiteResult] = field(default_factory=list)
+    nothing_new: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every expectation holds."""
+        return not any(result.failed for result in self.results)
+
+    def checked(self) -> list[Checked]:
+        """As rows of the table `quality`."""
+        return [
+            Checked(self.checked_at, r.suite, r.table, r.version, each.expectation, each.success, each.unexpected, r.rows)
+            for r in self.results
+            for each in r.outcomes
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """The answer of `check --json`."""
+        told = {"ok": self.ok, "checked_at": self.checked_at, "version": self.version}
+        results = [
+            {**row._asdict(), "observed": outcome.observed, "trouble": outcome.trouble, "examples": list(outcome.examples)}
+            for row, outcome in zip(self.checked(), (o for r in self.results for o in r.outcomes), strict=True)
+        ]
+        return {**told, "results": results, "nothing_new": self.nothing_new, "skipped": self.skipped}
+
+
+def check(
+    engine: Engine,
+    settings: Settings,
+    suites: Sequence[Suite],
+    now_ms: int,
+    *,
+    since: int | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Check:
+    """Checks what is new since the last check of each suite, or since a version of silver, and adds the results to `quality`.
+
+    Reads everything else only. Where it is to stop, what was not looked at yet is left for the next check. Raises
+    ConfigurationError where silver has no such version, and as `evaluate` does.
+    """
+    for suite in suites:
+        _ = suite.expectations  # a suite that Great Expectations does not take is told before anything is read
+    questions, table = engine.questions, engine.lake.layout[tables.QUALITY]
+    if since is not None and (newest := questions.version(tables.SILVER)) < since:
+        raise ConfigurationError(f"--since: silver has no version {since}; name one from 0 to {newest}")
+    groups = _grouped(questions, suites, since)
+    batches = read_batches(questions, min(after for _, after in groups))
+    last = batches.last
+    done = Check(now_ms, batches.versions.get(last))
+    for (name, after), wanted in groups.items():
+        if is_stopping():
+            break
+        try:
+            until = published_until(questions, last) if name == SINK else last
+            if name not in _EVERY_TIME and until <= after:
+                done.nothing_new.append(name)
+            elif until >= 0:
+                done.results += _results(engine, settings, batches, name, Span(after, until), wanted, now_ms)
+        except (KafkaUnreachableError, KafkaRequestError) as error:
+            done.skipped[name] = str(error)
+            log.warning("%s; %s is not checked", error, name)
+    done.nothing_new = sorted(set(done.nothing_new))
+    if done.results:
+        engine.create(table)  # a lake may have been made before there was one
+        append_results(questions, exclusive_append(engine), table, done.checked())
+    return done
+
+
+def unchecked(questions: Questions, suites: Sequence[Suite]) -> int:
+    """How many batches of silver some suite has not looked at yet; gold may be behind, so the sink does not count."""
+    after = min(after for name, after in _grouped(questions, [suite for suite in suites if suite.table != SINK], None))
+    return sum(batch > after for batch in read_batches(questions, after).versions)
+
+
+def _grouped(questions: Questions, suites: Sequence[Suite], since: int | None) -> dict[tuple[str, int], list[Suite]]:
+    """Suites by their table and the batch after which they look at it: those read the same rows."""
+    versions = last_versions(questions) if since is None else {}
+    after = {version: batch_at(questions, version) for version in {since, *versions.values()}}
+    found: dict[tuple[str, int], list[Suite]] = {}
+    for suite in suites:
+        version = versions.get((suite.name, suite.table), since)
+        found.setdefault((suite.table, after[version]), []).append(suite)
+    return found
+
+
+def _results(
+    engine: Engine, settings: Settings, batches: Batches, table: str, span: Span, suites: Sequence[Suite], now_ms: int
+) -> list[SuiteResult]:
+    rows, outcomes = 0, list[list[Outcome]]()
+    pieces = [span] if table in _EVERY_TIME else batches.pieces(span, piece_limit(engine.questions, settings))
+    for piece in pieces:
+        with engine.held(rows_of(engine, settings, table, piece, now_ms)) as found:
+            rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
+            mine = evaluate(found, suites, coordinates(table))
+        outcomes = (
+            [[one.joined(other) for one, other in zip(*both, strict=True)] for both in zip(outcomes, mine, strict=True)]
+            if outcomes
+            else mine
+        )
+    version = batches.versions[span.until]
+    return [SuiteResult(suite.name, table, version, rows, found) for suite, found in zip(suites, outcomes, strict=True)]

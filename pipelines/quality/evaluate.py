@@ -1,0 +1,147 @@
+"""What becomes of expectations on some rows: Great Expectations on a pandas frame in memory, or on a Spark DataFrame."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from pipelines.audit.show import utc
+from pipelines.quality.suites import PLACE, Suite, load_great_expectations, sentence_of
+
+if TYPE_CHECKING:
+    from great_expectations.datasource.fluent.interfaces import Batch
+
+EXAMPLES: Final = 10
+"""So many of the rows that are against an expectation are kept, to be shown."""
+
+PAYLOAD: Final = frozenset(["key", "value", "detail"])
+"""Columns that hold what the records' senders wrote: their content is never shown. Lists are not shown either."""
+
+_LONGEST: Final = 60
+
+
+class Outcome(NamedTuple):
+    """What became of one expectation.
+
+    `unexpected`: how many rows are against it; None where it is not about rows, or could not be checked. `observed`: what was
+    found, of one that is not about rows. `trouble`: why it could not be checked. `examples`: some rows that are against it, with
+    the columns by which a row is found, and those that the expectation is about.
+    """
+
+    expectation: str
+    success: bool
+    unexpected: int | None = None
+    observed: str | None = None
+    trouble: str | None = None
+    examples: Sequence[dict[str, str]] = ()
+
+    def joined(self, other: Outcome) -> Outcome:
+        """The same expectation on both of two pieces of rows: it holds where it holds on each."""
+        counts = [each.unexpected for each in (self, other) if each.unexpected is not None]
+        worse = other if self.success else self
+        return Outcome(
+            self.expectation,
+            self.success and other.success,
+            sum(counts) if counts else None,
+            worse.observed,
+            worse.trouble,
+            [*self.examples, *other.examples][:EXAMPLES],
+        )
+
+
+def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> list[list[Outcome]]:
+    """By suite what becomes of its expectations, in their order, whatever is broken: a missing column fails what is said of it.
+
+    `rows`: an Arrow table or a DataFrame (which is read several times); only read, and nothing of it is kept. `coordinates`: the
+    columns by which people find a row. Raises ConfigurationError where Great Expectations does not take an expectation, and
+    WatersmeetError where it is not installed.
+    """
+    load_great_expectations()
+    expectations = [suite.expectations for suite in suites]
+    batch, known = _as_batch(rows), rows.column_names if isinstance(rows, pa.Table) else rows.columns
+    found = [name for name in coordinates if name in known]
+    return [
+        [_outcome(suite, number, result, found) for number, result in enumerate(_validate(batch, made, found))]
+        for suite, made in zip(suites, expectations, strict=True)
+    ]
+
+
+def _as_batch(rows: Any) -> Batch:
+    """In a context that lives in memory; not persisted, or Spark would keep a copy of the rows until the session ends."""
+    from great_expectations import get_context
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    with _without_warnings():
+        context = get_context(mode="ephemeral")
+        context.variables.progress_bars = ProgressBarsConfig(globally=False)
+        if isinstance(rows, pa.Table):
+            in_memory = context.data_sources.add_pandas("lake").add_dataframe_asset("rows")
+            return in_memory.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": rows.to_pandas()})
+        by_spark = context.data_sources.add_spark("lake", persist=False).add_dataframe_asset("rows")
+        return by_spark.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": rows})
+
+
+def _validate(batch: Batch, expectations: Iterable[Any], coordinates: Sequence[str]) -> list[Any]:
+    """A result for each expectation, in their order: Great Expectations returns them in an order of its own."""
+    from great_expectations import ExpectationSuite
+
+    wanted: Any = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
+    if coordinates:
+        wanted["unexpected_index_column_names"] = list(coordinates)
+    suite = ExpectationSuite("rows", [each.configuration for each in expectations])
+    with _without_warnings():
+        results = batch.validate(suite, result_format=wanted).results
+    return sorted(results, key=lambda result: int((result.expectation_config.meta or {})[PLACE]))
+
+
+def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str]) -> Outcome:
+    told, success = dict(result.result), bool(result.success)
+    # Of no rows at all, Spark's sum is null.
+    unexpected = int(told["unexpected_count"] or 0) if "unexpected_count" in told else None
+    return Outcome(
+        sentence_of(suite.documents[number]),
+        success,
+        unexpected,
+        _shown("", told["observed_value"]) if unexpected is None and "observed_value" in told else None,
+        None if success or told else _trouble(result.exception_info),
+        [_example(row, coordinates) for row in told.get("partial_unexpected_index_list") or ()][:EXAMPLES],
+    )
+
+
+def _trouble(told: Any) -> str | None:
+    """Why an expectation could not be checked: the first message that there is."""
+    parts = [told, *told.values()] if isinstance(told, dict) else []
+    found = [part["exception_message"] for part in parts if isinstance(part, dict) and part.get("exception_message")]
+    return " ".join(str(found[0]).split())[:200].rstrip(".") if found else None
+
+
+def _example(row: dict[str, Any], coordinates: Sequence[str]) -> dict[str, str]:
+    """The coordinates first."""
+    names = [*coordinates, *[name for name in row if name not in coordinates]]
+    return {name: _shown(name, row[name]) for name in names if name in row}
+
+
+def _shown(column: str, value: Any) -> str:
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        return f"({len(value)} parts, not shown)"
+    if value is None or value != value:  # NaN and NaT stand for null in pandas
+        return "null"
+    if isinstance(value, datetime):
+        return utc(round(value.timestamp() * 1000))
+    text = str(value)
+    if column in PAYLOAD:
+        return f"({len(text)} characters, not shown)"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Great Expectations warns of its own deprecations, which nobody here can act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,303 @@
+"""The rows that a check looks at: what silver's batches have handled since the last check, table by table.
+
+Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile: silver and late by their column
+`batch`, bronze by the offsets that the batches have passed, the sink by the merge records that the batches have finished. Of
+`progress` the last batch is looked at: a row for each topic-partition, as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.columns import int64s, looked_up
+from pipelines.core.merge import LATE_SCHEMA
+from pipelines.core.reading import BRONZE
+from pipelines.core.sequence import ID, SEQ, parse_message_id
+from pipelines.core.types import TIME
+from pipelines.engine import Engine, Rows
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.published import last_published
+from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where, within
+from pipelines.quality.suites import SINK
+from pipelines.settings import Settings
+
+PIECE_OFFSETS, PIECE_BYTES = 1_000_000, 512 * 1024 * 1024
+"""About so many offsets are looked at in one go, and so many bytes of bronze's files, so that the rows fit into memory."""
+
+_OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
+
+_FINISHED: Final[list[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
+
+
+class Span(NamedTuple):
+    """Batches of silver: those after one of them (-1: from the first on) up to another one."""
+
+    after: int
+    until: int
+
+    @property
+    def where(self) -> list[Condition]:
+        """Rows whose column `batch` is one of them."""
+        return [("batch", ">", self.after), ("batch", "<=", self.until)]
+
+
+class Batches(NamedTuple):
+    """Batches of silver: by number, the version of silver that holds one, and how many offsets it has."""
+
+    versions: Mapping[int, int]
+    offsets: Mapping[int, int]
+
+    @property
+    def last(self) -> int:
+        """The last batch; -1 before the first."""
+        return max(self.versions, default=-1)
+
+    def pieces(self, span: Span, limit: int) -> Iterator[Span]:
+        """The span in pieces of up to so many offsets, and of one batch or more: a batch is bounded by itself."""
+        after, size = span.after, 0
+        inside = sorted(batch for batch in self.versions if span.after < batch <= span.until)
+        for before, batch in zip([span.after, *inside], inside, strict=False):
+            if size and size + self.offsets[batch] > limit:
+                yield Span(after, before)
+                after, size = before, 0
+            size += self.offsets[batch]
+        if after < span.until:
+            yield Span(after, span.until)
+
+
+def batch_at(questions: Questions, version: int | None) -> int:
+    """The last batch that a version of silver has; -1 where it has none, and for None."""
+    if version is None or not questions.exists(tables.PROGRESS):
+        return -1
+    last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]])
+    batch: int | None = last["batch"][0].as_py()
+    return -1 if batch is None else batch
+
+
+def read_batches(questions: Questions, since: int) -> Batches:
+    """The batches that silver has made and noted, from one on."""
+    if not questions.exists(tables.PROGRESS):
+        return Batches({}, {})
+    sums = {"version": ("max", "silver_version"), "begin": ("sum", "from_offset"), "end": ("sum", "until_offset")}
+    rows = questions.summary(tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]).to_pylist()
+    return Batches({row["batch"]: row["version"] for row in rows}, {row["batch"]: abs(row["end"] - row["begin"]) for row in rows})
+
+
+def piece_limit(questions: Questions, settings: Settings) -> int:
+    """How many offsets make a piece: fewer where records are large."""
+    widest = max(questions.row_bytes(tables.bronze(source)) for source in settings.sources)
+    return max(1, min(PIECE_OFFSETS, PIECE_BYTES // max(1, widest)))
+
+
+def coordinates(table: str) -> tuple[str, ...]:
+    """The columns by which a row of a table is found."""
+    of_table = {
+        tables.SILVER: ("partition", "merge_key", "event_time"),
+        tables.LATE: ("source", "partition", "offset"),
+        tables.PROGRESS: ("source", "partition"),
+    }
+    return of_table.get(table, ("partition", "offset"))
+
+
+def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:
+    """The rows of a table that a suite looks at, in the engine's form.
+
+    Bytes of records are text, null where they are not UTF-8. Of the parts in silver only the offsets are left, and
+    `<source>_parts` says how many records of a source a merge record holds.
+
+    Raises WatersmeetError where Kafka does not show the sink.
+    """
+    questions = engine.questions
+    if table == tables.SILVER:
+        kept = engine.lake.layout[table].schema
+        rows = engine.read(table, kept.names, [span.where])
+        counts = {f"{source}_parts": source for source in settings.sources if f"{source}_parts" not in kept.names}
+        fields = [(field.name, _OFFSETS if field.name in settings.sources else field.type) for field in kept]
+        schema = pa.schema([*fields, *[(name, pa.int64()) for name in counts]])
+        return engine.per_partition(partial(_with_counts, counts=counts), [rows], schema)
+    if table == tables.LATE:
+        rows = engine.read(table, LATE_SCHEMA.names, [span.where])
+        return engine.per_partition(_as_text, [rows], _text_schema(LATE_SCHEMA))
+    if table == tables.PROGRESS:
+        return engine.rows(_standing(questions, now_ms))
+    if table == SINK:
+        return engine.rows(_messages(questions, settings, span))
+    ranges = _passed(questions, settings, table, span)
+    rows = engine.read(table, _OF_BRONZE.names, within(ranges))
+    return engine.per_partition(partial(_within, ranges=ranges), [rows], _OF_BRONZE)
+
+
+# -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
+
+
+def _text_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([(field.name, pa.string() if field.type == pa.binary() else field.type) for field in schema])
+
+
+_OF_BRONZE: Final = _text_schema(pa.schema([field for field in BRONZE if field.name != "headers"]))
+
+
+def _as_text(rows: pa.Table) -> pa.Table:
+    """Bytes as text, null where they are not UTF-8."""
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            rows = rows.set_column(place, field.name, _text(rows[field.name]))
+    return rows
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.chunked_array([pa.array([_decoded(value) for value in column.to_pylist()], pa.string())])
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _within(rows: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+    """The rows at offsets `[from, until)` of their partition, with text for bytes."""
+    partitions, offsets = int64s(rows["partition"]), int64s(rows["offset"])
+    since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
+    until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
+    return _as_text(rows.filter(pa.array((offsets >= since) & (offsets < until))))
+
+
+def _with_counts(rows: pa.Table, counts: Mapping[str, str]) -> pa.Table:
+    for name, source in counts.items():
+        rows = rows.append_column(name, pc.list_value_length(rows[source]).cast(pa.int64()))
+    return rows
+
+
+def _passed(questions: Questions, settings: Settings, table: str, span: Span) -> dict[int, tuple[int, int]]:
+    """By partition the offsets `[from, until)` of a source's bronze that the batches have merged; a jump merges none."""
+    [source] = [source for source in settings.sources if tables.bronze(source) == table]
+    merged: Where = [[*span.where, ("source", "=", source), ("reason", "is null", None)]]
+    bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
+    rows = questions.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
+    return {row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]}
+
+
+# -- progress
+
+
+def _standing(questions: Questions, now_ms: int) -> pa.Table:
+    """Where each topic-partition stood after the last batch.
+
+    Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from the head.
+    """
+    names = ["batch", "source", "topic", "partition", "until_offset", "head", "clock", "position", "committed_at"]
+    last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+    found = questions.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
+    columns = {name: found[name] for name in names}
+    for name, since in (("minutes_since_batch", "committed_at"), ("minutes_behind", "head")):
+        columns[name] = pc.divide(pc.subtract(pa.scalar(now_ms, pa.int64()), found[since]).cast(pa.float64()), 60_000.0)
+    for name in ("head", "clock", "position", "committed_at"):
+        columns[name] = pc.multiply(found[name], 1000).cast(TIME)
+    return pa.table(columns)
+
+
+# -- the sink
+
+MESSAGES: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIME),
+        ("key", pa.string()),
+        ("value", pa.string()),
+        ("seq", pa.int64()),
+        ("id", pa.string()),
+        ("event_time", TIME),
+    ]
+)
+"""Messages as a check sees them; `seq`, `id` and `event_time` from their headers, null where those do not say it."""
+
+
+def published_until(questions: Questions, last: int) -> int:
+    """The last batch of silver of which gold has published everything; -1 where there is none."""
+    if last < 0 or not questions.exists(tables.PUBLISHED):
+        return -1
+    highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})["partition"][0].as_py()
+    tails = last_published(questions)
+    places = {p: tails[p].event_time if p in tails else -1 for p in range(highest + 1)}
+    pending: Where = [[*_FINISHED, ("partition", "=", p), ("event_time", ">", time)] for p, time in places.items()]
+    found = [row["batch"] for row in _asked(questions, tables.SILVER, [], {"batch": ("min", "batch")}, pending)]
+    first: int = min((batch for batch in found if batch is not None), default=last + 1)
+    return min(first - 1, last)
+
+
+def _asked(questions: Questions, table: str, by: list[str], values: Mapping[str, tuple[str, str]], terms: Where) -> list[Any]:
+    """The rows of a summary whose condition has a term for each partition, some of them at a time."""
+    size = PARTITIONS_PER_QUESTION
+    parts = [terms[i : i + size] for i in range(0, len(terms), size)]
+    return [row for part in parts for row in questions.summary(table, by, values, part).to_pylist()]
+
+
+def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
+    """The messages of the merge records that these batches have finished: those of each partition follow one another.
+
+    All records of one event time are finished by one batch, so the first and the last event time tell which messages they are.
+    """
+    ends = {"first": ("min", "event_time"), "last": ("max", "event_time")}
+    rows = questions.summary(tables.SILVER, ["partition"], ends, [[*_FINISHED, *span.where]]).to_pylist()
+    times = {row["partition"]: (row["first"], row["last"]) for row in rows}
+    if not times:
+        return MESSAGES.empty_table()
+    topic, cluster = settings.publish.topic, Cluster(settings.kafka)
+    sink = cluster.identified(topic)  # of one that was made anew since, nothing is noted yet
+    noted = ("sink", "=", sink)
+    before: Where = [[noted, ("partition", "=", p), ("last_event_time", "<", first)] for p, (first, _) in times.items()]
+    after: Where = [[noted, ("partition", "=", p), ("last_event_time", ">=", last)] for p, (_, last) in times.items()]
+    # `at_most_once` notes no offsets: then a partition is read from end to end.
+    begins, ends_at = dict.fromkeys(times, -1), dict.fromkeys(times, -1)
+    for known, kind, where in ((begins, "max", before), (ends_at, "min", after)):
+        found = _asked(questions, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where)
+        known |= {row["partition"]: row["offset"] for row in found if row["offset"] is not None}
+    messages = []
+    bounds = cluster.settled_bounds(topic, max(times) + 1)  # a commit is answered before every partition shows it
+    for p in sorted(times):
+        first, end = bounds[p]
+        since, until = max(first, begins[p] + 1), end if ends_at[p] < 0 else ends_at[p] + 1
+        if since < until:
+            messages += [_as_messages(batch, times[p]) for batch in read_range(settings.kafka, Range(topic, p, since, until))]
+    return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
+
+
+def _as_messages(batch: pa.RecordBatch, times: tuple[int, int]) -> pa.Table:
+    """The messages whose event time lies between two (inclusive), or is not told."""
+    read = [_of_headers(headers) for headers in batch["headers"].to_pylist()]
+    seqs, ids, event_times = (list(column) for column in zip(*read, strict=True)) if read else ([], [], [])
+    columns = [
+        *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
+        *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
+        pa.array(seqs, pa.int64()),
+        pa.array(ids, pa.string()),
+        pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
+    ]
+    is_meant = np.array([time is None or times[0] <= time <= times[1] for time in event_times], np.bool_)
+    return pa.table(columns, schema=MESSAGES).filter(pa.array(is_meant))
+
+
+def _of_headers(headers: list[dict[str, Any]] | None) -> tuple[int | None, str | None, int | None]:
+    """The number, the id and the event time (ms) of a message."""
+    said = {header["key"]: _decoded(header["value"]) for header in headers or ()}
+    seq, id = said.get(SEQ), said.get(ID)
+    try:
+        event_time = parse_message_id(id or "")[1]
+    except ValueError:
+        event_time = None
+    return int(seq) if seq is not None and seq.isdecimal() else None, id, event_time

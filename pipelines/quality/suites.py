@@ -1,0 +1,158 @@
+"""Suites of expectations: Watersmeet's own promises, which hold for every configuration, and the user's.
+
+A suite is a JSON file of Great Expectations: `name`, `expectations` (each with `type`, `kwargs` and, for people, `description`),
+and in `meta` the table that it is about: `{"table": "silver"}`. `bronze` stands for the table of every source.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from pipelines.dev.init import schemas_directory
+from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.lake import tables
+from pipelines.settings import Settings
+from pipelines.settings_file import known_instead
+
+SINK: Final = "sink"
+"""What a suite calls the messages of the sink."""
+
+BRONZE: Final = "bronze"
+"""What a suite calls the tables of all sources."""
+
+PROMISES: Final = ("bronze_promises", "silver_promises", "late_promises", "sink_promises")
+"""Watersmeet's own suites, which hold for every configuration, by their names and files."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is expected of one table. `table`: its name in the lake, or `SINK`; `file`: where the suite comes from."""
+
+    name: str
+    table: str
+    documents: tuple[Mapping[str, Any], ...]
+    """The expectations, as JSON has them."""
+    file: str
+
+    @cached_property
+    def expectations(self) -> list[Any]:
+        """As Great Expectations knows them. Raises ConfigurationError where it does not take one, and WatersmeetError where it is
+        not installed.
+        """
+        return [self._made(number, document) for number, document in enumerate(self.documents)]
+
+    def _made(self, number: int, document: Mapping[str, Any]) -> Any:
+        load_great_expectations()
+        from great_expectations.exceptions.exceptions import GreatExpectationsError
+        from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+        try:
+            # A result tells the `meta` of its expectation: so it is known which of them it is about.
+            known = {**document, "meta": {**(document.get("meta") or {}), PLACE: number}}
+            return ExpectationConfiguration(**known).to_domain_obj()
+        except (GreatExpectationsError, ValueError, TypeError) as error:
+            # The first line of several only counts what is wrong.
+            reason = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        fault = f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great Expectations' gallery has it"
+        raise ConfigurationError(f"{self.file}: {fault}")
+
+
+PLACE: Final = "watersmeet_place"
+"""Where an expectation keeps its number within its suite."""
+
+
+def sentence_of(document: Mapping[str, Any]) -> str:
+    """What an expectation says: its description, or else its type and what it is about."""
+    if document.get("description"):
+        return str(document["description"])
+    told = ", ".join(f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items())
+    return f"{document['type']} ({told})"
+
+
+def load_great_expectations() -> None:
+    """Raises WatersmeetError where Great Expectations is not installed. It takes seconds to import, and is an optional extra."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    try:
+        from great_expectations.data_context.types.base import ProgressBarsConfig
+    except ImportError as error:
+        raise WatersmeetError(
+            f"Great Expectations cannot be imported ({error}): install it with `pip install 'watersmeet[quality]'`"
+        ) from error
+    # This module tells of every temporary folder, at a level of its own.
+    logging.getLogger(ProgressBarsConfig.__module__).setLevel(logging.WARNING)
+
+
+def read_suites(settings: Settings) -> list[Suite]:
+    """Every suite of a configuration, Watersmeet's own first. Raises ConfigurationError where a file is no suite."""
+    found: list[Suite] = []
+    for name in PROMISES:
+        file = schemas_directory() / "promises" / f"{name}.json"
+        for suite in _suites(file.read_bytes(), str(file), settings):
+            more = _of_sources(settings) if suite.table == tables.SILVER else _of_sink(settings) if suite.table == SINK else ()
+            found.append(Suite(suite.name, suite.table, (*suite.documents, *more), suite.file))
+    for kept in settings.quality.suites:
+        mine = _suites(kept.text, str(kept.path), settings)
+        if taken := {suite.name for suite in mine} & {suite.name for suite in found}:
+            fault = f"name: there are two suites called `{taken.pop()}`; give each a name of its own"
+            raise ConfigurationError(f"{kept.path}: {fault}")
+        found += mine
+    return found
+
+
+def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
+    """The suite of a file, once for each table that it is about."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{file}: {f'is not JSON ({error}); write a suite of Great Expectations'}") from None
+    if fault := _fault(document, settings):
+        raise ConfigurationError(f"{file}: {fault}")
+    table = (document.get("meta") or {}).get("table", tables.SILVER)
+    found = [tables.bronze(source) for source in settings.sources] if table == BRONZE else [table]
+    return [Suite(document["name"], each, tuple(document["expectations"]), file) for each in found]
+
+
+def _fault(document: Any, settings: Settings) -> str | None:
+    """What is wrong with the form of a suite, and what would be right."""
+    if not isinstance(document, dict):
+        return "is not a JSON object; write a suite of Great Expectations"
+    if not isinstance(document.get("name"), str) or not document["name"].strip():
+        return "name: is missing or no text; give the suite a name"
+    expectations = document.get("expectations")
+    if not isinstance(expectations, list) or not expectations:
+        return "expectations: is missing or empty; list one or more expectations"
+    for number, each in enumerate(expectations):
+        if not isinstance(each, dict) or not isinstance(each.get("type"), str) or not isinstance(each.get("kwargs"), dict):
+            return f"expectations[{number}]: is no expectation; write an object with `type` and `kwargs`"
+    meta = document.get("meta") or {}
+    if not isinstance(meta, dict):
+        return 'meta: is no object; name the table in it, such as {"table": "silver"}'
+    known = [BRONZE, *map(tables.bronze, settings.sources), tables.SILVER, tables.LATE, tables.PROGRESS, SINK]
+    if (table := meta.get("table", tables.SILVER)) not in known:
+        return f"meta.table: `{table}` is no table that is checked; {known_instead(str(table), known)}"
+    return None
+
+
+def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:
+    """What is expected of the columns of the sources in silver."""
+    for source in settings.sources:
+        yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
+        yield _expectation("expect_column_values_to_not_be_null", f"{source} is never null", column=source)
+
+
+def _of_sink(settings: Settings) -> Sequence[Mapping[str, Any]]:
+    """A number comes once, unless the delivery allows for repeats."""
+    if settings.publish.delivery == "at_least_once":
+        return ()
+    columns = {"column_list": ["partition", "seq"], "ignore_row_if": "never"}
+    return [_expectation("expect_compound_columns_to_be_unique", "partition and seq together are unique", **columns)]
+
+
+def _expectation(kind: str, sentence: str, **kwargs: Any) -> Mapping[str, Any]:
+    return {"type": kind, "kwargs": kwargs, "description": sentence}

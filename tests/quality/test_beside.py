@@ -1,0 +1,107 @@
+"""Checks beside a run that goes on, and `watersmeet check` as people call it, on a real broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipelines.audit.status import status
+from pipelines.lake.quality import last_results
+from pipelines.quality.command import check_lake
+from tests.support.commands import without_java
+from tests.support.metrics import free_port, scrape
+from tests.support.quality import expected, suite_file
+from tests.support.rivers import Losses, River, until
+from tests.support.topics import published
+
+NEVER = expected("expect_table_row_count_to_be_between", "more rows than there are", min_value=10**9)
+
+
+def results(river: River) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["suite"], row["table"]): row for row in last_results(river.questions)}
+
+
+def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(kafka: str, tmp_path: Path) -> None:
+    port, file = free_port(), suite_file(tmp_path, "greedy", "silver", NEVER)
+    river = River.make(kafka, tmp_path / "river", "beside", quality={"suites": [file], "every": 1}, metrics={"port": port})
+    river.flow()
+    run = river.run()
+    try:
+        until(lambda: ("greedy", "silver") in results(river), "the first check", 120)
+        first = results(river)["greedy", "silver"]
+        assert (first["success"], first["failed"]) == (False, 1)
+        river.flow()
+        river.flow()
+        until(lambda: results(river)["greedy", "silver"]["version"] > first["version"], "a later check", 120)
+        until(lambda: ("sink_promises", "sink") in results(river), "a check of the sink", 120)
+        seen = scrape(port)
+        assert seen is not None
+        assert seen.value("watersmeet_quality_failed", suite="greedy", table="silver") == 1
+        assert seen.value("watersmeet_quality_failed", suite="silver_promises", table="silver") == 0
+        assert run.process.poll() is None, run.said()
+    finally:
+        assert run.stop() == 0, run.said()
+    assert "silver: the suite greedy is not met: more rows than there are" in river.run_log
+    assert river.losses() == Losses()
+    told = {(row["suite"], row["table"]): row for row in status(river.questions, river.settings)["quality"]}
+    assert told == results(river)
+
+
+def test_a_suite_that_is_wrong_refuses_the_run(kafka: str, tmp_path: Path) -> None:
+    file = suite_file(tmp_path, "wrong", None, {"type": "expect_much", "kwargs": {}})
+    river = River.make(kafka, tmp_path / "river", "wrong-suite", quality={"suites": [file], "every": 5})
+    run = river.run("--once")
+    assert run.wait() == 2
+    assert f"{file}: expectations[0], expect_much: " in run.said()
+
+
+def test_each_message_is_looked_at_once(kafka: str, tmp_path: Path) -> None:
+    river, looked_at = River.make(kafka, tmp_path / "river", "checked"), 0
+    for _ in range(3):
+        river.flow()
+        river.finish()
+        done = check_lake(river.settings, None, None)
+        assert done.ok
+        assert done.skipped == {}
+        looked_at += sum(result.rows for result in done.results if result.table == "sink")
+    assert looked_at == len(published(kafka, river.sink, river.partitions)) > 0
+    assert check_lake(river.settings, None, None).results == []
+    [again] = [result for result in check_lake(river.settings, 0, None).results if result.table == "sink"]
+    assert again.rows == looked_at
+
+
+def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path / "river", "exits")
+    river.flow()
+    river.finish()
+    page = tmp_path / "quality.html"
+    assert "every expectation is met" in without_java(river, "check", "--html", str(page))
+    assert "The data is as expected" in page.read_text(encoding="utf-8")
+    assert "--since: silver has no version 999" in without_java(river, "check", "--since", "999", exit_code=2)
+    assert "--html: " in without_java(river, "check", "--html", str(tmp_path / "none" / "page.html"), exit_code=2)
+
+    river.config["quality"] = {"suites": [suite_file(tmp_path, "greedy", "bronze", NEVER)]}
+    river.write()
+    found = json.loads(without_java(river, "check", "--json", exit_code=3))
+    assert [(row["table"], row["success"]) for row in found["results"]] == [("bronze_tracking", False), ("bronze_orders", False)]
+    assert found["nothing_new"] == ["bronze_orders", "bronze_tracking", "late", "silver", "sink"]
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    river.config["quality"] = {"suites": [str(bad)]}
+    river.write()
+    assert f"{bad}: is not JSON" in without_java(river, "check", exit_code=2)
+    assert f"{bad}: is not JSON" in json.loads(without_java(river, "validate", "--json", exit_code=2))["problems"][0]["what"]
+
+
+def test_where_kafka_is_away_all_but_the_sink_is_looked_at(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path / "river", "away")
+    river.flow()
+    river.flow()
+    river.finish()
+    river.config["kafka"] = {"bootstrap_servers": "127.0.0.1:1"}
+    river.write()
+    found = json.loads(without_java(river, "check", "--json", exit_code=1))
+    assert found["ok"]
+    assert "no Kafka broker answers" in found["skipped"]["sink"]
+    assert {row["table"] for row in found["results"]} == {"bronze_tracking", "bronze_orders", "silver", "late"}

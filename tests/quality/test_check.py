@@ -1,0 +1,236 @@
+"""A check looks at each row once, goes on where the last one ended, and keeps what it found."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.audit.show import check_view
+from pipelines.engine.spark import SparkEngine
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.location import Lake
+from pipelines.lake.quality import Checked, append_results, last_results, last_versions
+from pipelines.quality import rows
+from pipelines.quality.check import check
+from pipelines.quality.suites import PROMISES
+from pipelines.settings import Settings
+from tests.support.cases import rich_cases
+from tests.support.lakes import CaseLake
+from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
+
+BRONZE = {"bronze_tracking": 6, "bronze_orders": 3}
+
+
+def with_suites(lake: QualityLake, *files: str) -> None:
+    kept = Settings.model_validate({**lake.settings.model_dump(), "quality": {"suites": list(files)}})
+    lake.settings = lake.settings.model_copy(update={"quality": kept.quality})
+
+
+def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    cases = rich_cases(12)
+    lake.lake = CaseLake(lake.engine, lake.settings, cases)
+    seen: dict[str, int] = {}
+    for share in (0.3, 0.3, 0.6, 1.0, 1.0):
+        lake.flow(share)
+        for table, count in lake.looked_at(lake.check()).items():
+            seen[table] = seen.get(table, 0) + count
+    passed = lake.engine.questions.summary(tables.PROGRESS, ["source", "partition"], {"end": ("max", "until_offset")}).to_pylist()
+    for source in lake.settings.sources:
+        merged = sum(row["end"] for row in passed if row["source"] == source)
+        assert seen[tables.bronze(source)] == merged > 0
+    assert seen[tables.LATE] == len(lake.lake.late()) > 0
+    assert seen[tables.SILVER] >= len(lake.lake.silver()) > 0  # a record that a later batch changed is looked at again
+
+
+def test_where_nothing_is_new_the_check_says_so_and_is_met(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    before = lake.check()
+    assert (before.version, before.results, before.ok) == (None, [], True)
+    lake.flow()
+    assert lake.looked_at(lake.check()) == {**BRONZE, "silver": 5, "late": 1}
+    again = lake.check()
+    assert again.ok
+    assert again.results == []
+    assert again.nothing_new == ["bronze_orders", "bronze_tracking", "late", "silver", "sink"]
+    assert again.document()["nothing_new"] == again.nothing_new
+    assert "nothing new since the last check" in str(check_view(again.document()).renderables)
+
+
+def test_a_check_since_a_version_looks_at_all_batches_after_it(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    lake.flow(0.5)
+    first = lake.check()
+    lake.flow()
+    lake.check()
+    assert first.version is not None
+    since_first, since_all = lake.check(since=first.version), lake.check(since=0)
+    assert lake.looked_at(since_all)["bronze_tracking"] == 6
+    assert lake.looked_at(since_first)["bronze_tracking"] == 6 - lake.looked_at(first)["bronze_tracking"]
+    assert {result.version for result in since_all.results if result.table != "sink"} == {since_all.version}
+    assert lake.check().results == [], "an older version does not move the check back"
+    with pytest.raises(ConfigurationError, match=r"--since: silver has no version 99; name one from 0 to \d+"):
+        lake.check(since=99)
+
+
+def test_what_was_found_is_in_the_table(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0)
+    count = expected("expect_table_row_count_to_be_between", "many rows", min_value=100)
+    with_suites(lake, suite_file(tmp_path, "mine", "silver", few, count))
+    lake.flow()
+    done = lake.check()
+    assert not done.ok
+    names = list(Checked._fields)
+    found = lake.engine.questions.select(tables.QUALITY, names).to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == sorted(done.checked())
+    mine = {row["expectation"]: row for row in found if row["suite"] == "mine"}
+    assert {(row["success"], row["unexpected"], row["total"]) for row in mine.values()} == {(False, 3, 5), (False, None, 5)}
+    assert {row["checked_at"] for row in found} == {NOW_MS}
+    [mine_last] = [row for row in last_results(lake.engine.questions) if row["suite"] == "mine"]
+    told = {"checked_at": NOW_MS, "success": False, "expectations": 2, "failed": 2}
+    assert mine_last == {"suite": "mine", "table": "silver", "version": done.version, **told}
+
+
+def test_a_suite_that_is_added_later_begins_with_the_first_batch(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    lake.flow(0.5)
+    lake.check()
+    lake.flow()
+    some = expected("expect_table_row_count_to_be_between", "some rows", min_value=1)
+    with_suites(lake, suite_file(tmp_path, "mine", "bronze_tracking", some))
+    seen = {result.suite: result.rows for result in lake.check().results if result.table == "bronze_tracking"}
+    assert seen["mine"] == 6 > seen["bronze_promises"]
+
+
+def test_pieces_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = QualityLake(tmp_path)
+    few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0)
+    with_suites(lake, suite_file(tmp_path, "mine", "silver", few))
+    for share in (0.3, 0.6, 1.0):
+        lake.flow(share)
+    whole = lake.check().document()
+    monkeypatch.setattr(rows, "PIECE_OFFSETS", 1)
+    batches = rows.read_batches(lake.engine.questions, -1)
+    assert len(list(batches.pieces(rows.Span(-1, batches.last), 1))) == batches.last + 1 > 1
+    assert lake.check(since=0).document() == whole
+
+
+def test_progress_is_looked_at_as_it_stands_each_time(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    young = expected("expect_column_values_to_be_between", "young", column="minutes_since_batch", max_value=60)
+    with_suites(lake, suite_file(tmp_path, "age", "progress", young))
+    assert lake.check().results == [], "before the first batch there is nothing to look at"
+    lake.flow()
+    committed = lake.engine.questions.summary(tables.PROGRESS, [], {"at": ("max", "committed_at")})["at"][0].as_py()
+    assert lake.check(committed + 3_600_000).ok
+    assert not lake.check(committed + 3_601_000).ok
+    assert lake.check(committed).ok
+
+
+def test_bytes_that_are_no_text_are_null_and_stop_nothing(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    lake.lake.cases[0].values["tracking"][2] = b"\xff\xfe"
+    text = expected("expect_column_values_to_not_be_null", "values are text", column="value")
+    with_suites(lake, suite_file(tmp_path, "mine", "bronze_tracking", text))
+    lake.flow()
+    [result] = [result for result in lake.check().results if result.suite == "mine"]
+    assert [outcome.unexpected for outcome in result.failed] == [1]
+
+
+def test_what_senders_wrote_is_never_shown(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    nothing = [
+        expected("expect_column_values_to_be_null", "no value", column="value"),
+        expected("expect_column_values_to_be_null", "no detail", column="detail"),
+    ]
+    parts = expected("expect_column_values_to_be_null", "no parts", column="tracking")
+    with_suites(lake, suite_file(tmp_path, "mine", "bronze_tracking", *nothing), suite_file(tmp_path, "parts", "silver", parts))
+    lake.flow()
+    found = {outcome.expectation: outcome for result in lake.check().results for outcome in result.failed}
+    assert found["no value"].examples[0] == {"partition": "0", "offset": "0", "value": "(19 characters, not shown)"}
+    assert "not shown" in found["no detail"].examples[0]["detail"]
+    assert "parts, not shown" in found["no parts"].examples[0]["tracking"]
+
+
+def test_a_check_that_is_to_stop_leaves_the_rest_for_the_next_one(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    lake.flow()
+    asked = iter([False, True, True])
+    done = lake.check(is_stopping=lambda: next(asked))
+    assert [result.table for result in done.results] == ["bronze_tracking"]
+    assert set(lake.looked_at(lake.check())) == {"bronze_orders", "silver", "late"}
+
+
+def test_checks_that_end_at_once_all_keep_their_results(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    table = lake.engine.lake.layout[tables.QUALITY]
+    results = [[Checked(NOW_MS + n, f"suite{n}", "silver", n, "holds", True, 0, 1)] for n in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda mine: append_results(lake.engine.questions, lake.engine.append, table, mine), results))
+    assert last_versions(lake.engine.questions) == {(f"suite{n}", "silver"): n for n in range(6)}
+
+
+def test_a_suite_that_great_expectations_does_not_take_ends_the_check_before_it_looks(tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    with_suites(lake, suite_file(tmp_path, "mine", "silver", {"type": "expect_much", "kwargs": {}}))
+    lake.flow()
+    with pytest.raises(ConfigurationError, match="expect_much"):
+        lake.check()
+    assert last_versions(lake.engine.questions) == {}
+
+
+def test_a_check_says_nothing_beside_its_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    lake = QualityLake(tmp_path)
+    lake.flow()
+    done = lake.check()
+    assert json.loads(json.dumps(done.document()))["ok"]
+    assert {result.suite for result in done.results} == set(PROMISES) - {"sink_promises"}, "gold has published nothing"
+    assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.name.startswith("great_expectations")] == []
+    assert list(here.iterdir()) == [], "no file is left in the current folder"
+
+
+def test_the_view_names_what_is_not_met() -> None:
+    row: dict[str, Any] = {"suite": "mine", "table": "silver", "expectation": "few [parts]", "success": False, "total": 4}
+    row |= {"unexpected": 3, "observed": None, "trouble": None}
+    found = {"results": [row], "skipped": {"sink": "away"}, "nothing_new": []}
+    told = "\n".join(part for part in check_view(found).renderables if isinstance(part, str))
+    assert r"silver: few \[parts] (3 of 4 rows are against it)" in told
+    assert "sink: away" in told
+
+
+def _without_examples(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results; which rows are shown depends on their order, which nobody promises."""
+    return [{name: value for name, value in row.items() if name != "examples"} for row in document["results"]]
+
+
+def test_by_spark_a_check_finds_the_same(root_session: SparkSession, tmp_path: Path) -> None:
+    lake = QualityLake(tmp_path)
+    few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=1)
+    text = expected("expect_column_values_to_match_regex", "values are objects", column="value", regex="^[{].*[}]$")
+    old = expected("expect_column_values_to_be_between", "old", column="minutes_since_batch", max_value=-1)
+    wanted = {"silver": few, "bronze": text, "progress": old}
+    with_suites(lake, *[suite_file(tmp_path, f"of_{table}", table, each) for table, each in wanted.items()])
+    for share in (0.5, 1.0):
+        lake.flow(share)
+    in_memory = lake.check().document()
+    assert [row["expectation"] for row in in_memory["results"] if not row["success"]]
+    by_spark = SparkEngine(root_session, Lake(lake.settings.model_copy(update={"engine": "spark"})))
+    found = check(by_spark, lake.settings, lake.suites, NOW_MS, since=0).document()
+    pairs = zip(_without_examples(found), _without_examples(in_memory), strict=True)
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
+    assert found["ok"] is in_memory["ok"] is False
+    again = check(by_spark, lake.settings, lake.suites, NOW_MS)
+    assert {result.table for result in again.results} == {"progress"}, "nothing else is new"

@@ -1,0 +1,218 @@
+"""Watersmeet's own suites: what a run makes meets them, and each promise is found broken when its data is, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import StorageLevel
+from pyspark.sql import SparkSession
+
+from pipelines.core.types import columns_ddl
+from pipelines.lake import tables
+from pipelines.quality.evaluate import Outcome
+from pipelines.quality.rows import MESSAGES, Span, rows_of
+from pipelines.quality.suites import PROMISES, SINK, Suite, sentence_of
+from tests.support.quality import NOW_MS, QualityLake, Row, failed, outcomes, with_rows
+
+BRONZE = "bronze_tracking"
+TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)
+MESSAGE: Row = {
+    "topic": "merged",
+    "partition": 0,
+    "offset": 0,
+    "timestamp": TIME,
+    "key": "a",
+    "value": "{}",
+    "seq": 0,
+    "id": "0/1767225600000/a",
+    "event_time": TIME,
+}
+
+
+class Sound:
+    """What a run has made of the small lake: by table the rows that a check looks at."""
+
+    def __init__(self, folder: Path) -> None:
+        lake = QualityLake(folder)
+        lake.flow()
+        self.suites: list[Suite] = lake.suites
+        names = (BRONZE, tables.SILVER, tables.LATE)
+        self.rows: dict[str, pa.Table] = {n: rows_of(lake.engine, lake.settings, n, Span(-1, 99), NOW_MS) for n in names}
+        self.rows[SINK] = pa.Table.from_pylist([MESSAGE, {**MESSAGE, "offset": 1, "seq": 1}], schema=MESSAGES)
+
+    def row(self, table: str, **where: Any) -> Row:
+        """The first row of a table with these values."""
+        found = (row for row in self.rows[table].to_pylist() if where.items() <= row.items())
+        row: Row = next(found)
+        return row
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    return Sound(tmp_path_factory.mktemp("sound"))
+
+
+def test_what_a_run_makes_meets_every_promise(sound: Sound) -> None:
+    for table, rows in sound.rows.items():
+        assert rows.num_rows > 0
+        found = outcomes(rows, sound.suites, table)
+        assert failed(found) == {}, table
+        assert {outcome.unexpected for outcome in found} <= {0, None}
+
+
+def test_tables_without_rows_meet_every_promise(sound: Sound) -> None:
+    for table, rows in sound.rows.items():
+        assert failed(outcomes(rows.schema.empty_table(), sound.suites, table)) == {}, table
+
+
+# -- planted: the table, the promise, a row that keeps every promise, and the rows that break this promise and no other
+
+Break = Callable[[Row], list[Row]]
+
+
+def later(row: Row, ms: int) -> Row:
+    moved = timedelta(milliseconds=ms)
+    return {**row, "event_time": row["event_time"] + moved, "last_event_time": row["last_event_time"] + moved}
+
+
+def setting(**values: Any) -> Break:
+    return lambda row: [{**row, **values}]
+
+
+def twice(row: Row) -> list[Row]:
+    return [row, row]
+
+
+READ, REFUSED = {"reason": None, "heartbeat": False}, {"reason": "undecodable"}
+OPEN, VALID = {"status": "open"}, {"status": "timed_out"}
+MS = timedelta(milliseconds=1)
+
+PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
+    *[(BRONZE, f"{name} is never null", READ, setting(**{name: None})) for name in ("topic", "partition", "offset")],
+    (BRONZE, "kafka_timestamp is never null", READ, setting(kafka_timestamp=None)),
+    (BRONZE, "heartbeat is never null", READ, setting(heartbeat=None)),
+    (BRONZE, "partition and offset together are unique", READ, twice),
+    (BRONZE, "a reason is undecodable, no_key, no_event_time or event_time_in_future", REFUSED, setting(reason="dull")),
+    (BRONZE, "a record that is refused has a detail", REFUSED, setting(detail=None)),
+    (BRONZE, "a record that was read has an event_time", READ, setting(event_time=None)),
+    (BRONZE, "a record that is refused has no event_time", REFUSED, setting(event_time=TIME)),
+    (BRONZE, "a record that was read and is no heartbeat has a merge_key", READ, setting(merge_key=None)),
+    (BRONZE, "a record that is refused has no merge_key", REFUSED, setting(merge_key="a")),
+    (BRONZE, "merge_key is never empty", READ, setting(merge_key="")),
+    *[
+        (tables.SILVER, f"{name} is never null", VALID, setting(**{name: None}))
+        for name in ("partition", "merge_key", "status", "event_time", "last_event_time", "batch", "tracking")
+    ],
+    (tables.SILVER, "merge_key is never empty", VALID, setting(merge_key="")),
+    (tables.SILVER, "status is open or timed_out", VALID, setting(status="lost")),
+    (
+        tables.SILVER,
+        "event_time is never after last_event_time",
+        VALID,
+        lambda row: [{**row, "last_event_time": row["event_time"] - MS}],
+    ),
+    (tables.SILVER, "partition, merge_key and event_time together are unique", VALID, twice),
+    (tables.SILVER, "a key has at most one open record in a partition", OPEN, lambda row: [row, later(row, 1)]),
+    (tables.SILVER, "valid is null while a record is open", OPEN, setting(valid=True)),
+    (tables.SILVER, "valid is known once a record has timed out", VALID, setting(valid=None)),
+    (
+        tables.SILVER,
+        "invalid_reason is null unless valid is false",
+        VALID,
+        lambda row: [{**row, "invalid_reason": "reset"}, {**later(row, 1), "invalid_reason": "predicate"}],
+    ),
+    (tables.SILVER, "invalid_reason is given where valid is false", VALID, setting(valid=False, invalid_reason=None)),
+    (
+        tables.SILVER,
+        "invalid_reason is predicate, too_large or reset",
+        VALID,
+        setting(valid=False, invalid_reason="because"),
+    ),
+    *[
+        (tables.LATE, f"{name} is never null", {}, setting(**{name: None}))
+        for name in ("source", "topic", "partition", "offset", "merge_key", "event_time", "position", "batch")
+    ],
+    (tables.LATE, "source, partition and offset together are unique", {}, twice),
+    (tables.LATE, "event_time is always before position", {}, lambda row: [{**row, "event_time": row["position"]}]),
+    *[
+        (SINK, f"{name} is never null", {}, setting(**{name: None}))
+        for name in ("partition", "offset", "timestamp", "key", "seq", "id", "event_time")
+    ],
+    (SINK, "seq is never below 0", {}, setting(seq=-1)),
+    (SINK, "key is never empty", {}, setting(key="")),
+    (SINK, "event_time is never after timestamp", {}, lambda row: [{**row, "event_time": row["timestamp"] + MS}]),
+    (SINK, "partition and seq together are unique", {}, twice),
+]
+
+
+def own(row: Row, number: int) -> Row:
+    """The row with a place of its own, so that it is no other's repeat."""
+    places = {"offset": 1_000 + number, "seq": 1_000 + number, "merge_key": f"key{number}"}
+    return {**row, **{name: value for name, value in places.items() if row.get(name) is not None}}
+
+
+@pytest.fixture(scope="module")
+def broken(sound: Sound) -> dict[str, pa.Table]:
+    """Tables in which each promise is broken by rows of its own."""
+    rows = {table: found.to_pylist() for table, found in sound.rows.items()}
+    for number, (table, _, like, breaking) in enumerate(PLANTED):
+        rows[table] += breaking(own(sound.row(table, **like), number))
+    return {table: with_rows(sound.rows[table], found) for table, found in rows.items()}
+
+
+@pytest.fixture(scope="module")
+def found(sound: Sound, broken: dict[str, pa.Table]) -> dict[str, list[Outcome]]:
+    return {table: outcomes(rows, sound.suites, table) for table, rows in broken.items()}
+
+
+@pytest.mark.parametrize(("table", "sentence"), dict.fromkeys((table, sentence) for table, sentence, _, _ in PLANTED))
+def test_a_broken_promise_is_found_with_its_rows_and_no_others(
+    sound: Sound, found: dict[str, list[Outcome]], table: str, sentence: str
+) -> None:
+    planted = [(like, breaking) for its, name, like, breaking in PLANTED if (its, name) == (table, sentence)]
+    rows = sum(len(breaking(sound.row(table, **like))) for like, breaking in planted)
+    assert failed(found[table])[sentence] == rows
+
+
+def test_every_promise_on_values_can_be_broken(found: dict[str, list[Outcome]]) -> None:
+    never_broken = {o.expectation for of_table in found.values() for o in of_table if o.success}
+    assert {sentence for sentence in never_broken if not sentence.startswith("the column ")} == {"orders is never null"}
+
+
+def test_spark_finds_what_is_found_in_memory(
+    root_session: SparkSession, sound: Sound, broken: dict[str, pa.Table], found: dict[str, list[Outcome]]
+) -> None:
+    for table, rows in broken.items():
+        in_spark = root_session.createDataFrame(rows, columns_ddl(rows.schema))
+        by_spark = outcomes(in_spark, sound.suites, table)
+        assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in found[table]], table
+        assert [bool(outcome.examples) for outcome in by_spark] == [bool(outcome.examples) for outcome in found[table]], table
+        assert in_spark.storageLevel == StorageLevel.NONE  # nothing of the rows is kept in memory
+
+
+def test_a_missing_column_fails_what_is_said_of_it_and_no_more(sound: Sound) -> None:
+    rows = sound.rows[tables.SILVER].drop_columns(["batch", "orders"])
+    wrong = failed(outcomes(rows, sound.suites, tables.SILVER))
+    assert wrong == dict.fromkeys(
+        ["the column batch exists", "batch is never null", "the column orders exists", "orders is never null"]
+    )
+
+
+def test_every_promise_has_a_sentence_of_its_own(sound: Sound) -> None:
+    own_suites = [suite for suite in sound.suites if suite.name in PROMISES and suite.table != "bronze_orders"]
+    assert [suite.name for suite in own_suites] == list(PROMISES)
+    for suite in own_suites:
+        sentences = [sentence_of(document) for document in suite.documents]
+        assert len(set(sentences)) == len(sentences)
+        assert all("description" in document for document in suite.documents)
+
+
+def test_repeats_are_allowed_where_the_delivery_allows_them(tmp_path: Path) -> None:
+    suites = QualityLake(tmp_path, publish__delivery="at_least_once").suites
+    rows = pa.Table.from_pylist([MESSAGE, {**MESSAGE, "offset": 1}], schema=MESSAGES)
+    assert failed(outcomes(rows, suites, SINK)) == {}
