@@ -19,10 +19,10 @@ FILES = [
     "examples.jsonl",
     "schemas/orders.json",
     "schemas/tracking.json",
-    "schemas/merged.json",
     "expectations/completeness.json",
     "expectations/freshness.json",
     "expectations/quarantine.json",
+    "schemas/merged.json",
 ]
 
 
