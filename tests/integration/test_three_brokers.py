@@ -1,0 +1,33 @@
+"""A cluster of three brokers, one of which dies: a run goes on, and nothing is lost or sent twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.rivers import EMBEDDED, Losses, River, until
+from tests.support.three_brokers import three_brokers
+from tests.support.topics import published
+
+
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_while_one_of_three_brokers_is_dead(tmp_path: Path) -> None:
+    with three_brokers(tmp_path / "brokers") as cluster:
+        river = River.make(cluster.servers, tmp_path / "river", "three", lake=EMBEDDED)
+        river.flow()
+        river.flow()
+        run = river.run()
+        until(lambda: len(published(river.kafka, river.sink, river.partitions)) > 0, "the first messages", 120)
+        before = len(published(river.kafka, river.sink, river.partitions))
+        cluster.kill(2)
+        river.flow()
+        river.flow()
+        until(lambda: len(published(river.kafka, river.sink, river.partitions)) > before, "messages without one broker", 180)
+        assert run.process.poll() is None, run.said()
+        cluster.start(2)
+        river.flow()
+        assert run.stop() == 0, run.said()
+        river.finish()
+        assert river.losses() == Losses()
+        assert river.broken_promises() == []
