@@ -7,17 +7,20 @@ the columns that they need.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pipelines.audit.problems import Problem
+from pipelines.audit.show import utc
 from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
 from pipelines.core.schema_changes import refused_changes
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.faults import IN_EVOLVE, reach
+from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, changes, read_epochs
-from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import Questions
+from pipelines.lake.progress import LastBatch, last_batch
+from pipelines.lake.questions import Questions, Where
 from pipelines.observability import Reporter
 from pipelines.owner import now_ms
 from pipelines.run import LAYERS, Run
@@ -34,7 +37,7 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
         "epoch": epochs.current.number + (1 if found else 0),
         "from_batch": (0 if last is None else last[0].batch + 1) if found else epochs.current.from_batch,
         "changes": [{"field": field, "before": before, "after": after} for field, (before, after) in found.items()],
-        "problems": [problem._asdict() for problem in _problems(epochs, settings, found)],
+        "problems": [problem._asdict() for problem in [*_problems(epochs, settings, found), *_too_early(questions, found, last)]],
         "applied": False,
     }
 
@@ -57,6 +60,19 @@ def evolve(settings: Settings, reporter: Reporter) -> dict[str, Any]:
         reach(IN_EVOLVE)
         begin_epoch(questions, this_run.engine.append, settings, from_batch, now_ms())
     return {**found, "from_batch": from_batch, "applied": True}
+
+
+def _too_early(questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None) -> Iterator[Problem]:
+    """The timeout says which records a message holds that was read back from the sink: it stays until all of them are past."""
+    if "merge.timeout" not in found or last is None or not questions.exists(tables.RECOVERED):
+        return
+    where: Where = [[("merge_key", "is not null", None)]]
+    rows = questions.summary(tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, where).to_pylist()
+    for row in rows:
+        until = row["last"] + max(found["merge.timeout"])
+        if last[0].clocks.get(row["partition"], 0) <= until:
+            what = f"messages that were read back from the sink may still hold records of partition {row['partition']}"
+            yield Problem(what, "merge.timeout", f"wait until its clock has passed {utc(until)}")
 
 
 def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]) -> list[Problem]:

@@ -117,7 +117,7 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
         return f"the lake has these rules, in epoch {found['epoch']} from batch {found['from_batch']:,} on"
     table = Table("", "before", "after", box=None, header_style="dim")
     for change in found["changes"]:
-        table.add_row(Text(change["field"]), *[Text(_rule(change[name])) for name in ("before", "after")])
+        table.add_row(Text(change["field"]), *[Text(_rule(change["field"], change[name])) for name in ("before", "after")])
     if found["problems"]:
         problems = [f"{each['where']}: {each['what']}; {each['fix']}" for each in found["problems"]]
         return Group(table, Text("\n".join(["The change cannot be made:", *problems])))
@@ -126,9 +126,11 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
     return Group(table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}")
 
 
-def _rule(value: Any) -> str:
+def _rule(field: str, value: Any) -> str:
     """A rule as text that fits a line; a schema is named by its fields."""
-    if isinstance(value, str) and value.startswith("{"):
+    if field in ("merge.timeout", "merge.max_future"):
+        return duration(value)
+    if field.endswith(".schema") and value is not None:
         return f"a schema of {', '.join(json.loads(value).get('properties', {}))}"
     return "none" if value is None else str(value)
 

@@ -120,7 +120,11 @@ def check_lake(
     except WatersmeetError as error:
         problems.append(_as_problem(error, "lake"))
     else:
-        problems += check_tables(lake, questions)
+        try:
+            of_lake = read_epochs(questions, settings).current.settings.under(settings.rules())
+            problems += check_tables(Lake(of_lake), questions)
+        except ValueError as error:  # of two types of a field
+            problems.append(Problem(str(error), "sources", "keep the type that the field had, or use another name"))
     if problems or not with_kafka:
         return problems, []
     try:

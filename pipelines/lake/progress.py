@@ -6,7 +6,7 @@ The commit decides; `progress` follows from it, and keeps for good what the log 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -66,7 +66,11 @@ def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, comm
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
 
 
-def last_batch(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
+LastBatch: TypeAlias = tuple[BatchPlan, int, Commit]
+"""A batch, the version of silver that holds it, and the commit that decided it."""
+
+
+def last_batch(questions: Questions) -> LastBatch | None:
     """Silver's last batch, the version of silver that holds it, and the commit that decided it; None before the first.
 
     Where the log has forgotten that commit, the table of progress tells: its notes were written then, the plan says that there

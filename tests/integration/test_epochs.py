@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.engine.choice import open_engine
 from pipelines.faults import IN_EVOLVE
+from pipelines.lake import tables
 from tests.support.commands import without_java
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import published
@@ -103,6 +105,9 @@ def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str) 
     evolve(river)
     river.flow()
     river.finish()
+    run = [sys.executable, "-m", "pipelines", "validate", "--json"]
+    found = subprocess.run(run, cwd=river.folder, capture_output=True, text=True, check=False, timeout=300).stdout
+    assert json.loads(found) == {"ok": True, "problems": []}
     silver = river.questions.columns("silver").field("orders").type.value_type.field("value").type
     assert [field.name for field in silver] == [*FIRST, "coupon", "lines"]
     is_sound(river, "fields")
@@ -159,3 +164,39 @@ def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_p
     river.flow()
     river.finish()
     assert river.losses() == Losses()
+
+
+@pytest.mark.timeout(900)
+def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "valid", lake=FOLDER)
+    for number, valid in enumerate(["size(orders) > 0", "size(tracking) > 1", "size(orders) > 0 AND size(tracking) > 0"]):
+        river.config["publish"]["valid"] = valid
+        river.write()
+        river.flow()
+        if number:
+            assert evolve(river)["epoch"] == number
+        river.finish()
+    for command in (["verify", "--full"], ["rebuild", "--into", "again"], ["verify", "--against", "again"]):
+        run = [sys.executable, "-m", "pipelines", *command, "--json"]
+        done = subprocess.run(run, cwd=river.folder, capture_output=True, text=True, check=False, timeout=400)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_timeout_stays_until_messages_that_were_read_back_are_past(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "read-back", lake=EMBEDDED)
+    river.flow()
+    river.finish()
+    engine = open_engine(river.settings)
+    engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows([(0, "a", 900, None, None, 0)]))
+    first = river.config["merge"]["timeout"]
+    river.config["merge"]["timeout"] = "400ms"
+    river.write()
+    [problem] = evolve(river, apply=False, exit_code=2)["problems"]
+    assert problem["what"] == "messages that were read back from the sink may still hold records of partition 0"
+    river.config["merge"]["timeout"] = first
+    river.write()
+    river.flow()
+    river.finish()
+    river.config["merge"]["timeout"] = "400ms"
+    river.write()
+    assert evolve(river)["applied"], "the clock is at 2000, and 900 + 400 is past"

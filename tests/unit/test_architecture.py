@@ -77,6 +77,7 @@ EXCEPTIONS = frozenset(
         ("core.json_schema", "errors"),  # a schema that cannot be a column's type is an error in the configuration
         ("run", "audit.validate"),  # a start checks what `validate` checks
         ("evolve", "audit.problems"),  # so does a change of the rules
+        ("evolve", "audit.show"),
         ("evolve", "audit.validate"),
         ("run", "live"),  # a start makes the views of a catalog
         ("lake.maintenance", "engine"),  # its type alone
