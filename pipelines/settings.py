@@ -317,9 +317,13 @@ class Settings(_Part):
         """These settings with the rules that `rules` gave of others, which came after these."""
         changed: dict[tuple[str, ...], _Part] = {}
         for *path, part, names in self._ruled():
-            # What rules are silent about was not yet a choice when they were kept.
-            known = {attribute: ".".join([*path, name]) for name, attribute in names.items()}
-            values = {a: rules[field] if field in rules else type(part).model_fields[a].default for a, field in known.items()}
+            values = {}
+            for name, attribute in names.items():
+                field, of_part = ".".join([*path, name]), type(part).model_fields[attribute]
+                if field in rules:
+                    values[attribute] = rules[field]
+                elif not of_part.is_required():  # it was not yet a choice when the rules were kept
+                    values[attribute] = of_part.default
             if "schema_file" in values:
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"])
             changed[tuple(path)] = part.changed(**values)
