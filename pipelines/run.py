@@ -167,8 +167,11 @@ class Run:
             self.stopping.set()
 
         lease = Lease(self.engine.lake, questions, exclusive_append(self.engine), self.layers, on_lost=lost)
-        known = lambda: max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)  # noqa: E731
-        lease.take(known, by_force=by_force)
+
+        def largest_known() -> int:
+            return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
+
+        lease.take(largest_known, by_force=by_force)
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell)
