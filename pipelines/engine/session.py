@@ -110,12 +110,12 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
     given = SparkSession.getActiveSession()
     if given is None and "PYSPARK_GATEWAY_PORT" in os.environ:
         given = SparkSession.builder.getOrCreate()  # spark-submit's: before it is asked for, its settings cannot be seen
-    is_local = given is None and "SPARK_REMOTE" not in os.environ
-    if is_local:
+    is_own = given is None and "SPARK_REMOTE" not in os.environ
+    if is_own:
         session = _own_session(settings)
     else:
         session = _remote_session(os.environ["SPARK_REMOTE"]) if given is None else _copy_of(given)
-    defaults = {name: value for name, value in LAYER_DEFAULTS.items() if not is_local or name not in settings}
+    defaults = {name: value for name, value in LAYER_DEFAULTS.items() if not is_own or name not in settings}
     for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)
     return session
