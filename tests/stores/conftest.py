@@ -24,7 +24,7 @@ def on_s3(kafka: str, store: Store, tmp_path: Path) -> MakeRiver:
     """Makes a river whose lake is in the bucket; no option of the store comes from the environment."""
 
     def make(name: str, *, lake: str = EMBEDDED, partitions: int = 2) -> River:
-        river = River.make(kafka, tmp_path, name, lake=lake, partitions=partitions)
+        river = River.make(kafka, tmp_path, f"s3-{name}", lake=lake, partitions=partitions)  # a broker is shared
         river.config |= {"lake": f"s3://{BUCKET}/lakes/{name}", "storage": store.storage()}
         river.write()
         return river
