@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.configurations import SMALLEST
 from tests.support.connect import DELTA, connect_server, without_spark
-from tests.support.rivers import FOLDER, SCHEMA, Losses, River
+from tests.support.rivers import CATALOG, FOLDER, SCHEMA, Losses, River
 
 
 @pytest.mark.timeout(900)
@@ -29,6 +29,18 @@ def test_a_lake_is_filled_published_and_verified_through_spark_connect(kafka: st
         assert json.loads(done.stdout)["ok"]
     assert river.losses() == Losses()
     assert river.broken_promises() == []
+
+
+@pytest.mark.timeout(900)
+def test_a_lake_in_a_catalog_is_filled_and_published_through_spark_connect(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "connect-catalog", lake=CATALOG)
+    river.flow()
+    river.flow()
+    of_catalog = {name: value for name, value in river.config["spark"].items() if name not in DELTA}
+    with connect_server(tmp_path, {**DELTA, **of_catalog}) as remote:
+        river.environment = without_spark() | {"SPARK_REMOTE": remote}
+        river.finish()
+    assert river.losses() == Losses()
 
 
 @pytest.mark.parametrize(
