@@ -321,7 +321,8 @@ def evolve(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        found = record(settings, reporter) if apply else preview(_questions(settings), settings)
+        asked = _questions(settings)
+        found = record(asked, settings, reporter) if apply else preview(asked, settings)
     answer(found, as_json, show.evolve_view)
     if found["problems"]:
         raise typer.Exit(2)

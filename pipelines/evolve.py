@@ -42,19 +42,16 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
     }
 
 
-def evolve(settings: Settings, reporter: Reporter) -> dict[str, Any]:
+def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict[str, Any]:
     """Records the settings' rules as the lake's next epoch, and answers as `preview` does. Raises ConfigurationError where they
     cannot be made, and LeaseTakenError where the layers cannot be had.
     """
-    engine = open_engine(settings)
-    old = read_epochs(engine.questions, settings).current.settings
-    this_run = Run(old, LAYERS, reporter)
+    this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
     with this_run.owned(by_force=True) as owned:
-        questions = this_run.engine.questions
         from_batch = owned.silver.planner.next_batch  # what a crash has left of the last batch is completed by its own rules
         found = preview(questions, settings)
         if found["problems"]:
-            raise ConfigurationError("; ".join(f"{each['where']}: {each['what']}" for each in found["problems"][:1]))
+            raise ConfigurationError("{where}: {what}".format(**found["problems"][0]))
         if not found["changes"]:
             return found
         reach(IN_EVOLVE)
@@ -82,14 +79,8 @@ def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, An
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"
             problems += [Problem(what, field, fix) for what in refused_changes(before, after)]
     if not problems:
-        rules = settings.rules()
-        try:
-            after = epochs.current.settings.under(rules)
-            for source in after.sources.values():
-                _ = source.value_type
-        except ValueError as error:
-            problems.append(Problem(str(error), "sources", "keep the type that the field had, or use another name"))
-        else:
-            if has_expressions(after.publish):
-                problems += check_expressions(open_engine(after), after)
+        after = epochs.current.settings.under(settings.rules())
+        problems = check_schemas(after)
+        if not problems and has_expressions(after.publish):
+            problems = check_expressions(open_engine(after), after)
     return problems

@@ -64,6 +64,9 @@ def check_schemas(settings: Settings) -> list[Problem]:
             _ = source.value_type
         except ConfigurationError as error:
             problems.append(_as_problem(error, f"sources.{name}.schema"))
+        except ValueError as error:  # the schema gives a field another type than one before it
+            fix = "keep the type that the field had, or use another name"
+            problems.append(Problem(str(error), f"sources.{name}.schema", fix))
     return problems
 
 
@@ -120,11 +123,8 @@ def check_lake(
     except WatersmeetError as error:
         problems.append(_as_problem(error, "lake"))
     else:
-        try:
-            of_lake = read_epochs(questions, settings).current.settings.under(settings.rules())
-            problems += check_tables(Lake(of_lake), questions)
-        except ValueError as error:  # of two types of a field
-            problems.append(Problem(str(error), "sources", "keep the type that the field had, or use another name"))
+        of_lake = read_epochs(questions, settings).current.settings.under(settings.rules())
+        problems += check_schemas(of_lake) or check_tables(Lake(of_lake), questions)
     if problems or not with_kafka:
         return problems, []
     try:

@@ -14,7 +14,6 @@ import numpy as np
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, looked_up
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import horizon_after
 
 
 class TopicPartition(NamedTuple):
@@ -90,11 +89,6 @@ class Lateness:
         """Per record, the event time (ms) before which it is late."""
         oldest = positions - self.timeout_ms
         return np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME)) if self.horizons else oldest
-
-    def then(self, timeout_ms: int, clocks: Mapping[int, int]) -> Lateness:
-        """That of the epoch with another timeout that follows one which ended at these clocks (ms, by partition)."""
-        passed = {p: horizon_after(self.horizons.get(p), clock, self.timeout_ms) for p, clock in clocks.items()}
-        return Lateness(timeout_ms, {**self.horizons, **passed})
 
 
 @dataclass(frozen=True)

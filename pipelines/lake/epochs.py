@@ -83,13 +83,12 @@ def check_rules(epochs: Epochs, settings: Settings) -> None:
         )
 
 
-def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> int:
-    """Records the settings' rules as the next epoch, and returns its number. The caller owns the lake, or it has no batch yet."""
+def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> None:
+    """Records the settings' rules as the next epoch. The caller owns the lake, or it has no batch yet."""
     number = len(_read(questions))
     row = (number, from_batch, json.dumps(settings.rules(), sort_keys=True), now_ms)
     with suppress_conflict():  # of two first starts, one writes
         append(tables.EPOCHS, tables.layout(settings)[tables.EPOCHS].rows([row]), Commit(_APPLICATION, 0, number + 1))
-    return number
 
 
 def keep_first_epoch(questions: Questions, append: Append, settings: Settings, now_ms: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pipelines.dev.processes import free_port
 from tests.support.rivers import FOLDER, Losses, River, RunProcess, until
 from tests.support.standalone import HOST, StandaloneCluster
 from tests.support.submitting import BARE_PYTHON, Submission
@@ -167,9 +167,3 @@ def busy(ui_port: int) -> set[str]:
 def answer(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=10) as found:
         return json.load(found)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -14,7 +14,7 @@ import pytest
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRules, PartitionMerge, Record, horizon_after
 from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, plan_batch
 from pipelines.core.types import TIME
 from tests.support.cases import KEYS, SOURCES, Case, as_record, random_case
@@ -69,7 +69,9 @@ class PureLake:
         while True:
             if timeouts and number > self.epoch_from and self.rng.random() < 0.2:
                 self.ended.append((dict(self.cursors), dict(self.clocks)))
-                self.lateness, self.epoch_from = self.lateness.then(timeouts.pop(0), self.clocks), number
+                before = self.lateness
+                passed = {p: horizon_after(before.horizons.get(p), c, before.timeout_ms) for p, c in self.clocks.items()}
+                self.lateness, self.epoch_from = Lateness(timeouts.pop(0), {**before.horizons, **passed}), number
             done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
             for tp, rows in self.rows.items():
                 self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))

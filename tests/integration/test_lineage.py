@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from pipelines.dev.processes import free_port
 from pipelines.errors import ConfigurationError
 from pipelines.events import Handled
 from pipelines.lineage import Dataset, sending
 from pipelines.settings import load_settings
 from tests.support.configurations import SMALLEST, settings_for
-from tests.support.metrics import free_port
 from tests.support.rivers import Losses, River
 
 

@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 
 from pipelines.audit.status import status
 from pipelines.dev import broker
+from pipelines.dev.processes import free_port
 from pipelines.errors import LeaseLostError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -23,7 +24,7 @@ from pipelines.metrics import Metrics
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, heartbeat
-from tests.support.metrics import Exposed, asked, expressions, free_port, scrape
+from tests.support.metrics import Exposed, asked, expressions, scrape
 from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, until
 from tests.support.topics import committed, produce
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.audit.status import status
+from pipelines.dev.processes import free_port
 from pipelines.lake.quality import last_results
 from pipelines.quality.command import check_lake
 from tests.support.commands import without_java
-from tests.support.metrics import free_port, scrape
+from tests.support.metrics import scrape
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import published

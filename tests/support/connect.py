@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.dev.processes import free_port
 from tests.support.rivers import until
 from tests.support.standalone import HOME, HOST, end, environment
 
@@ -26,7 +27,7 @@ DELTA: Mapping[str, str] = {
 @contextmanager
 def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     """Inside, a server listens: what `SPARK_REMOTE` must be. Its Python workers have this project's packages."""
-    port = _free_port()
+    port = free_port()
     of_server = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
@@ -54,12 +55,6 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
 def _answers(port: int) -> bool:
     with closing(socket.socket()) as probe:
         return probe.connect_ex((HOST, port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def without_spark() -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +47,6 @@ def scrape(port: int) -> Exposed | None:
             return Exposed(answer.read().decode())
     except OSError:
         return None
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Asked(NamedTuple):

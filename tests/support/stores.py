@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from pyarrow import fs
 
+from pipelines.dev.processes import free_port
 from tests.support.rivers import until
 
 BUCKET = "shop"
@@ -133,10 +132,6 @@ def _weed() -> str:
 
 def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
-    for port in random.sample(range(20_000, 32_768), 200):
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind((_HOST, port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError("there are no free ports")
+    while len(ports) < count:
+        ports.append(free_port(*ports))
+    return ports
