@@ -20,7 +20,7 @@ merged is judged; where rows were deleted meanwhile, all is looked at again. A g
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -34,7 +34,7 @@ from pipelines.audit.problems import REBUILD, Findings, answer, different
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Era, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
-from pipelines.core.model import MergeRecord, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
@@ -373,17 +373,16 @@ def outcomes(
             times, opened = [time for _, _, time, *_ in mine], {source: list[Part]() for source in sources}
             for source, offset, time, *_ in mine:
                 opened[source].append(Part(time, offset))
-            model.open[key] = MergeRecord(key, min(times), max(times), opened)
+            model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
         for epoch, end in era.epochs:
             model.begin_epoch(epoch.settings.merge.timeout_ms)
             clock = (era if end is None else end).clocks.get(partition)
             if clock is None:
                 continue
             untils = {s: NEVER if end is None else end.until.get(TopicPartition(s, partition), 0) for s in sources}
-            model.heads = dict.fromkeys(sources, clock)
-            model.waiting = {s: deque(one for one in waits if one[1].offset < untils[s]) for s, waits in left.items()}
+            reached = {s: [one for one in waits if one[1].offset < untils[s]] for s, waits in left.items()}
             left = {s: [one for one in waits if one[1].offset >= untils[s]] for s, waits in left.items()}
-            model.advance()
+            model.advance_to(dict.fromkeys(sources, clock), reached)
         alone = [("late", late.record, late.position) for late in model.late]
         alone += [(PUBLISHED, record, record.event_time) for record in model.already_published]
         for status, r, last in alone:

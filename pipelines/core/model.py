@@ -1,33 +1,56 @@
 """The merge, in plain Python: the executable form of the merge rules and the oracle that the pipeline is compared with.
 
-Everything happens per partition and in event time. A `PartitionMerge` is told which records have arrived (`arrive`) and
+Everything happens per partition and in event time (ms). A `PartitionMerge` is told which records have arrived (`arrive`) and
 when to look at them (`advance`); how arrivals are cut into calls of `advance` does not change what comes out. Between two of
-them the rules may change (`begin_epoch`).
+them the rules may change (`begin_epoch`). Without tenants every record is of the one tenant `ALL`, and each clock is the same.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+ALL = ""
+"""The tenant of every record where the merge has no tenants."""
+
+NEVER = -(2**62)
+"""Before any time."""
 
 
 @dataclass(frozen=True)
 class MergeRules:
-    """What a merge is: its sources, in the order of their columns, once and for all, and the timeout in ms of event time."""
+    """What a merge is: its sources, in the order of their columns, once and for all, and its window in ms of event time.
+
+    A merge record is open for `gap_ms` after its last part, and for `max_ms` after its first (None: `gap_ms` too, which is a
+    timeout). `lag_ms`: how far a tenant's clock may be behind the clock of all; 0 where there are no tenants.
+    """
 
     sources: tuple[str, ...]
-    timeout_ms: int
+    gap_ms: int
+    max_ms: int | None = None
+    lag_ms: int = 0
+
+    def due(self, event_time: int, last_event_time: int) -> int:
+        """The last moment at which a merge record with these event times can be joined."""
+        return min(last_event_time + self.gap_ms, event_time + (self.gap_ms if self.max_ms is None else self.max_ms))
 
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a topic-partition as the merge sees it; a heartbeat is a record without a key."""
+    """One record of a topic-partition as the merge sees it. A heartbeat is a record without a key.
+
+    A heartbeat of the tenant None speaks for the whole topic-partition. A decision of the idle policy is a heartbeat with `told`:
+    it speaks in full for no tenant but these, to each of which it gives a time.
+    """
 
     source: str
     offset: int
     event_time: int
     key: str | None = None
+    tenant: str | None = ALL
+    told: Mapping[str, int] | None = None
 
     @property
     def is_heartbeat(self) -> bool:
@@ -45,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LateRecord:
-    """A record that came after its time: never merged, kept with its position."""
+    """A record that came after its time: never merged, kept with its position, which is that of its tenant."""
 
     record: Record
     position: int
@@ -53,12 +76,18 @@ class LateRecord:
 
 @dataclass
 class MergeRecord:
-    """Everything merged for one key while it was open, by source."""
+    """Everything merged for one key of a tenant while it was open, by source.
+
+    `due` and `closed_at` are set when it times out: until when it could be joined, and the first clock at which that was over.
+    """
 
     key: str
     event_time: int
     last_event_time: int
     parts: dict[str, list[Part]]
+    tenant: str = ALL
+    due: int | None = None
+    closed_at: int | None = None
 
     def join(self, record: Record) -> None:
         """A joined record can only lower `event_time` and raise `last_event_time`."""
@@ -70,80 +99,243 @@ class MergeRecord:
         """Equal for equal content: key, event time, last event time, the sorted parts of each source in the rules' order."""
         return self.key, self.event_time, self.last_event_time, tuple(tuple(sorted(p)) for p in self.parts.values())
 
+    def place(self) -> tuple[int, bytes, int, bytes]:
+        """What a timed-out record is published in order of: closed at, tenant, due, key; texts as UTF-8 bytes."""
+        assert self.due is not None, "it is still open"
+        assert self.closed_at is not None
+        return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
+
+
+@dataclass
+class Rises:
+    """A running maximum along a topic-partition: each value it rose to, and the position just before the record that did it."""
+
+    values: list[int] = field(default_factory=list)
+    befores: list[int] = field(default_factory=list)
+
+    def add(self, value: int, before: int) -> None:
+        """Takes the next value, which may be no rise."""
+        if value > self.last():
+            self.values.append(value)
+            self.befores.append(before)
+
+    def last(self) -> int:
+        """The maximum so far."""
+        return self.values[-1] if self.values else NEVER
+
+    def at_cut(self, clock: int) -> int:
+        """The maximum up to and including the first record that has come to the clock."""
+        found = bisect_left(self.befores, clock)
+        return self.values[found - 1] if found else NEVER
+
+    def before_passing(self, time: int) -> float:
+        """The position just before the maximum rose above a time; infinite where it has not yet."""
+        found = bisect_right(self.values, time)
+        return self.befores[found] if found < len(self.values) else float("inf")
+
+
+@dataclass
+class Reading:
+    """One topic-partition: what has arrived and waits to be read, and what each tenant has there.
+
+    `every`: positions. `whole`: heartbeats that speak for all tenants. `own`: by tenant, its records and heartbeats.
+    """
+
+    head: int = NEVER
+    unread: deque[tuple[int, Record]] = field(default_factory=deque)
+    every: Rises = field(default_factory=Rises)
+    whole: Rises = field(default_factory=Rises)
+    own: dict[str, Rises] = field(default_factory=lambda: defaultdict(Rises))
+
+    def arrive(self, record: Record) -> None:
+        """A record's position is the largest event time of its topic-partition so far."""
+        self.head = max(record.event_time, self.head)
+        self.unread.append((self.head, record))
+
+    def read(self, clock: int, lag: int) -> Iterator[tuple[int, Record]]:
+        """The records that the clock has reached, each with its tenant's position; afterwards the cut at the clock is known."""
+        while self.unread:
+            position, record = self.unread[0]
+            before = self.every.last()
+            if before < clock or position <= clock:
+                self._note(record, position, before)
+            if position > clock:
+                return
+            self.unread.popleft()
+            yield self.position(record.tenant, lag), record
+
+    def _note(self, record: Record, position: int, before: int) -> None:
+        """Once more changes nothing: the record of a cut may still be unread."""
+        self.every.add(position, before)
+        if record.told is not None:
+            for tenant, time in record.told.items():
+                self.own[tenant].add(time, before)
+        elif record.tenant is None:
+            self.whole.add(record.event_time, before)
+        else:
+            self.own[record.tenant].add(record.event_time, before)
+
+    def position(self, tenant: str | None, lag: int) -> int:
+        """A tenant's position: its own records and heartbeats, those of everybody, and never more than `lag` behind."""
+        own = self.own[tenant].last() if tenant in self.own else NEVER
+        return max(own, self.whole.last(), self.every.last() - lag)
+
+    def position_at_cut(self, tenant: str | None, clock: int, lag: int) -> int:
+        """The same at the end of the cut at a clock."""
+        own = self.own[tenant].at_cut(clock) if tenant in self.own else NEVER
+        return max(own, self.whole.at_cut(clock), self.every.at_cut(clock) - lag)
+
+    def before_passing(self, tenant: str, time: int, lag: int) -> float:
+        """The position just before the record that took a tenant's position past a time."""
+        own = self.own[tenant].before_passing(time) if tenant in self.own else float("inf")
+        return min(own, self.whole.before_passing(time), self.every.before_passing(time + lag))
+
+    def keep_behind(self, lag: int) -> None:
+        """What every tenant has at the least under this lag, it keeps under another one."""
+        if self.every.values:
+            self.whole.add(self.every.last() - lag, self.every.befores[-1])
+
 
 @dataclass
 class PartitionMerge:
-    """The state of one partition: what waits, what is open, what is finished."""
+    """The state of one partition: what is unread, what waits for its tenant's clock, what is open, what is finished."""
 
     rules: MergeRules
-    heads: dict[str, int] = field(default_factory=dict)
     clock: int | None = None
-    waiting: dict[str, deque[tuple[int, Record]]] = field(default_factory=dict)
-    open: dict[str, MergeRecord] = field(default_factory=dict)
+    sources: dict[str, Reading] = field(default_factory=dict)
+    waiting: list[tuple[int, Record]] = field(default_factory=list)
+    """What was read and its tenant's clock has not reached, with the tenant's position there; none without tenants."""
+    open: dict[tuple[str, str], MergeRecord] = field(default_factory=dict)
+    """By tenant and key."""
     timed_out: list[MergeRecord] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
     horizon: int | None = None
-    """The largest clock - timeout of the epochs before: all that timed out in them lies before it, and nothing else does."""
+    """The largest tenant clock - gap at the ends of the epochs before, for tenants that none of them had met: all that timed out
+    in them lies before it, and nothing else does."""
+    horizons: dict[str, int] = field(default_factory=dict)
+    """The same for the other tenants."""
+    begun_at: int = NEVER
+    """The clock at which this epoch began: what times out in it does so later."""
     has_advanced: bool = False
     """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """After a lost lake: by key, the event times of messages read back from the sink (`core.recovery`)."""
     already_published: list[Record] = field(default_factory=list)
 
-    def arrive(self, *records: Record) -> None:
-        """A record's position is the largest event time of its topic-partition so far; it waits there for the clock."""
-        for record in records:
-            position = max(record.event_time, self.heads.get(record.source, record.event_time))
-            self.heads[record.source] = position
-            self.waiting.setdefault(record.source, deque()).append((position, record))
+    @property
+    def heads(self) -> dict[str, int]:
+        """By source, the position of its last record; only sources that have some."""
+        return {source: reading.head for source, reading in self.sources.items()}
 
-    def begin_epoch(self, timeout_ms: int) -> None:
-        """From now on the timeout is another one. What was late stays late, so that what is out stays first in order."""
+    def arrive(self, *records: Record) -> None:
+        """A record waits in its topic-partition until the clock has come to its position."""
+        for record in records:
+            self.sources.setdefault(record.source, Reading()).arrive(record)
+
+    def begin_epoch(self, gap_ms: int, max_ms: int | None = None, lag_ms: int = 0) -> None:
+        """From now on the window and the lag are others. What was late stays late, so that what is out stays first in order."""
         if self.has_advanced and self.clock is not None:
-            self.horizon = horizon_after(self.horizon, self.clock, self.rules.timeout_ms)
-        self.rules, self.has_advanced = replace(self.rules, timeout_ms=timeout_ms), False
+            seen = {tenant for reading in self.sources.values() for tenant in reading.own}
+            self.horizons = {tenant: self._horizon_after(tenant) for tenant in seen}
+            self.horizon = self._horizon_after(None)
+            self.begun_at = self.clock
+            if lag_ms != self.rules.lag_ms:
+                for reading in self.sources.values():
+                    reading.keep_behind(self.rules.lag_ms)
+        self.rules = replace(self.rules, gap_ms=gap_ms, max_ms=max_ms, lag_ms=lag_ms)
+        self.has_advanced = False
 
     def advance(self) -> None:
-        """Merges everything that the clock has reached, in order of position, then times out what is too old."""
-        self.has_advanced = True
-        if len(self.heads) < len(self.rules.sources):
+        """Reads everything that the clock has reached, merges what its tenant's clock has reached, times out what is too old."""
+        is_first, self.has_advanced = not self.has_advanced, True
+        if len(self.sources) < len(self.rules.sources):
             return  # the clock is undefined while a source has no record
-        self.clock = min(self.heads.values())
-        reached = []
-        for queue in self.waiting.values():
-            while queue and queue[0][0] <= self.clock:
-                reached.append(queue.popleft())
+        self.clock = min(reading.head for reading in self.sources.values())
+        if is_first:
+            was_waiting, self.waiting = self.waiting, []
+            self._judge(was_waiting)
+        for reading in self.sources.values():
+            self._judge(reading.read(self.clock, self.rules.lag_ms))
+        clocks = {tenant: self.tenant_clock(tenant) for tenant in self.tenants()}
+        reached = [each for each in self.waiting if each[0] <= clocks[_tenant(each[1])]]
+        self.waiting = [each for each in self.waiting if each[0] > clocks[_tenant(each[1])]]
         for position, record in sorted(reached, key=lambda waiting: waiting[0]):
             self._merge(position, record)
-        for key in [key for key, row in self.open.items() if row.event_time < self.clock - self.rules.timeout_ms]:
-            self.timed_out.append(self.open.pop(key))
+        for row in [row for row in self.open.values() if self._due(row) < clocks[row.tenant]]:
+            self._time_out(row)
+
+    def advance_to(self, heads: Mapping[str, int], records: Mapping[str, Sequence[tuple[int, Record]]]) -> None:
+        """Advances to what a lake without tenants has seen: heads by source, some of the records up to there, with positions."""
+        for source, head in heads.items():
+            reading = self.sources.setdefault(source, Reading())
+            told = Record(source, 0, head, tenant=None)  # by what is left out
+            reading.head, reading.unread = head, deque([*records.get(source, ()), (head, told)])
+        self.advance()
+
+    def tenants(self) -> set[str]:
+        """The tenants that have something open or waiting."""
+        return {tenant for tenant, _ in self.open} | {_tenant(record) for _, record in self.waiting}
+
+    def tenant_clock(self, tenant: str | None) -> int:
+        """A tenant's clock; None: of a tenant that nothing is known of. Without tenants it is the clock."""
+        assert self.clock is not None
+        lag = self.rules.lag_ms
+        return min(self.clock, *(each.position_at_cut(tenant, self.clock, lag) for each in self.sources.values()))
+
+    def published_order(self) -> list[MergeRecord]:
+        """Finished records in the order of publication."""
+        return sorted(self.timed_out, key=MergeRecord.place)
+
+    def unread(self) -> dict[str, list[tuple[int, Record]]]:
+        """By source, what the clock has not reached, with positions; only sources that have some."""
+        return {source: list(reading.unread) for source, reading in self.sources.items() if reading.unread}
+
+    def _judge(self, records: Iterator[tuple[int, Record]] | list[tuple[int, Record]]) -> None:
+        """The time at a record is its own position in its tenant, nothing else."""
+        for position, record in records:
+            if record.is_heartbeat:
+                continue
+            horizon = self.horizons.get(_tenant(record), self.horizon)
+            oldest = position - self.rules.gap_ms
+            if record.event_time < (oldest if horizon is None else max(oldest, horizon)):
+                self.late.append(LateRecord(record, position))
+            else:
+                self.waiting.append((position, record))
 
     def _merge(self, position: int, record: Record) -> None:
-        """The time at a record is its own position, nothing else."""
-        if record.key is None:
-            return
-        oldest = position - self.rules.timeout_ms
-        if record.event_time < (oldest if self.horizon is None else max(oldest, self.horizon)):
-            self.late.append(LateRecord(record, position))
-            return
-        if any(position <= event_time + self.rules.timeout_ms for event_time in self.recovered.get(record.key, ())):
+        key, tenant = record.key or "", _tenant(record)
+        if any(position <= event_time + self.rules.gap_ms for event_time in self.recovered.get(key, ())):
             self.already_published.append(record)  # a part of that message, or of an earlier one of its key
             return
-        row = self.open.get(record.key)
-        if row is not None and row.event_time >= oldest:
+        row = self.open.get((tenant, key))
+        if row is not None and self._due(row) >= position:
             row.join(record)
             return
         if row is not None:
-            self.timed_out.append(row)
+            self._time_out(row)
         parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
         parts[record.source].append(Part(record.event_time, record.offset))
-        self.open[record.key] = MergeRecord(record.key, record.event_time, record.event_time, parts)
+        self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
 
-    def published_order(self) -> list[MergeRecord]:
-        """Finished records in the order of publication: event time, then the key's UTF-8 bytes."""
-        return sorted(self.timed_out, key=lambda row: (row.event_time, row.key.encode()))
+    def _due(self, row: MergeRecord) -> int:
+        return self.rules.due(row.event_time, row.last_event_time)
+
+    def _time_out(self, row: MergeRecord) -> None:
+        row.due = due = self._due(row)
+        passed = [reading.before_passing(row.tenant, due, self.rules.lag_ms) for reading in self.sources.values()]
+        row.closed_at = 1 + int(max(due, self.begun_at, *passed))
+        self.timed_out.append(self.open.pop((row.tenant, row.key)))
+
+    def _horizon_after(self, tenant: str | None) -> int:
+        before = self.horizon if tenant is None else self.horizons.get(tenant, self.horizon)
+        return horizon_after(before, self.tenant_clock(tenant), self.rules.gap_ms)
 
 
 def horizon_after(before: int | None, clock: int, timeout_ms: int) -> int:
     """The horizon (ms) after an epoch with this timeout that ended at this clock; `before`: that of the epochs before it."""
     return clock - timeout_ms if before is None else max(before, clock - timeout_ms)
+
+
+def _tenant(record: Record) -> str:
+    assert record.tenant is not None, "only a heartbeat has no tenant"
+    return record.tenant

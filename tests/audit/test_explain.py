@@ -124,7 +124,7 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
     waiting = [
         (p, source, record.offset, record.event_time)
         for p, model in models.items()
-        for source, queue in model.waiting.items()
+        for source, queue in model.unread().items()
         for _, record in queue
         if record.key == key
     ]

@@ -51,7 +51,7 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
             at = shown["sources"][source]
             assert at["head"] == model.heads.get(source)
             assert at["lead"] == (None if model.clock is None or at["head"] is None else at["head"] - model.clock)
-            is_held = bool(model.waiting.get(source)) and (model.clock is None or model.heads[source] > model.clock)
+            is_held = bool(model.unread().get(source)) and (model.clock is None or model.heads[source] > model.clock)
             assert at["state"] == ("waiting" if at["head"] is None else "held" if is_held else "active")
             passed = [offset for offset in range(len(case.values[source])) if offset >= lake.until[source, partition]]  # type: ignore[index]
             assert at["lag"] == len(passed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -158,13 +157,11 @@ def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
             # What an epoch has merged depends on the cut into batches; so the model is told, and where the clock stood.
             if p in clocks:
                 ends = {source: cursors[TopicPartition(source, p)].next_offset for source in SOURCES}
-                model.heads = dict.fromkeys(SOURCES, clocks[p])
-                model.waiting = {s: deque(each for each in left[s] if each[1].offset < ends[s]) for s in SOURCES}
+                reached = {s: [each for each in left[s] if each[1].offset < ends[s]] for s in SOURCES}
                 left = {s: [each for each in left[s] if each[1].offset >= ends[s]] for s in SOURCES}
-                model.advance()
+                model.advance_to(dict.fromkeys(SOURCES, clocks[p]), reached)
             model.begin_epoch(timeout_ms)
-        model.heads, model.waiting = heads, {source: deque(mine) for source, mine in left.items()}
-        model.advance()
+        model.advance_to(heads, left)
         yield p, model
 
 

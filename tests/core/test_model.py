@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.core.model import LateRecord, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import ALL, LateRecord, MergeRules, Part, PartitionMerge, Record
 
 T = 100
 RULES = MergeRules(("tracking", "orders"), T)
@@ -27,7 +27,7 @@ def merged(*records: Record, rules: MergeRules = RULES) -> PartitionMerge:
 
 
 def open_now(model: PartitionMerge) -> dict[str, int]:
-    return {key: row.event_time for key, row in model.open.items()}
+    return {row.key: row.event_time for row in model.open.values()}
 
 
 def published(model: PartitionMerge) -> list[tuple[str, int]]:
@@ -35,7 +35,7 @@ def published(model: PartitionMerge) -> list[tuple[str, int]]:
 
 
 def waiting(model: PartitionMerge) -> list[Record]:
-    return [record for queue in model.waiting.values() for _, record in queue]
+    return [record for queue in model.unread().values() for _, record in queue]
 
 
 def beats(time: int) -> list[Record]:
@@ -96,7 +96,7 @@ def test_the_worked_examples_content() -> None:
 def test_a_position_is_the_largest_event_time_so_far_of_its_own_source() -> None:
     model = PartitionMerge(RULES)
     model.arrive(tracking(0, 50, "a"), orders(0, 900, "a"), tracking(1, 20, "b"), tracking(2, 70, None), tracking(3, 60, "c"))
-    assert list(model.waiting["tracking"]) == [
+    assert model.unread()["tracking"] == [
         (50, tracking(0, 50, "a")),
         (50, tracking(1, 20, "b")),
         (70, tracking(2, 70, None)),
@@ -130,14 +130,14 @@ def test_a_new_partition_has_no_clock() -> None:
 def test_the_fast_source_waits_for_the_slow_one() -> None:
     model = merged(*[tracking(i, 10 * i, f"k{i}") for i in range(10)], orders(0, 45, "x"))
     assert model.clock == 45
-    assert sorted(model.open) == ["k0", "k1", "k2", "k3", "k4", "x"]
+    assert sorted(row.key for row in model.open.values()) == ["k0", "k1", "k2", "k3", "k4", "x"]
     assert waiting(model) == [tracking(i, 10 * i, f"k{i}") for i in range(5, 10)]
 
 
 @pytest.mark.parametrize(("position", "is_merged"), [(99, True), (100, True), (101, False)])
 def test_a_record_is_merged_once_the_clock_has_reached_its_position(position: int, is_merged: bool) -> None:
     model = merged(tracking(0, position, "a"), orders(0, 100, None), tracking(1, 1_000, None))
-    assert ("a" in model.open) == is_merged
+    assert ((ALL, "a") in model.open) == is_merged
 
 
 def test_records_are_merged_by_position_not_by_arrival() -> None:
@@ -170,7 +170,7 @@ def test_a_record_is_late_more_than_the_timeout_behind_its_position(event_time: 
     record = tracking(1, event_time, "a")
     model = merged(tracking(0, 500, None), record, orders(0, 500, None))
     assert model.late == ([LateRecord(record, 500)] if is_late else [])
-    assert ("a" in model.open) != is_late
+    assert ((ALL, "a") in model.open) != is_late
 
 
 def test_a_late_record_is_never_merged_even_where_its_key_is_open() -> None:
@@ -214,7 +214,7 @@ def test_at_one_position_the_order_of_records_does_not_matter() -> None:
     one = merged(tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a"), orders(0, 150, "a"))
     other = merged(orders(0, 150, "a"), tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a"))
     assert open_now(one) == open_now(other) == {"a": 60}
-    assert one.open["a"].content() == other.open["a"].content()
+    assert one.open[ALL, "a"].content() == other.open[ALL, "a"].content()
     assert published(one) == published(other) == [("a", 0)]
 
 
@@ -276,7 +276,7 @@ def test_a_record_without_a_key_is_a_heartbeat(key: str | None, is_heartbeat: bo
 
 def test_parts_are_ordered_by_event_time_and_offset() -> None:
     model = merged(tracking(0, 90, "a"), tracking(1, 100, "a"), tracking(2, 90, "a"), tracking(3, 30, "a"), orders(7, 100, "a"))
-    assert model.open["a"].content() == (
+    assert model.open[ALL, "a"].content() == (
         "a",
         30,
         100,
@@ -286,7 +286,7 @@ def test_parts_are_ordered_by_event_time_and_offset() -> None:
 
 def test_the_sources_of_the_content_are_in_the_order_of_the_rules() -> None:
     model = merged(orders(1, 5, "a"), tracking(0, 5, "a"), rules=MergeRules(("orders", "tracking"), T))
-    assert model.open["a"].content()[3] == ((Part(5, 1),), (Part(5, 0),))
+    assert model.open[ALL, "a"].content()[3] == ((Part(5, 1),), (Part(5, 0),))
 
 
 # -- rule 8: the order of publication

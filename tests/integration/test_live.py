@@ -46,7 +46,7 @@ def test_it_is_silver_and_the_models_waiting_records(spark: SparkSession, tmp_pa
     for p, case in cases.items():
         model = case.merged()
         slowest = [s for s in SOURCES if s not in model.heads] or [s for s in SOURCES if model.heads[s] == model.clock]
-        for source, queue in model.waiting.items():
+        for source, queue in model.unread().items():
             for _, record in queue:
                 if record.key is not None:
                     parts = expected.setdefault((p, record.key), ({s: [] for s in SOURCES}, slowest))[0]

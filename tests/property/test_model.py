@@ -33,12 +33,12 @@ def outcome(model: PartitionMerge) -> tuple[object, ...]:
         [row.content() for row in model.published_order()],
         sorted(row.content() for row in model.open.values()),
         sorted((late.record.source, late.record.offset, late.position) for late in model.late),
-        {source: list(queue) for source, queue in model.waiting.items() if queue},
+        model.unread(),
     )
 
 
 def waiting_keyed(model: PartitionMerge) -> list[tuple[int, Record]]:
-    return [(at, record) for source in SOURCES for at, record in model.waiting.get(source, ()) if not record.is_heartbeat]
+    return [(at, record) for source in SOURCES for at, record in model.unread().get(source, ()) if not record.is_heartbeat]
 
 
 def every_row(model: PartitionMerge) -> list[MergeRecord]:
@@ -76,7 +76,7 @@ def test_every_record_with_a_key_is_in_exactly_one_place(records: list[Record]) 
             *[(late.record.source, late.record.offset) for late in model.late],
             *[
                 (record.source, record.offset)
-                for queue in model.waiting.values()
+                for queue in model.unread().values()
                 for _, record in queue
                 if record.key is not None
             ],
@@ -106,7 +106,7 @@ def test_at_most_one_record_of_a_key_is_open_and_key_and_event_time_are_unique(
     for piece in data.draw(cuts(records)):
         model.arrive(*piece)
         model.advance()
-        assert all(key == row.key for key, row in model.open.items())
+        assert all(key == row.key for (_, key), row in model.open.items())
         names = [(row.key, row.event_time) for row in every_row(model)]
         assert len(set(names)) == len(names)
 
@@ -138,7 +138,7 @@ def test_the_clock_never_goes_back_and_is_the_smallest_head(data: st.DataObject,
             assert model.clock == min(model.heads.values())
             assert model.clock >= before
             before = model.clock
-            assert all(position > model.clock for queue in model.waiting.values() for position, _ in queue)
+            assert all(position > model.clock for queue in model.unread().values() for position, _ in queue)
             assert all(row.event_time >= model.clock - TIMEOUT_MS for row in model.open.values())
             assert all(row.event_time < model.clock - TIMEOUT_MS for row in model.timed_out)
 

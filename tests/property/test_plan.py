@@ -249,5 +249,5 @@ def test_merging_batch_by_batch_is_merging_at_once(data: st.DataObject, bronze: 
         merged_up_to = (
             {tp.source: done.until_offset for tp, done in plans[-1].ranges.items() if tp.partition == partition} if plans else {}
         )
-        for source, queue in at_once[partition].waiting.items():
+        for source, queue in at_once[partition].unread().items():
             assert all(record.offset >= merged_up_to.get(source, 0) for _, record in queue)

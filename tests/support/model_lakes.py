@@ -318,7 +318,7 @@ class ModelLake:
         model.advance()
         ends = {}
         for source, told in arrived.items():  # type: ignore[assignment]
-            passed = len(told) - len(model.waiting.get(source, ()))
+            passed = len(told) - len(model.unread().get(source, ()))
             end = told[passed][0] if passed < len(told) else self.arrived[TopicPartition(source, p)]
             ends[source] = max(end, self.begin[TopicPartition(source, p)]), told[passed - 1][1] if passed else None
         return model, ends

@@ -428,7 +428,7 @@ def test_the_examples_first_records_stand_as_status_says(tmp_path: Path) -> None
     assert f"open {len(merge.open)} · timed out {len(merge.timed_out)} " in shown
     for source, head in merge.heads.items():
         [line] = [line.split() for line in shown.splitlines() if line.split()[0] == source]
-        waiting = len(merge.waiting[source])
+        waiting = len(merge.unread().get(source, ()))
         assert line == [source, "held" if waiting else "active", *utc(head).split(), duration(head - merge.clock), str(waiting)]
 
 

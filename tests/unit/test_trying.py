@@ -98,7 +98,7 @@ def test_it_shows_what_the_merge_model_makes_of_the_records(seeds: list[int]) ->
     waiting = [
         (p, source, record.offset)
         for p, case in cases.items()
-        for source, queue in case.merged().waiting.items()
+        for source, queue in case.merged().unread().items()
         for _, record in queue
         if record.key is not None
     ]
