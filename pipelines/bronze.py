@@ -46,7 +46,7 @@ QUARANTINE_SAMPLE = 1000
 def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int]) -> KafkaInput:
     """What is read of a source: from these offsets on, by partition."""
     of_source = settings.sources[source]
-    rules = of_source.reading_rules(settings.merge.max_future_ms)
+    rules = settings.reading_rules(source)
     if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
         rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry)))
     return KafkaInput(source, settings.kafka, of_source.topic, dict(offsets), settings.kafka.max_offsets_per_batch, rules)

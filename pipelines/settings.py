@@ -41,7 +41,7 @@ __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTi
 
 _MERGE_RULES = {"timeout": "timeout_ms", "max_future": "max_future_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
-_SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "heartbeat", "tombstone")}}
+_SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")}}
 """What may change in a living lake: by name in YAML, the attribute."""
 
 _P = TypeVar("_P", bound="_Part")
@@ -95,11 +95,16 @@ class KafkaSettings(_Part):
     quarantine_limit: kinds.Share = 0.5
 
 
-class Heartbeat(_Part):
-    """A record is a heartbeat where the value's `field` equals `equals`."""
+class Equality(_Part):
+    """Holds for a record where the value's `field` equals `equals`."""
 
     field: kinds.DottedPath = Field(examples=["type"])
     equals: kinds.Scalar = Field(examples=["heartbeat"])
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], str | int | float | bool]:
+        """The path, as field names from the outermost in, and what is to be found there."""
+        return tuple(self.field.split(".")), self.equals
 
 
 class EventTime(_Part):
@@ -132,7 +137,8 @@ class SourceSettings(_Part):
         Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
     ] = Field(examples=["ts"])
     tombstone: Literal["quarantine", "skip"] = "quarantine"
-    heartbeat: Heartbeat | None = None
+    where: Equality | None = None
+    heartbeat: Equality | None = None
 
     @field_validator("event_time")
     @classmethod
@@ -193,18 +199,20 @@ class SourceSettings(_Part):
         of_earlier = [source.read_type for source in before]
         return reduce(widened, [*of_earlier, self.read_type])
 
-    def reading_rules(self, max_future_ms: int) -> "ReadingRules":
-        """How this source's records are read."""
+    def reading_rules(self, max_future_ms: int, *, leaves_undecodable: bool = False) -> "ReadingRules":
+        """How this source's records are read; `leaves_undecodable`: to another source of the same topic."""
         from pipelines.core.reading import ReadingRules
 
         return ReadingRules(
             event_time=tuple(self.time.field.split(".")),
             max_future_ms=max_future_ms,
             key=tuple(self.key.split(".")) if self.key else None,
-            heartbeat=(tuple(self.heartbeat.field.split(".")), self.heartbeat.equals) if self.heartbeat else None,
+            where=self.where.parts if self.where else None,
+            heartbeat=self.heartbeat.parts if self.heartbeat else None,
             schema=self.value_schema,
             unit=self.time.unit,
             skips_tombstones=self.tombstone == "skip",
+            leaves_undecodable=leaves_undecodable,
         )
 
 
@@ -304,6 +312,12 @@ class Settings(_Part):
     metrics: MetricsSettings | None = None
     lineage: LineageSettings | None = None
 
+    def reading_rules(self, source: str) -> "ReadingRules":
+        """How a source's records are read. Of the sources of one topic, the first one refuses what none of them can decode."""
+        mine = self.sources[source]
+        first = next(name for name, other in self.sources.items() if other.topic == mine.topic)
+        return mine.reading_rules(self.merge.max_future_ms, leaves_undecodable=source != first)
+
     def rules(self) -> dict[str, Any]:
         """Everything that decides what comes out and may change in a living lake, by dotted path, as JSON values."""
         found = {}
@@ -361,14 +375,19 @@ class Settings(_Part):
     @model_validator(mode="after")
     def _reads_and_writes_each_topic_once(self) -> "Settings":
         used: dict[str, str] = {}
+        roles: set[str] = set()
+        """Topics of which each source so far takes its own records alone."""
 
-        def use(topic: str, by: str, right: str, *at: str) -> None:
-            if topic in used:
+        def use(topic: str, by: str, right: str, *at: str, is_role: bool = False) -> None:
+            if is_role and topic not in used:
+                roles.add(topic)
+            if topic in used and not (is_role and topic in roles):
                 raise RefusedError(f"{{path}} is the topic of {used[topic]} too; {right}", *at)
             used[topic] = by
 
         for name, source in self.sources.items():
-            use(source.topic, f"source `{name}`", "give each source a topic of its own", "sources", name, "topic")
+            right = "give each source a topic of its own, or each of the two its own records with `where`"
+            use(source.topic, f"source `{name}`", right, "sources", name, "topic", is_role=source.where is not None)
         use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"

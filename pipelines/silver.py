@@ -161,11 +161,9 @@ class Silver:
     def _tell(self, plan: BatchPlan | None) -> None:
         """What a batch has handled, and where the merge stands, with or without one."""
         if plan is not None:
-            topics = {
-                self.settings.sources[source].topic: {("merged", ""): merged, ("late", ""): late_ones}
-                for source, (merged, late_ones) in self.planner.handled(plan).items()
-            }
-            self.owner.tell(Handled("silver", topics))
+            for source, (merged, late_ones) in self.planner.handled(plan).items():
+                topic = self.settings.sources[source].topic
+                self.owner.tell(Handled("silver", {topic: {("merged", ""): merged, ("late", ""): late_ones}}))
         self.owner.tell(self.planner.standing())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:

@@ -176,7 +176,7 @@ def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]]) -> pa
     for source, mine in rows.items():
         columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
         kafka = pa.table([pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)], schema=KAFKA)
-        read = read_records(kafka, settings.sources[source].reading_rules(settings.merge.max_future_ms))
+        read = read_records(kafka, settings.reading_rules(source))
         tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
     return pa.concat_tables(tables)
 

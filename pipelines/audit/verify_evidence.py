@@ -240,6 +240,8 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
     kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
+    # Of a topic with several sources, each passes over what is not its own and has no time that it can read.
+    unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[tp.source].where is None], np.int64)
     rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
     avro, sampled = evidence.avro.get(tp.source), {}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, schema_id_of
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.json_text import MISSING, UndecodableError, finder, is_same, kind, number_text, parse_object
+from pipelines.core.json_text import UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, schema_of
 
@@ -59,7 +59,9 @@ class ReadingRules:
     """How a source's records are read. Paths are field names from the outermost in; `key` None means the Kafka key.
 
     `unit`: that of an event time which is a number, one of `MILLISECONDS_PER_UNIT`. `skips_tombstones`: whether a record without
-    a value is passed over, not refused.
+    a value is passed over, not refused. `where`: what is found at a path in the source's own records; any other record of its
+    topic is a heartbeat, or is passed over where it has no event time. `leaves_undecodable`: whether a record that cannot be
+    decoded is passed over, since another source of the topic refuses it.
     """
 
     event_time: tuple[str, ...]
@@ -69,6 +71,8 @@ class ReadingRules:
     schema: ValueSchema | AvroSchema | None = None
     unit: str = "ms"
     skips_tombstones: bool = False
+    where: tuple[tuple[str, ...], str | int | float | bool] | None = None
+    leaves_undecodable: bool = False
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None]"
@@ -122,25 +126,40 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     if isinstance(rules.schema, AvroSchema):
         decode, time_of, key_of = rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
+        decode_any = decode
     else:
         decode = partial(parse_object, violation=rules.schema.validator() if rules.schema else None)
-    beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
+        decode_any = partial(parse_object, violation=None)
+    is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
+
+    def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
+        event_time = _event_time(time_of(document), rules.event_time, value, exponent)
+        # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
+        if 0 <= kafka_time < event_time - rules.max_future_ms:
+            ahead = event_time - kafka_time
+            detail = f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is {rules.max_future_ms} ms"
+            raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
+        return event_time
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
         if value is None and skips_tombstones:
             return _SKIPPED
+        if is_mine is not None:
+            try:
+                if not is_mine(document := decode_any(value)):
+                    return None, event_time_of(document, value, kafka_time), True, None, None
+            except _RefusedError:
+                return _SKIPPED
+            except UndecodableError:
+                if rules.leaves_undecodable:
+                    return _SKIPPED
         try:
             document = decode(value)
-            heartbeat = (found := beat_of(document)) == beat and is_same(found, beat)
+            heartbeat = is_heartbeat is not None and is_heartbeat(document)
             merge_key = None
             if not heartbeat:
                 merge_key = _kafka_key(key) if rules.key is None else _merge_key(key_of(document), rules.key, value)
-            event_time = _event_time(time_of(document), rules.event_time, value, exponent)
-            # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
-            if 0 <= kafka_time < event_time - rules.max_future_ms:
-                ahead = event_time - kafka_time
-                detail = f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is {rules.max_future_ms} ms"
-                raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
+            event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
             return None, None, False, Reason.UNDECODABLE.value, str(error)
         except _RefusedError as error:
@@ -148,6 +167,14 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
         return merge_key, event_time, heartbeat, None, None
 
     return look
+
+
+def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Callable[[dict[str, Any]], bool] | None:
+    """Whether what is wanted is found at its path; None where nothing is."""
+    if wanted is None:
+        return None
+    find, right = finder(wanted[0]), wanted[1]
+    return lambda document: (found := find(document)) == right and is_same(found, right)
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:

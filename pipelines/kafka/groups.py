@@ -114,7 +114,11 @@ class Groups:
         try:
             if layer not in self._groups:
                 self._groups[layer] = Group(self._settings.kafka, self.name(layer))
-            self._groups[layer].commit({(sources[tp.source].topic, tp.partition): offset for tp, offset in offsets.items()})
+            least: dict[tuple[str, int], int] = {}
+            for tp, offset in offsets.items():  # of two sources of one topic, the one that is behind
+                place = sources[tp.source].topic, tp.partition
+                least[place] = min(offset, least.get(place, offset))
+            self._groups[layer].commit(least)
         except KafkaUnreachableError:  # the run itself says so
             with self._lock:
                 self._new.add(layer)

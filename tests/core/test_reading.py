@@ -792,6 +792,45 @@ def test_reasons_are_named_and_ordered_as_the_contract_has_them() -> None:
     assert [reason.value for reason in Reason] == ["undecodable", "no_key", "no_event_time", "event_time_in_future"]
 
 
+# -- the sources of one topic
+
+CLICK = (("type",), "click")
+
+
+def test_what_is_not_a_sources_own_is_a_heartbeat_whatever_it_lacks() -> None:
+    for other in (
+        b'{"ts":1,"k":"a","type":"order"}',
+        b'{"ts":1,"k":"a"}',
+        b'{"ts":1}',
+        b'{"ts":1,"type":1}',
+        b'{"ts":1,"n":"x"}',
+    ):
+        assert read(other, where=CLICK, schema=SCHEMA) == Reading(None, 1, heartbeat=True)
+    assert read(b'{"ts":1,"k":"a","type":"click"}', where=CLICK) == Reading("a", 1)
+
+
+def test_what_is_not_a_sources_own_and_has_no_time_that_it_can_read_is_passed_over() -> None:
+    for other in (b'{"k":"a"}', b'{"ts":"soon","type":"order"}', b'{"ts":-1}'):
+        assert read(other, where=CLICK) == Reading()
+    assert read(b'{"ts":2000}', where=CLICK, kafka_time=1) == Reading(), "a time from the future must not move the clock"
+
+
+def test_a_sources_own_records_are_refused_as_without_the_others() -> None:
+    assert reason(b'{"ts":1,"type":"click"}', where=CLICK) == "no_key"
+    assert reason(b'{"k":"a","type":"click"}', where=CLICK) == "no_event_time"
+    assert reason(b'{"ts":1,"k":"a","type":"click","n":"x"}', where=CLICK, schema=SCHEMA) == "undecodable"
+
+
+@pytest.mark.parametrize("value", [b"{", b"[1]", b"\xff", None])
+def test_what_cannot_be_decoded_is_refused_once(value: bytes | None) -> None:
+    assert reason(value, where=CLICK) == "undecodable"
+    assert read(value, where=CLICK, leaves_undecodable=True) == Reading()
+
+
+def test_a_heartbeat_speaks_for_every_source_of_the_topic() -> None:
+    assert read(b'{"ts":1,"type":"heartbeat"}', where=CLICK) == Reading(None, 1, heartbeat=True)
+
+
 # -- whatever comes
 
 RULES = [
@@ -800,6 +839,7 @@ RULES = [
     rules(key=("k", "k"), event_time=("ts", "ts")),
     rules(schema=SCHEMA),
     rules(schema=SCHEMA, key=None, heartbeat=(("type",), 1)),
+    rules(schema=SCHEMA, where=(("type",), "heartbeat")),
 ]
 TIMES = st.sampled_from([NO_KAFKA_TIME, 0, 5_000, FAR])
 
@@ -807,6 +847,8 @@ TIMES = st.sampled_from([NO_KAFKA_TIME, 0, 5_000, FAR])
 def check_all_rules(key: bytes | None, value: bytes | None, kafka_time: int) -> None:
     for each in RULES:
         [reading] = read_all([(key, value, kafka_time)], each)
+        if each.where is not None and reading == Reading():
+            continue
         if reading.reason is None:
             assert reading.event_time is not None
             assert 0 <= reading.event_time <= LAST_EVENT_TIME_MS

@@ -104,14 +104,14 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
 
 def records_of(settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]) -> pa.Table:
     """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered them."""
-    topic, of_source = settings.sources[source].topic, settings.sources[source]
+    topic = settings.sources[source].topic
     places = sorted(values)
     rows: list[tuple[Any, ...]] = [
         (topic, p, offset, KAFKA_TIME_US, 0, key_of(source, offset), values[p, offset], headers_of(source, offset))
         for p, offset in places
     ]
     columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)]
-    return read_records(pa.table(columns, schema=KAFKA), of_source.reading_rules(settings.merge.max_future_ms))
+    return read_records(pa.table(columns, schema=KAFKA), settings.reading_rules(source))
 
 
 def key_of(source: str, offset: int) -> bytes | None:

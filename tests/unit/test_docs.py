@@ -266,8 +266,9 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         without = with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"}) if path.startswith("lake.") else SMALLEST
         if path == "metrics.port":
             without = with_value(SMALLEST, "metrics", {"port": 9464})
-        if ".heartbeat." in path:
-            without = with_value(without, "sources.tracking.heartbeat", {"field": "type", "equals": 1})
+        for part in ("where", "heartbeat"):
+            if f".{part}." in path:
+                without = with_value(without, f"sources.tracking.{part}", {"field": "type", "equals": 1})
         if ".event_time." in path:
             without = with_value(without, "sources.tracking.event_time", {"field": "ts", "unit": "s"})
         if ".registry." in path:
@@ -394,7 +395,7 @@ def read(folder: Path) -> tuple[MergeRules, list[tuple[str, dict[str, Any]]]]:
     """The example's records as its configuration, which `init` writes, reads them; times in epoch ms."""
     write_example(folder)
     settings = load_settings(folder / "watersmeet.yml", {})
-    rules = {name: source.reading_rules(settings.merge.max_future_ms) for name, source in settings.sources.items()}
+    rules = {name: settings.reading_rules(name) for name in settings.sources}
     found = [(topic, read_record(value, rules[topic])) for topic, value in example_records()]
     return MergeRules(tuple(settings.sources), settings.merge.timeout_ms), found
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pipelines.errors import ConfigurationError
 from pipelines.settings import (
     CatalogLake,
-    Heartbeat,
+    Equality,
     KafkaSettings,
     MergeSettings,
     PublishSettings,
@@ -166,7 +166,7 @@ def test_catalog_lake_is_named_by_catalog_and_schema(tmp_path: Path) -> None:
 def test_heartbeat_keeps_the_type_of_what_it_equals(tmp_path: Path, equals: Any, kind: type) -> None:
     settings = load(tmp_path, changed(("sources/orders/heartbeat", {"field": "meta.type", "equals": equals})))
     heartbeat = settings.sources["orders"].heartbeat
-    assert isinstance(heartbeat, Heartbeat)
+    assert isinstance(heartbeat, Equality)
     assert (heartbeat.field, heartbeat.equals, type(heartbeat.equals)) == ("meta.type", equals, kind)
 
 
@@ -603,6 +603,8 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/batch", {}), "sources.batch: `batch` is reserved for the output"),
         (("sources/key", {}), "sources.key: `key` is reserved for the output"),
         (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
+        (("sources/orders/where", {"field": "type"}), "required field `sources.orders.where.equals` is missing"),
+        (("sources/orders/where", "type = 'click'"), "sources.orders.where must be a mapping, not text"),
         (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
         (("publish/late_topic", "orders"), "publish.late_topic is the topic of source `orders` too; send these records to a topic"),
         (("publish/quarantine_topic", "merged"), "publish.quarantine_topic is the topic of `publish.topic` too"),
@@ -624,6 +626,17 @@ def test_nonsense_is_refused_in_one_sentence(tmp_path: Path, change: tuple[Any, 
     path, value = change
     config = changed((path, value)) if isinstance(path, str) else {**changed(), path: value}
     assert sentence in refusal(tmp_path, config)
+
+
+def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_own(tmp_path: Path) -> None:
+    roles = {name: (f"sources/{name}/where", {"field": "type", "equals": name}) for name in ("tracking", "orders")}
+    same = ("sources/orders/topic", "tracking")
+    settings = load(tmp_path, changed(same, *roles.values()))
+    assert [source.topic for source in settings.sources.values()] == ["tracking", "tracking"]
+    assert [settings.reading_rules(name).leaves_undecodable for name in settings.sources] == [False, True]
+    for name in roles:
+        assert "or each of the two its own records with `where`" in refusal(tmp_path, changed(same, roles[name]))
+    assert "publish to another topic" in refusal(tmp_path, changed(("publish/topic", "orders"), *roles.values()))
 
 
 @pytest.mark.parametrize(
