@@ -103,10 +103,12 @@ def _tried(
             source, partition, *said = _checked(_parsed(record) if isinstance(record, bytes) else record, settings)
         except _WrongError as wrong:
             raise ConfigurationError(f"{place}: {wrong}") from None
-        offset = offsets[source, partition]
-        offsets[source, partition] += 1
-        lines[source, partition, offset] = number
-        rows[source].append((settings.sources[source].topic, partition, offset, *said))
+        topic = settings.sources[source].topic
+        offset = offsets[topic, partition]
+        offsets[topic, partition] += 1
+        for reader in (name for name, other in settings.sources.items() if other.topic == topic):
+            lines[reader, partition, offset] = number
+            rows[reader].append((topic, partition, offset, *said))
     return _Trial(engine, settings, _bronze(settings, rows), lines).answer(close=close)
 
 

@@ -1,0 +1,89 @@
+"""The examples that the documentation explains: what `try` shows of them is what a run on a broker makes of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.location import Lake
+from pipelines.settings import Settings, load_settings
+from pipelines.trying import try_file
+from tests.support.rivers import WATERSMEET
+from tests.support.topics import create_topics, produce, published
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/watersmeet.yml"))
+
+
+@pytest.fixture
+def example(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
+    """An example of its own on the broker, with topics of its own, everything sent and merged."""
+    shutil.copytree(ROOT / "examples" / request.param, tmp_path / "example")
+    file = tmp_path / "example" / "watersmeet.yml"
+    config = yaml.safe_load(file.read_text())
+    config["kafka"]["bootstrap_servers"] = kafka
+    for part in (*config["sources"].values(), config["publish"]):
+        part["topic"] = f"example-{request.param}-{part['topic']}"
+    file.write_text(yaml.safe_dump(config, sort_keys=False))
+    create_topics(kafka, *{source["topic"] for source in config["sources"].values()}, partitions=1)
+    for record in records(request.param):
+        produce(kafka, config["sources"][record["source"]]["topic"], [(0, orjson.dumps(record["value"]))])
+    done = subprocess.run(
+        [*WATERSMEET, "run", "--once"], cwd=file.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return load_settings(file)
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (ROOT / "examples" / name / "records.jsonl").read_text().splitlines()]
+
+
+def explained(name: str) -> Iterator[list[str]]:
+    """The rows of the example's table in the documentation."""
+    text = (ROOT / "docs/examples.md").read_text()
+    rest = text[text.index(f"cd examples/{name}") :]
+    for line in rest[rest.index("\n| ") :].strip().splitlines():
+        if not line.startswith("|"):
+            return
+        if line[2].isdigit():
+            yield [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, indirect=True, ids=EXAMPLES)
+def test_a_run_makes_of_an_example_what_try_shows(example: Settings, tmp_path: Path) -> None:
+    shown = try_file(tmp_path / "example" / "watersmeet.yml", tmp_path / "example" / "records.jsonl", close=False)
+    messages = published(example.kafka.bootstrap_servers, example.publish.topic, 1)
+    expected = [(row["seq"], row["key"].encode(), row["value"].encode()) for row in shown["messages"]]
+    assert [(message.seq, message.key, message.value) for message in messages] == expected
+    assert messages
+    questions = DeltaRsQuestions(Lake(example))
+    late = [(row["source"], row["offset"]) for row in questions.select(tables.LATE, ["source", "offset"]).to_pylist()]
+    assert sorted(late) == sorted((row["source"], row["offset"]) for row in shown["late"])
+    rows = [(row["merge_key"], row["status"]) for row in questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()]
+    assert sorted(rows) == sorted((row["key"], row["status"]) for row in shown["records"])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_record_of_an_example_is_explained(name: str) -> None:
+    """By its line, what it is, its session and its time; and what is late says so."""
+    rows, sent = list(explained(name)), records(name)
+    assert [int(row[0]) for row in rows] == list(range(1, len(sent) + 1))
+    for row, record in zip(rows, sent, strict=True):
+        value = record["value"]
+        assert row[3] == value["at"][11:16]
+        assert row[2] == value.get("session", "–")
+        assert row[1].strip("`") == (value["type"] if name == "one-topic" else record["source"])
+    folder = ROOT / "examples" / name
+    late = {row["line"] for row in try_file(folder / "watersmeet.yml", folder / "records.jsonl", close=False)["late"]}
+    assert {int(row[0]) for row in rows if any("late" in cell.replace("late by", "") for cell in row[4:])} == late
