@@ -15,12 +15,12 @@ from pipelines.audit.verify_eras import NEVER, Evidence, Ints
 from pipelines.audit.verify_evidence import Partition
 from pipelines.core.letters import LATE, NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, next_offsets
 from pipelines.core.plan import TopicPartition
+from pipelines.core.reading import FORGOTTEN
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.published import last_letters
 from pipelines.lake.questions import Questions
-from pipelines.pieces import FORGOTTEN
 from pipelines.settings import Settings
 
 READ = 5_000

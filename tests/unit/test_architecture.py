@@ -83,7 +83,6 @@ EXCEPTIONS = frozenset(
         ("lake.maintenance", "engine"),  # its type alone
         ("audit.rebuild", "owner"),  # a rebuild is silver again, and nobody's word on it
         ("audit.rebuild", "silver"),
-        ("audit.verify_letters", "pieces"),  # the mark of a record that was forgotten
         ("audit.validate", "beginning"),  # what a run would read
         ("run", "quality.beside"),  # checks beside the stream
         ("quality.beside", "owner"),  # the wall clock
