@@ -122,6 +122,7 @@ class DeadLetters:
         sent = 0
 
         def made() -> Iterator[pa.Table]:
+            """The dead letters of piece after piece; counts them, and moves on where the topic stands after each."""
             nonlocal sent
             for piece in pieces:
                 rows = self._records(piece)

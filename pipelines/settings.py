@@ -363,6 +363,7 @@ class Settings(_Part):
         used: dict[str, str] = {}
 
         def use(topic: str, by: str, right: str, *at: str) -> None:
+            """Notes what a topic is used for. Raises RefusedError where it has a use already."""
             if topic in used:
                 raise RefusedError(f"{{path}} is the topic of {used[topic]} too; {right}", *at)
             used[topic] = by

@@ -275,6 +275,7 @@ def _unlike(
     is_torn = np.append(False, np.diff(batch) == 0) | (is_next & (from_offset != np.roll(until_offset, 1)))
 
     def first(wrong: npt.NDArray[np.bool_]) -> Iterable[int]:
+        """The index of the first true element, in a list of one; an empty list where none is true."""
         return [int(j) for j in np.flatnonzero(wrong)[:1]]
 
     for j in first(is_torn):
