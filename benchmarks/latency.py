@@ -120,12 +120,20 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
             shutil.rmtree(folder / "latency", ignore_errors=True)
 
 
-def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) -> Iterator[Result]:
+def prepare(folder: Path, bootstrap_servers: str, engine: str, partitions: int) -> Settings:
+    """A configuration in the folder, with the timeout `TIMEOUT_MS`, and all its topics: before the run, so that a Receiver finds
+    the sink.
+    """
     settings = load_settings(write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, engine=engine))
     cluster = Cluster(settings.kafka)
     for topic in TOPICS:
-        cluster.create_topic(topic, sizes.partitions, {"retention.ms": "-1"})
-    cluster.create_topic(settings.publish.topic, sizes.partitions, sink_settings(settings))
+        cluster.create_topic(topic, partitions, {"retention.ms": "-1"})
+    cluster.create_topic(settings.publish.topic, partitions, sink_settings(settings))
+    return settings
+
+
+def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) -> Iterator[Result]:
+    settings = prepare(folder, bootstrap_servers, engine, sizes.partitions)
     sender = Sender(settings, sizes.partitions, sizes.rate)
     with program(folder, "-m", "pipelines", "run") as running, Receiver(settings, sizes.partitions) as receiver:
         running.await_words("lake: ready")

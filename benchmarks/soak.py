@@ -29,13 +29,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.inputs import TOPICS, write_configuration
-from benchmarks.latency import TIMEOUT_MS, Receiver, Sender, latencies
+from benchmarks.latency import TIMEOUT_MS, Receiver, Sender, latencies, prepare
 from benchmarks.programs import ProgramError, embedded_broker, program, tell
-from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
-from pipelines.settings import Settings, load_settings
+from pipelines.settings import Settings
 
 PARTITIONS = 4
 EVERY_S = 5.0
@@ -85,11 +83,7 @@ def main() -> None:
 def soak(folder: Path, engine: str, seconds: float, rate: int) -> list[Watched]:
     """Two runs over one lake while records keep coming. Raises ProgramError where one fails, or a promise is broken."""
     with embedded_broker(folder / "broker") as bootstrap_servers:
-        settings = load_settings(write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, engine=engine))
-        cluster = Cluster(settings.kafka)
-        for topic in TOPICS:
-            cluster.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
-        cluster.create_topic(settings.publish.topic, PARTITIONS, sink_settings(settings))
+        settings = prepare(folder, bootstrap_servers, engine, PARTITIONS)
         sender, is_over = Sender(settings, PARTITIONS, rate), threading.Event()
         sending = threading.Thread(target=sender.send_until, args=[is_over.is_set], name="sender", daemon=True)
         with Receiver(settings, PARTITIONS) as receiver:

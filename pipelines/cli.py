@@ -372,6 +372,7 @@ def _unchecked(settings: Settings) -> Questions:
     from pipelines.lake.questions import questions
 
     def spark() -> Any:
+        """The Spark session of the configuration, imported and started only where it is needed."""
         from pipelines.engine.session import spark_session
 
         return spark_session(settings.spark)

@@ -193,11 +193,16 @@ class PublishingError(WatersmeetError):
         self.topic, self.reason, self.retriable = topic, reason, retriable
 
 
+def lines_of(error: BaseException) -> list[str]:
+    """The lines of an error's text that are not blank, without the white space around them."""
+    return [line for line in map(str.strip, str(error).splitlines()) if line]
+
+
 def root_cause(error: BaseException) -> str:
     """The sentence at the bottom of an error: of a Python function in a Spark worker, its own last line."""
     if own := _own(error):
         return own[1]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines_of(error)
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -120,6 +120,7 @@ def all_of(observers: Sequence[Observer]) -> Observer:
     """Tells every one of these observers."""
 
     def tell(event: Event) -> None:
+        """Tells an event to each of the observers, in their order."""
         for observer in observers:
             observer(event)
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
 from pipelines.core.json_text import UndecodableError, finder, number_text, parse_object
+from pipelines.core.reading import FORGOTTEN
 from pipelines.errors import KafkaAccessError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -29,7 +30,7 @@ from pipelines.lake.published import last_published
 from pipelines.lake.questions import Questions, Where
 from pipelines.observability import Reporter
 from pipelines.owner import Owner, now_ms
-from pipelines.pieces import FORGOTTEN, NOT_FORGOTTEN, pieces_of, read_piece
+from pipelines.pieces import NOT_FORGOTTEN, pieces_of, read_piece
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 

@@ -32,6 +32,7 @@ from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.lake import tables
+from pipelines.lake.published import last_letters
 from pipelines.lake.questions import Questions, Where, within
 from pipelines.owner import Owner, now_ms
 from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
@@ -94,7 +95,7 @@ class DeadLetters:
         if self.topic not in cluster.partition_counts([self.topic]):
             wanted = {**dead_letter_settings(cluster, self.settings), "retention.ms": "-1"}
             cluster.create_topic(self.topic, self.partitions, wanted)
-        noted = self._noted()
+        noted = last_letters(self._engine.questions, self._sink)
         self._publisher.begin()
         found = {p: self._stands_at(message) for p, message in self._publisher.tails(self.partitions).items()}
         self._note(found, noted)
@@ -121,6 +122,7 @@ class DeadLetters:
         sent = 0
 
         def made() -> Iterator[pa.Table]:
+            """The dead letters of piece after piece; counts them, and moves on where the topic stands after each."""
             nonlocal sent
             for piece in pieces:
                 rows = self._records(piece)
@@ -161,15 +163,6 @@ class DeadLetters:
             place = message.topic() or "", message.partition() or 0, message.offset() or 0
             raise ForeignMessageError(*place, NEXT_OFFSETS)
         return said
-
-    def _noted(self) -> dict[int, dict[str, int]]:
-        of_topic = [[("sink", "=", self._sink)]]
-        by = ["partition", "source"]
-        rows = self._engine.questions.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}, of_topic).to_pylist()
-        noted: dict[int, dict[str, int]] = {}
-        for row in rows:
-            noted.setdefault(row["partition"], {})[row["source"]] = row["next"]
-        return noted
 
     def _note(self, now: Standing, before: Standing) -> None:
         """Step 4: what has changed."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import Int64s, in_groups
+from pipelines.core.reading import FORGOTTEN
 from pipelines.lake.questions import Condition, Questions, Where, bytes_of, neighbours
 
 PIECE_ROWS = 5_000
@@ -24,9 +25,6 @@ PIECES = 20
 RECORD = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "headers")
 """A record's columns, as it came."""
 
-
-FORGOTTEN = "forgotten"
-"""The detail of a refused record that was erased, since its key was forgotten."""
 
 NOT_FORGOTTEN: Condition = ("detail", "!=", FORGOTTEN)
 

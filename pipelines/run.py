@@ -138,6 +138,7 @@ class Run:
 
     def _watch(self) -> Watch:
         def away(news: str) -> None:
+            """Tells people and observers that no broker answers."""
             self.reporter.tell("kafka", news)
             self.tell(Failed(KafkaUnreachableError.__name__, is_retried=True))
 
@@ -163,12 +164,14 @@ class Run:
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
         def lost() -> None:
+            """Tells the observers that the layers are another's now, and lets the run stop."""
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
         lease = Lease(self.engine.lake, questions, exclusive_append(self.engine), self.layers, on_lost=lost)
 
         def largest_known() -> int:
+            """The largest fencing token that the last commits of the layers' tables name; 0 where they name none."""
             return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
 
         lease.take(largest_known, by_force=by_force)
@@ -251,7 +254,10 @@ class Owned:
         beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 
         def begin(gate: Gate) -> Running:
+            """Starts reading a source where the tables say that it goes on."""
+
             def take(work: Callable[[], None]) -> None:
+                """Runs a batch of bronze under the gate; silver hears of it."""
                 gate.run(work)
                 self._news["silver"].set()
 
@@ -302,6 +308,7 @@ class Owned:
             return Stream(Gate(self._run.patience), lambda gate: following(gate, drain, until_done, news), ends=True)
 
         def begin(gate: Gate) -> Running:
+            """Starts to follow the versions of the tables that the layer reads from."""
             return self.owner.engine.follow(layer, upstream, lambda: gate.run(drain))
 
         return Stream(Gate(self._run.patience), begin, drain, is_due)

@@ -379,6 +379,7 @@ class Settings(_Part):
         """Topics of which each source so far takes its own records alone."""
 
         def use(topic: str, by: str, right: str, *at: str, is_role: bool = False) -> None:
+            """Notes what a topic is used for. Raises RefusedError where it has a use already, unless all are roles of it."""
             if is_role and topic not in used:
                 roles.add(topic)
             if topic in used and not (is_role and topic in roles):

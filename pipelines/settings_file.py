@@ -89,6 +89,7 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
     names: list[str] = []
 
     def lookup(match: re.Match[str]) -> str:
+        """The value of an environment variable that a text names. Raises RefusedError where it is not set or misnamed."""
         name = match[1] or ""
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise RefusedError("{path}: `${` must be followed by the name of an environment variable and `}`", *at)

@@ -57,6 +57,7 @@ def parse_duration(text: str) -> int:
 
 def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
     def duration(value: object, info: ValidationInfo) -> int:
+        """A duration in ms, from a text such as `30m`. Raises RefusedError for anything else."""
         try:
             # One that is built in Python is a number: there the name says the unit.
             if info.context is None and isinstance(value, int):
@@ -93,6 +94,7 @@ def _number(
     digits: type[str] = FromEnvironment,
 ) -> BeforeValidator:
     def number(given: object) -> int:
+        """A whole number within the limits, from a number or from a text with a unit. Raises RefusedError for anything else."""
         value = _whole(given, digits)
         match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", given) if isinstance(given, str) else None
         if match and units and match[2] in units:
@@ -136,6 +138,7 @@ Share = Annotated[float, BeforeValidator(_share)]
 
 def _matching(pattern: str, what: str) -> AfterValidator:
     def matching(text: str) -> str:
+        """The text as it is. Raises RefusedError where it does not match the pattern."""
         if not re.fullmatch(pattern, text):
             raise RefusedError("{path}: {value} is not " + what)
         return text

@@ -233,6 +233,7 @@ def _merging(batch: Batch, sources: int) -> Function:
     """`core.merge.merge` for the records of so many sources, the open records, and what was recovered."""
 
     def merging(*inputs: pa.Table) -> pa.Table:
+        """What a batch changes in a partition. `inputs`: records by source, the open rows, and messages read back, if any."""
         records = pa.concat_tables(inputs[:sources]) if sources else RECORD_SCHEMA.empty_table()
         open_rows, *recovered = inputs[sources:]
         return merge(records, open_rows, batch, *recovered)

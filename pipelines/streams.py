@@ -236,9 +236,11 @@ def following(gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream],
     """
 
     def upstream_is_done() -> bool:
+        """Whether all streams that this one follows have ended."""
         return all(stream.is_done for stream in upstream)
 
     def follow(_: threading.Event) -> None:
+        """Drains whenever there is news, and once more after the upstream has ended."""
         is_last = False
         while not (is_last or gate.stopping.is_set()):
             is_last = upstream_is_done()  # asked before the drain, which then sees all there is

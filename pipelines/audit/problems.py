@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +21,16 @@ class Problem(NamedTuple):
     what: str
     where: str
     fix: str
+
+
+def as_problem(error: Exception, where: str) -> Problem:
+    """An error as a problem: its sentence says where, after a colon what is wrong, and after the last semicolon how to fix it.
+
+    `where`: the field of the configuration that it counts for, where the sentence names none.
+    """
+    what, _, fix = str(error).rpartition("; ")
+    place = re.match(r"([a-z_]+(?:\.[a-z0-9_]+)*): ", what)
+    return Problem(what.removeprefix(place[0]) if place else what or str(error), place[1] if place else where, fix)
 
 
 class Findings:

@@ -64,6 +64,7 @@ def rebuild(
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
 
     def rebuilt(of_epoch: Settings) -> Settings:
+        """The configuration of an epoch as the rebuild has it: with its own directory, and the timeout that was asked for."""
         merge = of_epoch.merge if timeout_ms is None else of_epoch.merge.model_copy(update={"timeout_ms": timeout_ms})
         return rebuilt_settings(of_epoch, directory).model_copy(update={"merge": merge})
 

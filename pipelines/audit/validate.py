@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from pipelines.audit.problems import Problem
+from pipelines.audit.problems import Problem, as_problem
 from pipelines.beginning import Beginning
 from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine
@@ -30,7 +29,7 @@ _JUDGED = frozenset(["valid", "invalid_reason", "batch"])
 def check_kafka(settings: Settings) -> list[Problem]:
     """librdkafka takes the options; topics are reachable, co-partitioned, and the sink, where it exists, fits."""
     if wrong := check_options(settings.kafka):
-        return [_as_problem(ConfigurationError(sentence), "kafka.options") for sentence in wrong]
+        return [as_problem(ConfigurationError(sentence), "kafka.options") for sentence in wrong]
     cluster = Cluster(settings.kafka)
     problems: list[Problem] = []
     try:
@@ -41,7 +40,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
                 wanted = sink_settings(settings) if name == "topic" else dead_letter_settings(cluster, settings)
                 problems += _unfit_settings(f"publish.{name}", topic, wanted, cluster.topic_settings(topic))
     except WatersmeetError as error:
-        return [_as_problem(error, "kafka")]
+        return [as_problem(error, "kafka")]
     return problems
 
 
@@ -63,7 +62,7 @@ def check_schemas(settings: Settings) -> list[Problem]:
         try:
             _ = source.value_type
         except ConfigurationError as error:
-            problems.append(_as_problem(error, f"sources.{name}.schema"))
+            problems.append(as_problem(error, f"sources.{name}.schema"))
         except ValueError as error:  # the schema gives a field another type than one before it
             fix = "keep the type that the field had, or use another name"
             problems.append(Problem(str(error), f"sources.{name}.schema", fix))
@@ -78,7 +77,7 @@ def check_registries(settings: Settings) -> list[Problem]:
             try:
                 Registry(source.registry).check()
             except WatersmeetError as error:
-                problems.append(_as_problem(error, f"sources.{name}.registry"))
+                problems.append(as_problem(error, f"sources.{name}.registry"))
     return problems
 
 
@@ -121,7 +120,7 @@ def check_lake(
             problems += check_expressions(engine(), settings)
         check_layout(questions, lake)
     except WatersmeetError as error:
-        problems.append(_as_problem(error, "lake"))
+        problems.append(as_problem(error, "lake"))
     else:
         of_lake = read_epochs(questions, settings).current.settings.under(settings.rules())
         problems += check_schemas(of_lake) or check_tables(Lake(of_lake), questions)
@@ -131,11 +130,11 @@ def check_lake(
         cluster, topics = Cluster(settings.kafka), topics_of(settings)
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
-        problems = [_as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
+        problems = [as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
         check_rules(read_epochs(questions, settings), settings)
         return problems, [] if problems else Beginning(questions, settings, partitions).preview()
     except WatersmeetError as error:
-        return [_as_problem(error, "kafka.start")], []
+        return [as_problem(error, "kafka.start")], []
 
 
 def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
@@ -161,10 +160,3 @@ def _becomes(before: pa.DataType, wanted: pa.DataType) -> bool:
         return ddl(widened(before, wanted)) == ddl(wanted)
     except ValueError:
         return False
-
-
-def _as_problem(error: Exception, where: str) -> Problem:
-    """The errors' sentences say where, after a colon what is wrong, and after a semicolon what would be right."""
-    what, _, fix = str(error).rpartition("; ")
-    place = re.match(r"([a-z_]+(?:\.[a-z0-9_]+)*): ", what)
-    return Problem(what.removeprefix(place[0]) if place else what or str(error), place[1] if place else where, fix)

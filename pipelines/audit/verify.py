@@ -8,7 +8,8 @@ The checks are numbered as in the contract:
 3. no key has two open rows, and no two rows share partition, key and event time;
 4. what should have timed out has, nothing else has, and each batch's clock is what bronze says;
 5. silver and late are what the merge model makes of bronze, for a sample of keys or for all; rows are valid where they should be;
-6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`).
+6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`);
+7. topics of *dead letters* have each late or refused record once, as it came, in order of offset (`verify_letters`).
 
 Where rows have been deleted (`keep`), what came before a partition's history begins is not judged (`lake.floors`), and the merge
 records that were open then are silver's word.
@@ -33,6 +34,7 @@ import pyarrow.compute as pc
 from pipelines.audit.problems import REBUILD, Findings, answer, different
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Era, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
+from pipelines.audit.verify_letters import check_letters, read_boxes
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
 from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
@@ -73,12 +75,13 @@ def verify(
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
     sink = read_sink(questions, settings, partitions) if settings.publish.topic in counts else None
+    boxes = read_boxes(questions, settings, partitions, counts)
     bounds = {source: cluster.bounds(kept.topic, partitions) for source, kept in settings.sources.items()}
     evidence = read_evidence(questions, settings, partitions, full=full)
     judge = Judge(settings, evidence.epochs, evaluate)
     limits = None if sink is None else read_limits(evidence, sink)
-    names = ("places", "bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink")
-    findings = {name: Findings(name) for name in names}
+    names = ["places", "bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink"]
+    findings = {name: Findings(name) for name in [*names, *(f"dead letters of {box.table}" for box in boxes)]}
     check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
@@ -86,6 +89,8 @@ def verify(
         check_partition(partition, judge, findings)
         if sink is not None and limits is not None:
             check_sink(partition, sink, limits, judge, findings["sink"])
+        for box in boxes:
+            check_letters(partition, box, findings[f"dead letters of {box.table}"])
     if any(each.problems for each in findings.values()) and read_floors(questions) != evidence.floors:
         return verify(questions, settings, full=full, evaluate=evaluate, timeout_s=timeout_s)
     because = "was not evaluated, because that needs Spark and `--full`"
@@ -270,6 +275,7 @@ def _unlike(
     is_torn = np.append(False, np.diff(batch) == 0) | (is_next & (from_offset != np.roll(until_offset, 1)))
 
     def first(wrong: npt.NDArray[np.bool_]) -> Iterable[int]:
+        """The index of the first true element, in a list of one; an empty list where none is true."""
         return [int(j) for j in np.flatnonzero(wrong)[:1]]
 
     for j in first(is_torn):

@@ -57,6 +57,7 @@ class AvroSchema:
             return _decoder(self.text, self.text)
 
         def decode(value: bytes | None) -> dict[str, Any]:
+            """A value with its writer's id before it, as the reader's schema has it. Raises UndecodableError where it is none."""
             if value is None:
                 return _decoder(self.text, self.text)(None)
             schema_id = schema_id_of(value)
@@ -107,6 +108,7 @@ def self_contained(text: str, references: Sequence[str]) -> str:
     defined: set[str] = set()
 
     def written_out(node: Any) -> Any:
+        """A node of the schema in which the first use of each name is its definition, and no later one is."""
         if isinstance(node, list):
             return [*map(written_out, node)]
         if isinstance(node, str):
@@ -139,6 +141,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
     convert = column_of(reader, is_resolved=is_resolved).convert
 
     def decode(value: bytes | None) -> dict[str, Any]:
+        """A bare Avro value as the reader's schema has it. Raises UndecodableError where it is none."""
         if value is None:
             raise UndecodableError("no value (tombstone)")
         content = BytesIO(value)
@@ -159,6 +162,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
 
 def _refusing(why: str) -> Decode:
     def refuse(_: bytes | None) -> dict[str, Any]:
+        """Raises UndecodableError, with the reason for which no value of this writer's schema can be read."""
         raise UndecodableError(why)
 
     return refuse

@@ -53,6 +53,7 @@ class ValueSchema:
         compiled = _compiled(orjson.loads(self.text))
 
         def first_violation(value: Any) -> str | None:
+            """Where and how a JSON value first breaks the schema, in words of bounded length; None where it does not."""
             if compiled.is_valid(value):
                 return None
             error = next(iter(compiled.iter_errors(value)))
@@ -133,6 +134,7 @@ class _Columns:
     integers: list[dict[str, Any]] = field(default_factory=list)
 
     def value_type(self) -> pa.DataType:
+        """The struct of the schema's top level. Raises _UnfitError where that is no object with properties."""
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
         if not isinstance(top, dict) or not top.get("properties") or _types(top) not in ([], ["object"]):
             raise _UnfitError(f"the top level must be an object with `properties`; name its fields there{_OR_KEEP_TEXT}")

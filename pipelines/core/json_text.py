@@ -69,6 +69,7 @@ def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
         return lambda document: document.get(name, MISSING)
 
     def find(document: Any) -> Any:
+        """What a document has at the path, or `MISSING`."""
         for name in path:
             if not isinstance(document, dict) or name not in document:
                 return MISSING

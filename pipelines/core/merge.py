@@ -124,6 +124,7 @@ class _Positioned(NamedTuple):
     positions: Int64s
 
     def where(self, keep: Booleans) -> _Positioned:
+        """Only the rows that are to be kept, with their times and positions."""
         if keep.all():
             return self
         return _Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])

@@ -54,6 +54,10 @@ class Reason(str, Enum):
     EVENT_TIME_IN_FUTURE = "event_time_in_future"
 
 
+FORGOTTEN: Final = "forgotten"
+"""The detail of a refused record that was erased, since its key was forgotten."""
+
+
 @dataclass(frozen=True)
 class ReadingRules:
     """How a source's records are read. Paths are field names from the outermost in; `key` None means the Kafka key.
@@ -142,6 +146,7 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
         return event_time
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
+        """What a record says, from Kafka's key, its value and Kafka's timestamp (ms): read, skipped, or refused with a reason."""
         if value is None and skips_tombstones:
             return _SKIPPED
         if is_mine is not None:

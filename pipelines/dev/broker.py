@@ -269,6 +269,7 @@ def _await_answer(directory: Path, ports: _Record, process: psutil.Process, dead
     options = {} if ports.admin_port is None else securing.admin_options(directory)
 
     def ready() -> bool:
+        """Whether the broker that was started answers. Raises BrokerError where its process has ended."""
         if not alive(process):
             raise _early_death(directory)
         return _answering_cluster(port, options) == cluster_id
@@ -357,6 +358,7 @@ def _locked(directory: Path, deadline: float) -> Iterator[None]:
     """
 
     def taken() -> bool:
+        """Takes the lock of the directory, if nobody has it, and says whether it did."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

@@ -82,6 +82,7 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         marker.touch()
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs on an executor: for each batch the version of Watersmeet there, and whether the marker file is seen."""
         for name in ("pipelines.kafka.reading", "pipelines.engine.spark"):  # with all that they import
             importlib.import_module(name)
         version = importlib.import_module("pipelines").__version__

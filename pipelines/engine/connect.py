@@ -31,6 +31,7 @@ class ConnectEngine(SparkEngine):
         position = dict(source.offsets)
 
         def take(until: Mapping[int, int]) -> bool:
+            """Hands the next batch up to these end offsets to `work`; False where nothing is new."""
             backlog = {p: max(until[p] - offset, 0) for p, offset in position.items()}
             wanted = share(backlog, source.max_offsets_per_batch)
             reached = {p: offset + wanted[p] for p, offset in position.items()}

@@ -170,6 +170,7 @@ class EmbeddedEngine:
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in self.lake.layout[table].schema.names}
 
         def write(found: DeltaTable, how: CommitProperties | None) -> None:
+            """Merges the changed rows into the table, in one commit with these properties."""
             merge = found.merge(
                 rows, replaced_row(only_open=only_open), "changed", "kept", writer_properties=_WRITER, commit_properties=how
             )
@@ -218,6 +219,7 @@ class EmbeddedEngine:
         position, span = dict(source.offsets), source.max_offsets_per_batch
 
         def take(until: Mapping[int, int]) -> bool:
+            """Hands the next batch up to these end offsets to `work`, bounded in records and bytes; False where none is."""
             nonlocal span
             wanted = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
             if not any(wanted.values()):

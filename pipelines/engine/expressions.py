@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pipelines.core.types import columns_ddl, ddl
+from pipelines.errors import lines_of
 
 _OF_THE_MOMENT = re.compile(r"\b(current_\w+|localtimestamp|session_user|user|now)\(")
 """What Spark replaces by a value of the moment before it runs a query, and so calls deterministic, as its plans spell it."""
@@ -24,7 +25,7 @@ def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds
         selected = rows.select(F.expr(text).alias("value"))
         rows.where(F.expr(text).isNotNull())  # a condition may not look beyond its row: no aggregate, window or generator
     except PySparkException as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next(iter(lines_of(error)), type(error).__name__)
         return f"`{text}` is not SQL over silver's columns: {reason}"
     found = selected.schema[0].dataType.simpleString()
     if found not in [ddl(kind).lower() for kind in kinds]:

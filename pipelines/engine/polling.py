@@ -21,10 +21,12 @@ def followed_source(
     cluster = Cluster(source.kafka)
 
     def ends() -> dict[int, int]:
+        """By partition of the source the exclusive end offset that Kafka has now."""
         bounds = cluster.bounds(source.topic, len(source.offsets))
         return {p: end for p, (_, end) in bounds.items() if p in source.offsets}
 
     def follow(stopping: threading.Event) -> None:
+        """Takes batch after batch until `stopping` is set; with `once`, only up to the ends at the start."""
         last = ends()
         while not stopping.is_set():
             if take(last):
@@ -41,6 +43,7 @@ def followed_versions(name: str, versions: Callable[[], list[int]], work: Callab
     """Calls `work` at once, and again whenever the tables' versions are others, asking after `every_s`."""
 
     def follow(stopping: threading.Event) -> None:
+        """Calls `work` whenever a version has changed, until `stopping` is set."""
         seen = None
         while not stopping.is_set():
             found = versions()

@@ -171,6 +171,7 @@ def _copy_of(given: SparkSession) -> SparkSession:
     copies: list[SparkSession] = []
 
     def keep(batch: DataFrame, _: int) -> None:
+        """Keeps the session in which Spark calls a function for each batch of a stream."""
         copies.append(batch.sparkSession)
 
     with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:

@@ -299,13 +299,16 @@ class _Query:
 
     @property
     def is_active(self) -> bool:
+        """Whether the query still runs."""
         return self._query.isActive
 
     @property
     def failure(self) -> Exception | None:
+        """What ended the query; None where nothing went wrong."""
         return self._query.exception()
 
     def stop(self) -> None:
+        """Stops the query; returns once it has ended."""
         self._query.stop()
 
 
@@ -315,6 +318,7 @@ def _called(
     """A pure function of several tables as one for mapInArrow: the column `_input` says to which table a row belongs."""
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in a Python worker of Spark: gives the function its inputs, which came as one group, and yields its rows."""
         rows = list(batches)
         if not sum(batch.num_rows for batch in rows):
             return

@@ -148,6 +148,7 @@ class Publisher:
         failed: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:
+            """Takes note of a message's offset by partition, or of the error for which it was not taken."""
             if error is None:
                 offsets[message.partition() or 0] = message.offset() or 0
             else:

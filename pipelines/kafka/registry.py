@@ -52,6 +52,7 @@ class Registry(Mapping[int, str]):
 
     def _fetched(self, schema_id: int) -> str:
         def fetch(client: Any) -> str:
+            """The text of the schema with this id, which names no other schema. Raises what the registry's client raises."""
             schema = client.get_schema(schema_id)
             references: dict[tuple[str, int], str] = {}
             _collect(client, schema.references or [], references)

@@ -71,15 +71,19 @@ def _data_source(name_: str, schema_: str, reader_: Callable[[], Any]) -> type[D
     class Kafka(DataSource):
         @classmethod
         def name(cls) -> str:
+            """The name under which Spark knows the source."""
             return name_
 
         def schema(self) -> str:
+            """The columns of a record, as Spark's DDL."""
             return schema_
 
         def reader(self, schema: StructType) -> Any:  # noqa: ARG002
+            """What reads a batch; `schema` is always the source's own."""
             return reader_()
 
         def streamReader(self, schema: StructType) -> Any:  # noqa: ARG002, N802
+            """What reads a stream; `schema` is always the source's own."""
             return reader_()
 
     return Kafka
@@ -95,9 +99,11 @@ class _RangesReader(DataSourceReader):
         self._topic, self._ranges = topic, ranges
 
     def partitions(self) -> Sequence[InputPartition]:
+        """The ranges of offsets that Spark reads as one partition each."""
         return [InputPartition(part) for part in self._ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a range, as Arrow batches."""
         return _read(self._topic, partition)
 
 
@@ -114,25 +120,31 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query that handles what is available now ends."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """By partition the offset at which the stream begins."""
         return self._start
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """How many offsets a batch takes at most."""
         return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fixes the ends of the topic: the stream ends there."""
         self._last = self._ends()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """By partition the offset up to which the next batch reads, from `start` and within `limit`."""
         ends = self._last or self._ends()
         backlog = {p: max(ends[p] - offset, 0) for p, offset in start.items()}
         taken = share(backlog, limit.max_rows) if isinstance(limit, ReadMaxRows) else backlog
         return {p: offset + taken[p] for p, offset in start.items()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """The offsets of a batch in ranges, each of which Spark reads as one partition."""
         ranges = [Range(self._topic.name, int(p), since, end[p]) for p, since in start.items()]
         return [InputPartition(part) for part in split_ranges(ranges, self._topic.parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a range, as Arrow batches."""
         return _read(self._topic, partition)
 
     def stop(self) -> None:

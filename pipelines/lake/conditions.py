@@ -29,6 +29,7 @@ def _condition(times: Collection[str], dialect: Dialect, column: str, operator: 
         return f"{name} {operator.upper()}"
 
     def literal(one: Any) -> str:
+        """A value as the dialect writes it; epoch ms as a time, where the column has times."""
         return dialect.time(int(one)) if column in times else _literal(one, dialect)
 
     if operator == "in":

@@ -28,6 +28,7 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     since = min((time for time in [*times, *plan.clocks.values()] if time is not None), default=0)
 
     def after(time: int | None) -> int | None:
+        """A time (ms) as its distance from the smallest of the plan; None stays None."""
         return None if time is None else time - since
 
     offsets: dict[str, list[list[int | None]]] = {}
@@ -45,6 +46,7 @@ def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
     since = facts["since"]
 
     def time(after: int | None) -> int | None:
+        """A time (epoch ms) from its distance to the smallest of the plan; None stays None."""
         return None if after is None else since + after
 
     ranges = {

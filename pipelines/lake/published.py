@@ -1,4 +1,4 @@
-"""The table `published`: where each partition's sequence stood after its last publication."""
+"""The tables `published` and `dead_letters`: where the sink, and a topic of dead letters, stood after the last transaction."""
 
 from __future__ import annotations
 
@@ -36,3 +36,18 @@ def last_published(questions: Questions, sink: str | None = None, until_ms: int 
     found = questions.select(tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]])
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return {p: Tail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
+
+
+def last_letters(questions: Questions, sink: str) -> dict[int, dict[str, int]]:
+    """By partition and source, up to which offset (exclusive) records were noted as sent to a topic of dead letters.
+
+    `sink`: the topic and Kafka's identity of it, as `dead_letters` names it. Nothing where the table does not exist.
+    """
+    noted: dict[int, dict[str, int]] = {}
+    if not questions.exists(tables.DEAD_LETTERS):
+        return noted
+    of_topic = [[("sink", "=", sink)]]
+    rows = questions.summary(tables.DEAD_LETTERS, ["partition", "source"], {"next": ("max", "next_offset")}, of_topic)
+    for row in rows.to_pylist():
+        noted.setdefault(row["partition"], {})[row["source"]] = row["next"]
+    return noted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.audit.page import check_writable, write_page
-from pipelines.audit.problems import Problem
+from pipelines.audit.problems import Problem, as_problem
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake.identity import check_layout
@@ -38,6 +38,5 @@ def check_suites(settings: Settings) -> list[Problem]:
     try:
         read_suites(settings)
     except ConfigurationError as error:
-        what, _, fix = str(error).rpartition("; ")
-        return [Problem(what, "quality.suites", fix)]
+        return [as_problem(error, "quality.suites")]
     return []

@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     examples: Sequence[dict[str, str]] = ()
 
     def joined(self, other: Outcome) -> Outcome:
-        """The same expectation on both of two pieces of rows: it holds where it holds on each."""
+        """This outcome and that of another piece of rows as one: it is a success where both are, and counts are added."""
         counts = [each.unexpected for each in (self, other) if each.unexpected is not None]
         worse = other if self.success else self
         return Outcome(

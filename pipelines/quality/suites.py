@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from pipelines.dev.init import schemas_directory
-from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.errors import ConfigurationError, WatersmeetError, lines_of
 from pipelines.lake import tables
 from pipelines.settings import Settings
 from pipelines.settings_file import known_instead
@@ -58,7 +58,7 @@ class Suite:
             return ExpectationConfiguration(**known).to_domain_obj()
         except (GreatExpectationsError, ValueError, TypeError) as error:
             # The first line of several only counts what is wrong.
-            reason = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+            reason = "; ".join(lines_of(error))
         fault = f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great Expectations' gallery has it"
         raise ConfigurationError(f"{self.file}: {fault}")
 

@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.lake import tables
-from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, RunProcess
+from tests.support.owners import assert_changes_nothing, assert_refused, wake
+from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import published
-
-
-def wake(paused: RunProcess) -> None:
-    """It goes on where it was, learns that it was replaced, and ends."""
-    paused.resume()
-    paused.let_go()
-    assert paused.wait() == 1
-    assert "fenced and writes nothing more" in paused.said()
-    assert "Traceback" not in paused.said()
 
 
 @pytest.mark.timeout(1200)
@@ -31,9 +22,7 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp
     first = river.run(point="publisher.commit")
     first.await_held()
 
-    second = river.run("--once")
-    assert second.wait() == 1
-    assert "is being written by process" in second.said()
+    assert_refused(river)
 
     first.pause()
     assert published(kafka, river.sink, 1) == [], "the first one's transaction is open"
@@ -60,8 +49,6 @@ def test_a_woken_merge_changes_nothing(lake: str, kafka: str, tmp_path: Path) ->
     river.flow()
     river.by_embedded()
     river.finish()
-    written = {name: river.questions.version(name) for name in (tables.SILVER, tables.LATE, tables.PROGRESS, tables.PUBLISHED)}
-    wake(first)
-    assert {name: river.questions.version(name) for name in written} == written
+    assert_changes_nothing(river, first)
     assert river.losses() == Losses()
     assert river.broken_promises() == []

@@ -12,31 +12,13 @@ from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from tests.support.commands import without_java
+from tests.support.commands import every_command_does_its_work
 from tests.support.configurations import settings_for
-from tests.support.rivers import Losses, River
+from tests.support.rivers import River
 
 
 def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "no-java")
-    river.flow()
-    river.flow()
-    without_java(river, "validate")
-    without_java(river, "run", "--once")
-    river.flow()
-    without_java(river, "run", "--once")
-    assert river.losses() == Losses()
-    for command in (
-        "status",
-        "explain a",
-        "maintain",
-        "verify --full",
-        "check --html quality.html",
-        "report --out page.html",
-        "rebuild --into again",
-    ):
-        assert without_java(river, *command.split(" ")), f"{command} answers something"
-    assert river.losses() == Losses()
+    every_command_does_its_work(River.make(kafka, tmp_path, "no-java"))
 
 
 CHECKED = [

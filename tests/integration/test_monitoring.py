@@ -48,7 +48,7 @@ class Watched:
     """A run that has merged and published what there is, while `tracking` waits for `orders`: what it exposes, and `status`."""
 
     def __init__(self, kafka: str, folder: Path) -> None:
-        self.river, self.port = river_with_metrics(kafka, folder, "watched")
+        self.river, self.port = river_with_metrics(kafka, folder, "watched", quality={"suites": [], "every": 1})
         self.river.flow()
         self.river.flow()
         self.river.flow("tracking")
@@ -61,7 +61,8 @@ class Watched:
         seen = exposed(self.process, self.port)
         lags = [seen.value("watersmeet_lag_records", layer=layer) for layer in ("bronze", "silver")]
         held = seen.value("watersmeet_source_state", state="held")
-        return lags == [0, 13 * PARTITIONS] and held == PARTITIONS and (seen.value("watersmeet_open_rows") or 0) > 0
+        is_sampled = (seen.value("watersmeet_open_rows") or 0) > 0 and seen.value("watersmeet_quality_failed") == 0
+        return lags == [0, 13 * PARTITIONS] and held == PARTITIONS and is_sampled
 
     def topic(self, source: str) -> str:
         return str(self.river.config["sources"][source]["topic"])

@@ -18,16 +18,20 @@ import pytest
 
 from pipelines.dev import secure
 from pipelines.dev.certificates import Authority
+from pipelines.kafka.cluster import written_topics
 from pipelines.kafka.permissions import permissions
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.rivers import FOLDER, Losses, River, RunProcess, until
 from tests.support.secured import SecuredBroker
 from tests.support.tokens import SECRET, new_key
-from tests.support.topics import published
+from tests.support.topics import dead_letters, published
 
 SECONDS = 60
 """A process is up, has found the cause and is gone: some seconds, more on a busy machine. What may pass is waited for longer."""
+
+LETTERS = ("late_topic", "quarantine_topic")
+"""Every river has both topics of dead letters."""
 
 NewRiver = Callable[..., River]
 
@@ -39,7 +43,8 @@ def new_river(secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: p
 
     def make(*, user: str = secure.USER, **overrides: Any) -> River:
         way_in = {"kafka__bootstrap_servers": secured.servers, "kafka__options": secure.user_options(secured.status.directory)}
-        river = River.make(secured.admin, tmp_path / "river", topic, partitions=1, **{**way_in, **overrides})
+        letters = {f"publish__{field}": f"{topic}-{field}" for field in LETTERS}
+        river = River.make(secured.admin, tmp_path / "river", topic, partitions=1, **{**way_in, **letters, **overrides})
         secured.grant(user, *permissions(river.settings))
         river.flow()
         river.flow()
@@ -95,7 +100,7 @@ def files_with(folder: Path, secret: str) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_a_pipeline_runs_publishes_and_recovers_and_tells_nobody_its_password(
-    secured: SecuredBroker, new_river: NewRiver
+    secured: SecuredBroker, new_river: NewRiver, topic: str
 ) -> None:
     river, password = new_river(), secured.own_password
     run = river.run("--once")
@@ -107,6 +112,7 @@ def test_a_pipeline_runs_publishes_and_recovers_and_tells_nobody_its_password(
     river.flow()
     river.finish()
     assert river.losses() == Losses()
+    assert all(dead_letters(river.kafka, f"{topic}-{field}", 1) for field in LETTERS)
 
     told = [command(river, *words.split()) for words in ("validate --json", "status --json", "explain a --json", "verify")]
     assert [done.returncode for done in told] == [0, 0, 0, 0], told
@@ -173,9 +179,15 @@ def test_an_untrusted_certificate_ends_a_run_with_one_sentence(
     assert "the certificate of Kafka at" in ends(river.run("--once"), 1)
 
 
-PERMISSIONS = permissions(settings_for(Path("/")))
-"""Those of each river have the same order; nothing depends on those for groups, and a run asks for no settings."""
-NEEDED_BY_A_RUN = [i for i, one in enumerate(PERMISSIONS) if one.kind != "group" and one.operation != "DESCRIBE_CONFIGS"]
+PERMISSIONS = permissions(settings_for(Path("/"), **{f"publish__{field}": field for field in LETTERS}))
+"""Those of each river have the same order."""
+SOURCES_OF_PERMISSIONS = [one.name for one in PERMISSIONS if one.why == "bronze reads it"]
+NEEDED_BY_A_RUN = [
+    i
+    for i, one in enumerate(PERMISSIONS)
+    if one.kind != "group" and (one.operation != "DESCRIBE_CONFIGS" or one.name in SOURCES_OF_PERMISSIONS)
+]
+"""Nothing depends on those for groups, and of topics that are written to, only `validate` asks for settings."""
 
 
 @pytest.mark.parametrize("number", NEEDED_BY_A_RUN, ids=lambda i: f"{PERMISSIONS[i].operation}-{PERMISSIONS[i].name}")
@@ -184,7 +196,8 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
 ) -> None:
     river = new_river()
     missing = permissions(river.settings)[number]
-    if (missing.operation, missing.name) == ("READ", river.sink):  # which is not read as long as it is empty
+    written = written_topics(river.settings).values()
+    if missing.operation == "READ" and missing.name in written:  # which is not read while it is empty
         river.finish()
         river.flow()
     secured.revoke(secure.USER, missing)
@@ -200,11 +213,13 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
 def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, new_river: NewRiver) -> None:
     river = new_river()
     river.finish()
-    [missing] = [p for p in permissions(river.settings) if p.operation == "DESCRIBE_CONFIGS"]
-    secured.revoke(secure.USER, missing)
-    done = command(river, "validate", "--json")
-    assert done.returncode == 2
-    assert f"does not allow DESCRIBE_CONFIGS on topic {river.sink}" in done.stdout
+    written = written_topics(river.settings).values()
+    for missing in [p for p in permissions(river.settings) if p.operation == "DESCRIBE_CONFIGS" and p.name in written]:
+        secured.revoke(secure.USER, missing)
+        done = command(river, "validate", "--json")
+        assert done.returncode == 2
+        assert f"does not allow DESCRIBE_CONFIGS on topic {missing.name}" in done.stdout
+        secured.grant(secure.USER, missing)
 
 
 def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_lost(

@@ -14,7 +14,8 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Commit, last_commit
 from pipelines.lake.files import Files
 from tests.stores.conftest import MakeRiver
-from tests.support.commands import without_java
+from tests.support.commands import every_command_does_its_work, without_java
+from tests.support.owners import assert_changes_nothing, assert_refused
 from tests.support.rivers import Losses, River, until
 from tests.support.stores import READER, SECRET, Store
 
@@ -22,18 +23,7 @@ WRITERS = 8
 
 
 def test_every_command_does_its_work_on_s3(on_s3: MakeRiver) -> None:
-    river = on_s3("s3")
-    river.flow()
-    river.flow()
-    without_java(river, "validate")
-    without_java(river, "run", "--once")
-    river.flow()
-    without_java(river, "run", "--once")
-    assert river.losses() == Losses()
-    for command in ("status", "explain a", "maintain", "verify --full", "report --out page.html", "rebuild --into again"):
-        assert without_java(river, *command.split(" ")), f"{command} answers something"
-    without_java(river, "verify", "--against", "again")
-    assert river.losses() == Losses()
+    every_command_does_its_work(on_s3("s3"))
 
 
 def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
@@ -63,19 +53,12 @@ def test_a_second_run_is_refused_and_a_woken_merge_changes_nothing(on_s3: MakeRi
     river.flow()
     first = river.run("--once", point="silver.merge")
     first.await_held()
-    second = river.run("--once")
-    assert second.wait() == 1
-    assert "is being written by process" in second.said()
+    assert_refused(river)
 
     first.pause()
     river.flow()
     river.finish()
-    written = {name: river.questions.version(name) for name in (tables.SILVER, tables.LATE, tables.PROGRESS, tables.PUBLISHED)}
-    first.resume()
-    first.let_go()
-    assert first.wait() == 1
-    assert "fenced and writes nothing more" in first.said()
-    assert {name: river.questions.version(name) for name in written} == written
+    assert_changes_nothing(river, first)
     assert river.losses() == Losses()
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.support.rivers import River
+from tests.support.rivers import Losses, River
 
 _PROGRAM = """
 import sys
@@ -36,3 +36,30 @@ def without_java(river: River, *arguments: str, exit_code: int = 0) -> str:
     )
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout if done.stdout else done.stderr
+
+
+COMMANDS = (
+    "status",
+    "explain a",
+    "maintain",
+    "verify --full",
+    "check --html quality.html",
+    "report --out page.html",
+    "rebuild --into again",
+    "verify --against again",
+)
+"""What is asked of a lake that holds something."""
+
+
+def every_command_does_its_work(river: River) -> None:
+    """On a river that is still empty, without Java: two runs merge and publish all, each command answers, and nothing changes."""
+    river.flow()
+    river.flow()
+    without_java(river, "validate")
+    without_java(river, "run", "--once")
+    river.flow()
+    without_java(river, "run", "--once")
+    assert river.losses() == Losses()
+    for command in COMMANDS:
+        assert without_java(river, *command.split(" ")), f"{command} answers something"
+    assert river.losses() == Losses()

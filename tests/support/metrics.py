@@ -72,9 +72,14 @@ def targets() -> list[dict[str, Any]]:
 def expressions() -> Iterator[str]:
     """Every expression of the dashboard and the alerts, as Grafana sends it."""
     for target in targets():
-        yield target["expr"].replace("$__rate_interval", "5m").replace("$job", ".*")
+        yield as_sent(target["expr"])
     for rule in alerts():
         yield rule["expr"]
+
+
+def as_sent(expression: str) -> str:
+    """An expression of the dashboard as Grafana sends it."""
+    return expression.replace("$__rate_interval", "5m").replace("$job", ".*")
 
 
 def asked(expression: str) -> list[Asked]:

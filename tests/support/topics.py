@@ -72,6 +72,19 @@ def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None
     assert not failed
 
 
+def delete_records(kafka: str, topic: str, partition: int, before: int) -> None:
+    """What retention does to the messages before an offset."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for done in admin.delete_records([KafkaPartition(topic, partition, before)]).values():
+        done.result(30)
+
+
+def delete_topic(kafka: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for done in admin.delete_topics([topic], operation_timeout=30).values():
+        done.result(30)
+
+
 def produce_transaction(bootstrap: str, topic: str, values: Iterable[bytes], partition: int, *, commit: bool) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{topic}"})
     producer.init_transactions(30)

@@ -13,7 +13,7 @@ from pipelines.core.reading import Reason
 from pipelines.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone
 from pipelines.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
-from tests.support.metrics import OF_PROMETHEUS, RESOURCES, Exposed, alerts, asked, expressions, shown_labels
+from tests.support.metrics import OF_PROMETHEUS, RESOURCES, Exposed, alerts, as_sent, asked, expressions, shown_labels, targets
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pipelines"
@@ -70,6 +70,11 @@ def test_an_expression_asks_for_metrics_and_labels_that_there_are(expression: st
         assert wanted <= labels[base] | OF_PROMETHEUS, name
         for label, value in values:
             assert label == "job" or value in KNOWN_VALUES[label], value
+
+
+def test_every_metric_has_a_panel() -> None:
+    shown = {re.sub("_(bucket|sum|count)$", "", each.name) for target in targets() for each in asked(as_sent(target["expr"]))}
+    assert {f"watersmeet_{metric.name}" for metric in METRICS} <= shown
 
 
 def test_what_is_shown_of_a_metric_is_a_label_that_is_left() -> None:

@@ -1,0 +1,225 @@
+"""Check 7: a topic of dead letters has the records of `late`, or of `quarantine`: each once, as it came, in order of offset."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipelines.audit.problems import Findings
+from pipelines.audit.verify_eras import NEVER, Evidence, Ints
+from pipelines.audit.verify_evidence import Partition
+from pipelines.core.letters import LATE, NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, next_offsets
+from pipelines.core.plan import TopicPartition
+from pipelines.core.reading import FORGOTTEN
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.published import last_letters
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+READ = 5_000
+"""So many dead letters, or about `kafka.reading.BATCH_BYTES` of them, are in memory at a time, and the records that they were."""
+
+_COORDINATES = (REASON, TOPIC, PARTITION, OFFSET)
+_NOTHING = np.array([], np.int64)
+
+
+class Box(NamedTuple):
+    """A topic of dead letters, and the table whose records it has (`late` or `quarantine`): by partition the first offset that it
+    has and the exclusive end, when it was looked at; and by partition and source up to which offset records were noted as sent.
+    """
+
+    table: str
+    topic: str
+    bounds: Mapping[int, tuple[int, int]]
+    noted: Mapping[int, Mapping[str, int]]
+
+    @property
+    def refill(self) -> str:
+        """How to mend the topic: what is in it cannot be changed."""
+        return f"name a new topic in publish.{self.table}_topic: gold fills it from {self.table}"
+
+
+class Letter(NamedTuple):
+    """A dead letter: its place for a sentence; the source and the offset of the record that it was, and what it has of it."""
+
+    where: str
+    source: str
+    offset: int
+    content: Mapping[str, Any]
+
+
+def read_boxes(questions: Questions, settings: Settings, partitions: int, counts: Mapping[str, int]) -> list[Box]:
+    """The ends of the topics of dead letters as they are now; `counts`: has the topics that exist.
+
+    What was noted as sent is read first, so it is in the topic. Raises KafkaUnreachableError and the other errors of Kafka.
+    """
+    cluster, found = Cluster(settings.kafka), []
+    for table, topic in settings.publish.dead_letter_topics.items():
+        if topic in counts:
+            noted = last_letters(questions, cluster.identified(topic))
+            found.append(Box(table, topic, cluster.bounds(topic, partitions), noted))
+    return found
+
+
+def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
+    """A partition of a topic of dead letters has each source's records in order of offset, each once, with reason, place, key,
+    value and headers. None is missing up to where the topic stands, and none is unknown.
+
+    What Kafka no longer has is not missing. Not judged is what came before the history of the partition, and what a jump, a lost
+    lake or `forget` has changed since. Contents are compared of a sample of the records, or of all.
+    """
+    p, (first, end) = partition.number, box.bounds.get(partition.number, (0, 0))
+    sent: dict[str, list[Ints]] = {tp.source: [_NOTHING] for tp in partition.logs}
+    last, said = dict.fromkeys(sent, -1), dict(box.noted.get(p, {}))
+    stands: Mapping[str, Any] = {}
+    where = ""
+    for batch in read_range(partition.evidence.settings.kafka, Range(box.topic, p, first, end), READ):
+        stands = {header["key"]: header["value"] for header in batch["headers"][-1].as_py() or []}
+        where, by_source = f"{box.topic}[{p}]@{batch['offset'][-1]}", defaultdict(list)
+        for letter in _read(batch, partition, box, findings):
+            if letter.offset <= last[letter.source]:
+                what = f"it comes after the record at offset {last[letter.source]}: a repeat, or out of order"
+                findings.add(what, letter.where, box.refill)
+                continue
+            last[letter.source] = letter.offset
+            by_source[letter.source].append(letter)
+        for source, letters in by_source.items():
+            sent[source].append(np.array([letter.offset for letter in letters], np.int64))
+            _compare(partition, box, TopicPartition(source, p), letters, findings)
+    if where:
+        for source, offset in _standing(stands, last, where, box, findings).items():
+            said[source] = max(offset, said.get(source, 0))
+    for source, found in sent.items():
+        offsets = np.concatenate(found)
+        begin = 0 if first == 0 else int(offsets.min(initial=NEVER))  # else retention has deleted letters
+        _check_missing(partition, box, TopicPartition(source, p), offsets, (begin, said.get(source, 0)), findings)
+
+
+def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings) -> Iterator[Letter]:
+    """The dead letters among some messages. A record may itself have been one: of headers with one name, ours are the last."""
+    evidence, p = partition.evidence, partition.number
+    sources = {source.topic: name for name, source in evidence.settings.sources.items()}
+    columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
+    for at, key, value, headers in zip(*columns, strict=True):
+        own = [(header["key"], header["value"]) for header in headers or []]
+        if own and own[-1][0] == NEXT_OFFSETS:
+            own.pop()
+        ours = {name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]}
+        source, offset, where = sources.get(ours.get(TOPIC, "")), ours.get(OFFSET, ""), f"{box.topic}[{p}]@{at}"
+        if tuple(ours) != _COORDINATES or source is None or not offset.isdecimal() or ours[PARTITION] != str(p):
+            what = f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which record it was"
+            findings.add(what, where, box.refill)
+            continue
+        content = {"key": key, "value": value, "headers": own[: -len(_COORDINATES)], "reason": ours[REASON]}
+        place = evidence.at(TopicPartition(source, p), int(offset))
+        yield Letter(f"{where}: {place}", source, int(offset), content)
+
+
+def _standing(stands: Mapping[str, Any], last: Mapping[str, int], where: str, box: Box, findings: Findings) -> Mapping[str, int]:
+    """Up to which offset of each source the records are there, as the last message of a partition says."""
+    try:
+        said = next_offsets(stands)
+    except ValueError:
+        findings.add(f"the last message has no {NEXT_OFFSETS}, by which gold goes on", where, box.refill)
+        return {source: offset + 1 for source, offset in last.items()}
+    for source, offset in last.items():
+        if said.get(source, 0) <= offset:
+            what = f"{NEXT_OFFSETS} has {said.get(source, 0)} for {source}, and offset {offset} was sent"
+            findings.add(what, where, box.refill)
+    return said
+
+
+def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[Letter], findings: Findings) -> None:
+    """Each is of a record that the table has, and as bronze has that."""
+    evidence = partition.evidence
+    offsets = np.array([letter.offset for letter in letters], np.int64)
+    is_known = np.isin(offsets, _of_table(partition, box, tp))
+    is_sampled = (offsets + evidence.last_batch) % evidence.one_in == 0
+    asked = np.flatnonzero(np.where(is_known, is_sampled, _is_judged(partition, box, tp, offsets)))
+    records = _records(evidence, tp, offsets[asked])
+    for i in asked.tolist():
+        letter, record = letters[i], records.get(letters[i].offset)
+        if record is not None and _is_forgotten(record):
+            continue
+        if not is_known[i]:
+            findings.add(f"{box.table} has no such record", letter.where, box.refill)
+        elif record is not None:  # else check 1 says so
+            right = {**record, "headers": [(header["key"], header["value"]) for header in record["headers"] or []]}
+            right["reason"] = LATE if box.table == tables.LATE else record["reason"]
+            if differing := [name for name, value in letter.content.items() if value != right[name]]:
+                verb = "differs" if len(differing) == 1 else "differ"
+                findings.add(f"{' and '.join(differing)} {verb} from the record's", letter.where, box.refill)
+
+
+def _check_missing(
+    partition: Partition, box: Box, tp: TopicPartition, sent: Ints, due: tuple[int, int], findings: Findings
+) -> None:
+    """`due`: the offsets `[begin, until)` whose records must have been sent."""
+    wanted = np.setdiff1d(_of_table(partition, box, tp), sent)
+    wanted = wanted[(wanted >= due[0]) & (wanted < due[1])]
+    missing = wanted[~_is_found_again(partition, box, tp, wanted)]
+    for begin in range(0, len(missing), READ):
+        some = missing[begin : begin + READ]
+        records = _records(partition.evidence, tp, some)
+        for offset in some.tolist():
+            if offset not in records or not _is_forgotten(records[offset]):
+                where = f"{box.topic}[{tp.partition}]: {partition.evidence.at(tp, offset)}"
+                findings.add(f"a record of {box.table} is missing, although the topic has later ones", where, box.refill)
+
+
+def _of_table(partition: Partition, box: Box, tp: TopicPartition) -> Ints:
+    """The offsets of the records that must be in the topic, once they were sent, as far as the partition's history goes."""
+    if box.table == tables.QUARANTINE:
+        return partition.logs[tp].quarantined
+    late = (part for outcome in partition.late for part in outcome.parts)
+    return np.array([offset for source, offset, *_ in late if source == tp.source], np.int64)
+
+
+def _is_judged(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
+    """Whether a record that the table does not have must not be in the topic."""
+    evidence, log = partition.evidence, partition.logs[tp]
+    is_judged = ~np.isin(offsets, log.old) & ~_is_found_again(partition, box, tp, offsets)
+    is_judged &= np.array([partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool)
+    for since, until in evidence.skipped(tp, len(evidence.eras) - 1):
+        is_judged &= (offsets < since) | (offsets >= until)
+    if any(decided_at == 0 for *_, decided_at in evidence.skips.get(tp, ())):
+        # Taken up from the sink: the lake that was lost may have sent what this one has not come to yet.
+        reached = evidence.eras[-1].until.get(tp, 0) if box.table == tables.LATE else int(log.offset.max(initial=-1)) + 1
+        is_judged &= offsets < reached
+    return is_judged
+
+
+def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
+    """Whether a record may have come to the table after later ones had been sent, so that it is not sent: a jump back finds anew
+    which records are late, and reads refused ones that had been passed over.
+    """
+    evidence, found = partition.evidence, np.zeros(len(offsets), bool)
+    spans = [(since, until) for since, until, _ in evidence.skips.get(tp, ())]
+    if box.table == tables.LATE:
+        jumps = zip(evidence.eras, evidence.resets, strict=False)
+        spans = [(reset.begin.get(tp, NEVER), before.until.get(tp, 0)) for before, reset in jumps]
+    for since, until in spans:
+        found |= (offsets >= since) & (offsets < until)
+    return found
+
+
+def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int, dict[str, Any]]:
+    """What bronze has of some records of a topic-partition, by offset."""
+    if not len(offsets):
+        return {}
+    span = [("partition", "=", tp.partition), ("offset", ">=", int(offsets.min())), ("offset", "<=", int(offsets.max()))]
+    columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
+    found = evidence.questions.select(tables.bronze(tp.source), columns, [[*span, ("offset", "in", offsets.tolist())]])
+    return {row["offset"]: row for row in found.to_pylist()}
+
+
+def _is_forgotten(record: Mapping[str, Any]) -> bool:
+    """Whether a record was erased: bronze has it as a heartbeat without a value, and a refused one with a detail that says so."""
+    return record["detail"] == FORGOTTEN or bool(record["heartbeat"] and record["value"] is None)
