@@ -87,6 +87,15 @@ def redrive_view(found: dict[str, Any]) -> Group:
     return Group(did if found["applied"] else would, table, hint)
 
 
+def repartition_view(found: dict[str, Any]) -> Table:
+    """What was repartitioned, and where the topics that were written end."""
+    table = Table("source", "from", "topic", "records", "partitions", "ends", box=None, header_style="dim")
+    for row in found["sources"]:
+        ends = ", ".join(f"{partition}: {end}" for partition, end in row["ends"].items())
+        table.add_row(row["source"], row["from"], row["topic"], f"{row['records']:,}", str(len(row["ends"])), ends)
+    return table
+
+
 def forget_view(found: dict[str, Any]) -> Group:
     """Where a key is, or was, and what holds it for longer."""
     table = Table("table", "records before", "records after", box=None, header_style="dim")
