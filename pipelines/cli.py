@@ -81,7 +81,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
     """What is wrong, and where nothing is, what a run would read."""
     from pipelines.audit.problems import Problem
-    from pipelines.audit.validate import check_kafka, check_lake, check_registries, check_schemas
+    from pipelines.audit.validate import check_kafka, check_keys, check_lake, check_registries, check_schemas
     from pipelines.engine.choice import open_engine
     from pipelines.lake.location import Lake
     from pipelines.quality.command import check_suites
@@ -97,6 +97,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
             Lake(settings), _unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
         )
         problems += of_lake
+    problems += [] if problems else check_keys(settings)
     return [problem._asdict() for problem in problems], preview
 
 
