@@ -129,7 +129,7 @@ class Repartition:
             )
         identity = self._cluster.identified(self.origin)
         if self._identity not in ("", identity):
-            raise TopicChangedError(f"{self.origin} was deleted and made again while it was being read")
+            raise TopicChangedError(f"{self.origin} was deleted and made again while it was being repartitioned")
         self._identity, self._count = identity, counts[self.origin]
 
     def advance(self) -> None:

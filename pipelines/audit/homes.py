@@ -73,8 +73,10 @@ class Homes:
 
     def note(self, settings: Settings) -> str | None:
         """How many keys are in more than one partition, with two records of one of them; None where none is."""
+        nothing = np.array([], np.int64)
         numbers = np.repeat(np.arange(len(self._found)), [len(hashes) for hashes, _ in self._found])
-        hashes, offsets = (np.concatenate([np.array([], np.int64), *columns]) for columns in zip(*self._found, strict=True))
+        hashes = np.concatenate([nothing, *(hashes for hashes, _ in self._found)])
+        offsets = np.concatenate([nothing, *(offsets for _, offsets in self._found)])
         partitions = np.array([tp.partition for tp in self._topic_partitions], np.int64)[numbers]
         order = np.lexsort((partitions, hashes))
         hashes, partitions = hashes[order], partitions[order]

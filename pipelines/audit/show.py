@@ -87,13 +87,15 @@ def redrive_view(found: dict[str, Any]) -> Group:
     return Group(did if found["applied"] else would, table, hint)
 
 
-def repartition_view(found: dict[str, Any]) -> Table:
+def repartition_view(found: dict[str, Any]) -> str:
     """What was repartitioned, and where the topics that were written end."""
-    table = Table("source", "from", "topic", "records", "partitions", "ends", box=None, header_style="dim")
+    lines = []
     for row in found["sources"]:
-        ends = ", ".join(f"{partition}: {end}" for partition, end in row["ends"].items())
-        table.add_row(row["source"], row["from"], row["topic"], f"{row['records']:,}", str(len(row["ends"])), ends)
-    return table
+        ends = ", ".join(f"[{partition}]@{end}" for partition, end in row["ends"].items())
+        lines.append(
+            f"{row['source']}: {row['records']:,} records of {row['from']} written to {row['topic']}, which ends at {ends}"
+        )
+    return "\n".join(lines)
 
 
 def forget_view(found: dict[str, Any]) -> Group:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
 
+from pipelines.audit.validate import check_kafka, check_keys
+from pipelines.audit.verify import verify
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
 from pipelines.kafka.cluster import Cluster
@@ -27,7 +27,7 @@ from tests.support.cases import SOURCES, Case, expected_late, expected_messages,
 from tests.support.lakes import late_of
 from tests.support.repartitioning import Copy, Raw, copied, read_by
 from tests.support.rivers import River, until
-from tests.support.topics import create_topics, produce, published
+from tests.support.topics import add_partitions, create_topics, delete_records, delete_topic, produce, published
 
 
 def name_of(request: pytest.FixtureRequest) -> str:
@@ -201,10 +201,7 @@ def target(river: River, source: str = "tracking") -> str:
 
 
 def test_the_topic_that_is_read_may_get_more_partitions_at_any_time(river: River) -> None:
-    AdminClient({"bootstrap.servers": str(river.kafka)}).create_partitions([NewPartitions(origin(river), 4)])[
-        origin(river)
-    ].result()
-    until(lambda: Cluster(river.settings.kafka).partition_counts([origin(river)])[origin(river)] == 4, "the new partitions")
+    add_partitions(river.kafka, origin(river), 4)
     produce(river.kafka, origin(river), [(3, keyed("new", 5000)), (0, keyed("old", 5001))])
     told = once(river)["tracking"]
     assert (told["records"], told["read"][3]) == (2, 1)
@@ -229,17 +226,15 @@ def test_a_topic_that_others_write_to_is_refused(river: River) -> None:
 
 
 def test_a_partition_that_was_emptied_is_refused_since_it_may_have_said_more(river: River) -> None:
-    place = KafkaPartition(target(river), 1, Cluster(river.settings.kafka).bounds(target(river), 3)[1][1])
-    AdminClient({"bootstrap.servers": str(river.kafka)}).delete_records([place])[place].result()
+    delete_records(river.kafka, target(river), 1, Cluster(river.settings.kafka).bounds(target(river), 3)[1][1])
     with pytest.raises(TopicChangedError, match=r"\[1\] ends at offset \d+ and holds no message any more"):
         once(river)
 
 
 def test_offsets_that_kafka_has_deleted_stop_it_unless_that_is_accepted(river: River) -> None:
     produce(river.kafka, origin(river), [(0, keyed("gone", 5000)), (0, keyed("there", 5001))])
-    [first] = [end - 1 for p, (_, end) in Cluster(river.settings.kafka).bounds(origin(river), 2).items() if p == 0]
-    place = KafkaPartition(origin(river), 0, first)
-    AdminClient({"bootstrap.servers": str(river.kafka)}).delete_records([place])[place].result()
+    first = Cluster(river.settings.kafka).bounds(origin(river), 2)[0][1] - 1
+    delete_records(river.kafka, origin(river), 0, first)
     with pytest.raises(DataLossError, match=rf"{origin(river)}\[0\] from {first - 1} to {first - 1}"):
         once(river)
     river.config["kafka"]["on_data_loss"] = "continue"
@@ -254,7 +249,7 @@ def other_topic(river: River) -> str:
 
 
 def made_again(river: River) -> str:
-    AdminClient({"bootstrap.servers": str(river.kafka)}).delete_topics([origin(river)])[origin(river)].result()
+    delete_topic(str(river.kafka), origin(river))
     until(lambda: not Cluster(river.settings.kafka).partition_counts([origin(river)]), "the end of the topic")
     create_topics(river.kafka, origin(river), partitions=2)
     return "was written from"
@@ -287,6 +282,19 @@ def test_a_configuration_that_does_not_fit_what_was_written_is_refused(river: Ri
     assert found_in(river, "tracking") == before
 
 
+def test_validate_says_what_is_missing_and_where_a_topic_would_refuse_records(river: River) -> None:
+    assert check_kafka(river.settings) == []
+    create_topics(river.kafka, f"{target(river)}-narrow", partitions=3, **{"max.message.bytes": "1000"})
+    river.config["sources"]["tracking"]["topic"] += "-narrow"
+    river.write()
+    found = {problem.what.removeprefix(target(river)): problem for problem in check_kafka(river.settings)}
+    assert found[" has max.message.bytes=1000"].where == "sources.tracking.topic"
+    no_topic(river)
+    river.write()
+    [problem] = check_kafka(river.settings)
+    assert (problem.what, problem.where) == ("there is no topic no-such-topic", "sources.tracking.repartition.from")
+
+
 def test_a_run_says_that_the_topic_is_made_by_a_repartition(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
     run = river.run("--once")
@@ -303,6 +311,28 @@ def test_the_command_says_what_was_written_to_people_and_programs(river: River) 
     assert (tracking["source"], tracking["from"], tracking["topic"]) == ("tracking", origin(river), target(river))
     assert (orders["records"], set(orders["ends"]), set(orders["read"])) == (0, {"0", "1", "2"}, {"0"})
     assert target(river) in answer()
+
+
+def test_validate_and_verify_name_a_record_of_another_source_that_is_not_where_its_key_belongs(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
+    del river.config["sources"]["orders"]["repartition"]
+    river.write()
+    create_topics(kafka, target(river, "orders"), partitions=3)
+    raw = Raw.of(kafka, origin(river), 2)
+    raw.send([(0, keyed("a", 1000)), (1, keyed("b", 1100)), (0, heartbeat(9000)), (1, heartbeat(9000))])
+    homes = {key: murmur2(key.encode()) % 3 for key in ("a", "b")}
+    wrong = (homes["b"] + 1) % 3
+    produce(kafka, target(river, "orders"), [(homes["a"], keyed("a", 1000)), (wrong, keyed("b", 1100))])
+    produce(kafka, target(river, "orders"), [(p, heartbeat(9000)) for p in range(3)])
+    once(river)
+    river.finish()
+    [found] = verify(river.questions, river.settings, full=True)["problems"]
+    [told] = check_keys(river.settings)
+    for what, where in ((found["what"], found["where"]), (told.what, told.where)):
+        assert what.startswith(f"the key 'b' belongs to partition {homes['b']}: this record never meets")
+        assert re.fullmatch(rf"{target(river, 'orders')}\[{wrong}\]@\d", where)
 
 
 # -- the whole pipeline

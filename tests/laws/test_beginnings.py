@@ -25,10 +25,10 @@ from pipelines.owner import Owner
 from pipelines.run import Run, create_missing
 from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders
-from tests.laws.test_gold import delete_records, delete_topic, extended
+from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
 from tests.support.lakes import CaseLake, engine_for, fill_bronze, quickly
-from tests.support.topics import create_topics, produce, published
+from tests.support.topics import create_topics, delete_records, delete_topic, produce, published
 
 PARTITIONS = 2
 NUMBERS = itertools.count()

@@ -8,8 +8,6 @@ from typing import Any
 
 import orjson
 import pytest
-from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient
 
 from pipelines.gold import Gold
 from pipelines.lake import tables
@@ -17,24 +15,11 @@ from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
-from tests.support.topics import Published, consume, published
+from tests.support.topics import Published, consume, delete_records, delete_topic, published
 
 PARTITIONS = 6
 EMPTIED = 2
 """The partition of the sink that retention empties."""
-
-
-def delete_records(kafka: str, topic: str, partition: int, before: int) -> None:
-    """What retention does."""
-    admin = AdminClient({"bootstrap.servers": kafka})
-    for done in admin.delete_records([KafkaPartition(topic, partition, before)]).values():
-        done.result(30)
-
-
-def delete_topic(kafka: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka})
-    for done in admin.delete_topics([topic], operation_timeout=30).values():
-        done.result(30)
 
 
 def notes(lake: CaseLake) -> list[dict[str, Any]]:

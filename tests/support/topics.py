@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from pipelines.kafka.cluster import Cluster
 from pipelines.settings import KafkaSettings
@@ -59,6 +59,28 @@ def create_topics(kafka: Access, *topics: str, partitions: int, **config: str) -
     cluster = Cluster(settings_of(kafka))
     while cluster.partition_counts(topics) != dict.fromkeys(topics, partitions):  # made again, a topic may be unknown for a while
         pass
+
+
+def add_partitions(kafka: Access, topic: str, partitions: int) -> None:
+    """Returns once the topic has so many."""
+    admin, cluster = AdminClient(client_options(kafka)), Cluster(settings_of(kafka))
+    for done in admin.create_partitions([NewPartitions(topic, partitions)]).values():
+        done.result(30)
+    while cluster.partition_counts([topic]) != {topic: partitions}:
+        pass
+
+
+def delete_records(kafka: Access, topic: str, partition: int, before: int) -> None:
+    """What retention does."""
+    admin = AdminClient(client_options(kafka))
+    for done in admin.delete_records([KafkaPartition(topic, partition, before)]).values():
+        done.result(30)
+
+
+def delete_topic(kafka: Access, topic: str) -> None:
+    admin = AdminClient(client_options(kafka))
+    for done in admin.delete_topics([topic], operation_timeout=30).values():
+        done.result(30)
 
 
 def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none") -> None:
