@@ -14,6 +14,7 @@ After a crash, or any other failure, all begins again with 1. Nothing of it need
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -25,8 +26,16 @@ from confluent_kafka import Message
 
 from pipelines.core.letters import NEXT_OFFSETS
 from pipelines.core.repartition import ROUTED, Lockstep, Written, copies, is_redriven, route, written
-from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
+from pipelines.errors import (
+    ConfigurationError,
+    DataLossError,
+    ForeignMessageError,
+    KafkaUnreachableError,
+    TopicChangedError,
+    WatersmeetError,
+)
 from pipelines.kafka.cluster import Cluster, copy_settings
+from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.kafka.reading import Range, read_tails
@@ -35,6 +44,8 @@ from pipelines.kafka.workers import read_decoded
 from pipelines.observability import Reporter
 from pipelines.settings import Settings
 from pipelines.streams import Patience
+
+log = logging.getLogger("watersmeet.repartition")
 
 EVERY_S: Final = 0.2
 """How often Kafka is asked for new records."""
@@ -102,6 +113,7 @@ class Repartition:
     _state: _State | None = None
     _looked: float | None = None
     _identity: str = ""
+    _is_warned: bool = False
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
@@ -155,6 +167,19 @@ class Repartition:
             )
         self.is_done = not taken.num_rows and all(state.offsets[p] >= end for p, end in ends.items())
         self._state = state
+        if taken.num_rows:
+            self._show(state.written.offsets)
+
+    def _show(self, offsets: Mapping[int, int]) -> None:
+        """Commits offsets to a consumer group, so that Kafka's own tools show the lag; that it fails stops nothing."""
+        try:
+            self._group.commit({(self.origin, p): offset for p, offset in offsets.items()})
+        except KafkaUnreachableError:  # the next step says so itself
+            return
+        except WatersmeetError as error:
+            if not self._is_warned:
+                log.warning("%s; Kafka's own tools do not show the lag of %s", error, self.source)
+            self._is_warned = True
 
     def told(self) -> dict[str, Any]:
         """What the command answers of this source."""
@@ -228,6 +253,10 @@ class Repartition:
                 f"{self._identity}; name that topic, or write to another one with another lake"
             )
         return said
+
+    @cached_property
+    def _group(self) -> Group:
+        return Group(self.settings.kafka, f"watersmeet-{self.settings.name}-repartition")
 
     @cached_property
     def _publisher(self) -> Publisher:

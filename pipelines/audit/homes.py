@@ -88,7 +88,8 @@ class Homes:
             tp = self._topic_partitions[numbers[row]]
             places.append(f"{settings.sources[tp.source].topic}[{tp.partition}]@{offsets[row]}")
         count = len(np.unique(hashes[apart]))
-        return f"{count:,} keys are in more than one partition (such as {' and '.join(places)}), where they never meet; {FIX}"
+        what = "keys are in more than one partition, where their records never meet"
+        return f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
 
 
 def check_sample(settings: Settings, partitions: int) -> list[Problem]:

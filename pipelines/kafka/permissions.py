@@ -51,6 +51,7 @@ def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
         Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
         Permission("WRITE", "transactional id", f"watersmeet-{name}-repartition-{topic}", "`repartition` writes in transactions"),
+        Permission("READ", "group", f"watersmeet-{name}-repartition", "for Kafka's own tools, shows how far it is"),
     ]
 
 

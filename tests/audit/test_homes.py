@@ -27,7 +27,8 @@ def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records
     homes.add(TopicPartition("orders", 1), {5: "b", 8: "b"})
     note = homes.note(settings)
     assert note is not None
-    assert note.startswith("1 keys are in more than one partition (such as tracking[0]@7 and orders[1]@5), where they never meet")
+    assert note.startswith("keys are in more than one partition, where their records never meet: 1 of those looked at")
+    assert ", such as that of tracking[0]@7 and orders[1]@5; " in note
 
 
 def test_without_keys_there_is_nothing_to_tell(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.support.cases import SOURCES, Case, expected_late, expected_messages,
 from tests.support.lakes import late_of
 from tests.support.repartitioning import Copy, Raw, copied, read_by
 from tests.support.rivers import River, until
-from tests.support.topics import add_partitions, create_topics, delete_records, delete_topic, produce, published
+from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
 
 
 def name_of(request: pytest.FixtureRequest) -> str:
@@ -293,6 +293,12 @@ def test_validate_says_what_is_missing_and_where_a_topic_would_refuse_records(ri
     river.write()
     [problem] = check_kafka(river.settings)
     assert (problem.what, problem.where) == ("there is no topic no-such-topic", "sources.tracking.repartition.from")
+
+
+def test_kafkas_own_tools_show_how_much_is_written(river: River) -> None:
+    group = f"watersmeet-{river.config['name']}-repartition"
+    ends = {p: end for p, (_, end) in Cluster(river.settings.kafka).bounds(origin(river), 2).items()}
+    assert committed(river.kafka, group, origin(river), 2) == ends
 
 
 def test_a_run_says_that_the_topic_is_made_by_a_repartition(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
