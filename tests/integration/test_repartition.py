@@ -21,7 +21,9 @@ from pipelines.audit.verify import verify
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
 from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
 from pipelines.observability import Reporter
+from pipelines.redrive import Redrive
 from pipelines.repartition import repartition
 from tests.support.cases import SOURCES, Case, expected_late, expected_messages, heartbeat, keyed
 from tests.support.lakes import late_of
@@ -339,6 +341,28 @@ def test_validate_and_verify_name_a_record_of_another_source_that_is_not_where_i
     for what, where in ((found["what"], found["where"]), (told.what, told.where)):
         assert what.startswith(f"the key 'b' belongs to partition {homes['b']}: this record never meets")
         assert re.fullmatch(rf"{target(river, 'orders')}\[{wrong}\]@\d", where)
+
+
+def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_repartitioning_goes_on(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 2), 3)
+    inputs = raws(river, (2, 2))
+    for raw in inputs.values():  # Kafka's own timestamps are a day and more before
+        raw.send([(n % 2, keyed(f"key {n}", 200_000_000 + n)) for n in range(8)])
+    once(river)
+    river.finish()
+    assert Redrive(river.questions, river.settings, "event_time_in_future").run(apply=True)["sent"] == 16
+    for source in SOURCES:
+        produce(kafka, origin(river, source), [(p, heartbeat(300_000_000)) for p in (0, 1)])
+    assert [row["records"] for row in once(river).values()] == [2, 2]
+    river.finish()
+    rows = river.questions.select(tables.SILVER, ["merge_key", "partition", "status"]).to_pylist()
+    expected = {(f"key {n}", murmur2(f"key {n}".encode()) % 3, "timed_out") for n in range(8)}
+    assert {tuple(row.values()) for row in rows} == expected
+    assert river.broken_promises() == []
+    with pytest.raises(ConfigurationError, match="--reason: tracking is repartitioned, and no key says where"):
+        Redrive(river.questions, river.settings, "undecodable")
 
 
 # -- the whole pipeline
