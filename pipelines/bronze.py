@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import WRITER_SCHEMA
@@ -29,7 +28,7 @@ from pipelines.engine import Engine, KafkaInput, Rows, Running
 from pipelines.errors import QuarantineLimitError
 from pipelines.events import Counts, Handled, Reached
 from pipelines.faults import reach
-from pipelines.kafka.registry import Registry
+from pipelines.kafka.registry import Registry, rules_of
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
 from pipelines.lake.maintenance import Maintenance
@@ -45,11 +44,8 @@ QUARANTINE_SAMPLE = 1000
 
 def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int]) -> KafkaInput:
     """What is read of a source: from these offsets on, by partition."""
-    of_source = settings.sources[source]
-    rules = settings.reading_rules(source)
-    if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
-        rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry)))
-    return KafkaInput(source, settings.kafka, of_source.topic, dict(offsets), settings.kafka.max_offsets_per_batch, rules)
+    kafka, topic = settings.kafka, settings.sources[source].topic
+    return KafkaInput(source, kafka, topic, dict(offsets), kafka.max_offsets_per_batch, rules_of(settings, source))
 
 
 @dataclass

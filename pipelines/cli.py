@@ -36,7 +36,7 @@ app = typer.Typer(
 app.add_typer(broker_app, name="broker")
 
 _ASK = ("validate", "try", "status", "explain", "verify", "rebuild", "check", "report")
-_CHANGE = ("run", "redrive", "forget", "reset", "evolve", "maintain")
+_CHANGE = ("run", "repartition", "redrive", "forget", "reset", "evolve", "maintain")
 
 
 @app.callback(invoke_without_command=True)
@@ -81,7 +81,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
     """What is wrong, and where nothing is, what a run would read."""
     from pipelines.audit.problems import Problem
-    from pipelines.audit.validate import check_kafka, check_lake, check_registries, check_schemas
+    from pipelines.audit.validate import check_kafka, check_keys, check_lake, check_registries, check_schemas
     from pipelines.engine.choice import open_engine
     from pipelines.lake.location import Lake
     from pipelines.quality.command import check_suites
@@ -97,6 +97,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
             Lake(settings), _unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
         )
         problems += of_lake
+    problems += [] if problems else check_keys(settings)
     return [problem._asdict() for problem in problems], preview
 
 
@@ -130,10 +131,7 @@ def run(
 
     if log_format == "json":
         log_as_json()
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
-    settings = load_settings(config)
+    stopping, settings = _stopped_by_signals(), load_settings(config)
     with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
         chosen = LAYERS if layers == "all" else (layers,)
         this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
@@ -143,6 +141,21 @@ def run(
             this_run.until_stopped()
     if as_json:
         print_json({"layers": list(chosen), "latest": reporter.latest})
+
+
+@app.command()
+def repartition(
+    config: Config = DEFAULT_CONFIG,
+    once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the topics of sources that have `repartition`, by their merge keys, until stopped (SIGINT, SIGTERM), or once."""
+    from pipelines.repartition import repartition as write
+
+    stopping, settings = _stopped_by_signals(), load_settings(config)
+    with reporting() as reporter:
+        written = write(settings, reporter, stopping, once=once)
+    answer({"sources": written}, as_json, show.repartition_view)
 
 
 @app.command()
@@ -350,6 +363,14 @@ def demo(
     from pipelines.dev.demo import run_demo
 
     run_demo(directory, engine)
+
+
+def _stopped_by_signals() -> threading.Event:
+    """It is set by SIGINT and SIGTERM, so that what is under way is finished."""
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 def _questions(settings: Settings) -> Questions:

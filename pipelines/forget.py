@@ -136,6 +136,8 @@ class Forgetting:
             places = [*self._read[source], *self._refused[source]]
             first = cluster.bounds_of(kept.topic, sorted({p for p, _ in places})) if places else {}
             yield self._of_topic(cluster, kept.topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
+            if kept.repartition is not None:  # bronze has read copies of what is, or was, there
+                yield self._of_topic(cluster, kept.repartition.from_topic, places)
         tails = last_published(self.questions)
         finished = [(row["event_time"], tails.get(row["partition"])) for row in self._silver if row["valid"]]
         of_sink = [time for time, tail in finished if tail is not None and (time, self.key.encode()) <= tail.place]

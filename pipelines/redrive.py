@@ -49,6 +49,12 @@ class Redrive:
         """Asks Kafka. Raises ConfigurationError for an unknown reason, and where a topic is not that which the lake has read."""
         if self.reason not in (known := [reason.value for reason in Reason]):
             raise ConfigurationError(f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}")
+        for name in self.settings.repartitioned:
+            if self.reason in (Reason.UNDECODABLE, Reason.NO_KEY) and self.settings.sources[name].key is not None:
+                raise ConfigurationError(
+                    f"--reason: {name} is repartitioned, and no key says where its records belong that are refused as "
+                    f"`{self.reason}`; send them to {self.settings.repartitioned[name].from_topic}, with the key that they lack"
+                )
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
         facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))

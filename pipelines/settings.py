@@ -125,10 +125,18 @@ class RegistrySettings(_Part):
     options: kinds.RegistryOptions = {}
 
 
+class RepartitionSettings(_Part):
+    """The topic that a source's records come from, and how many partitions the source's own topic has."""
+
+    from_topic: kinds.TopicName = Field(validation_alias="from", examples=["clicks"])
+    partitions: kinds.Count = Field(examples=["6"])
+
+
 class SourceSettings(_Part):
     """One topic of the merge, and where its records carry their key and their event time."""
 
     topic: kinds.TopicName = Field(examples=["tracking"])
+    repartition: RepartitionSettings | None = None
     format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     registry: RegistrySettings | None = None
@@ -344,6 +352,11 @@ class Settings(_Part):
         sources = {name: changed["sources", name] for name in self.sources}
         return self.model_copy(update={"merge": changed["merge",], "publish": changed["publish",], "sources": sources})
 
+    @property
+    def repartitioned(self) -> dict[str, RepartitionSettings]:
+        """How topics are repartitioned, by the source whose topic is written."""
+        return {name: source.repartition for name, source in self.sources.items() if source.repartition is not None}
+
     def without_schemas(self) -> "Settings":
         """These settings as those of a lake that has had no schema yet."""
         sources = {name: source.changed(schema_file=None) for name, source in self.sources.items()}
@@ -358,7 +371,7 @@ class Settings(_Part):
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"], True)
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file", "registry"}}}
+        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file", "registry", "repartition"}}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
         return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"
@@ -388,11 +401,26 @@ class Settings(_Part):
 
         for name, source in self.sources.items():
             right = "give each source a topic of its own, or each of the two its own records with `where`"
-            use(source.topic, f"source `{name}`", right, "sources", name, "topic", is_role=source.where is not None)
+            is_role = source.where is not None and source.repartition is None
+            use(source.topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
+        for name, repartition in self.repartitioned.items():
+            at = "sources", name, "repartition", "from"
+            use(repartition.from_topic, f"`{'.'.join(at)}`", "write the records to another topic than they come from", *at)
         use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"
             use(topic, f"`publish.{field}`", "send these records to a topic of their own", "publish", field)
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_number_of_partitions(self) -> "Settings":
+        counts = {name: repartition.partitions for name, repartition in self.repartitioned.items()}
+        for name, count in counts.items():
+            if count != (first := next(iter(counts.values()))):
+                sentence = (
+                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`; give all sources the same number"
+                )
+                raise RefusedError(sentence, "sources", name, "repartition", "partitions")
         return self
 
     @model_validator(mode="after")

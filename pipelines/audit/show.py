@@ -87,6 +87,17 @@ def redrive_view(found: dict[str, Any]) -> Group:
     return Group(did if found["applied"] else would, table, hint)
 
 
+def repartition_view(found: dict[str, Any]) -> str:
+    """What was repartitioned, and where the topics that were written end."""
+    lines = []
+    for row in found["sources"]:
+        ends = ", ".join(f"[{partition}]@{end}" for partition, end in row["ends"].items())
+        lines.append(
+            f"{row['source']}: {row['records']:,} records of {row['from']} written to {row['topic']}, which ends at {ends}"
+        )
+    return "\n".join(lines)
+
+
 def forget_view(found: dict[str, Any]) -> Group:
     """Where a key is, or was, and what holds it for longer."""
     table = Table("table", "records before", "records after", box=None, header_style="dim")

@@ -7,12 +7,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.audit.homes import check_sample
 from pipelines.audit.problems import Problem, as_problem
 from pipelines.beginning import Beginning
 from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.kafka.cluster import Cluster, co_partitioned, dead_letter_settings, sink_settings, topics_of, written_topics
+from pipelines.kafka.cluster import (
+    Cluster,
+    co_partitioned,
+    copy_settings,
+    dead_letter_settings,
+    sink_settings,
+    topics_of,
+    written_topics,
+)
 from pipelines.kafka.options import check_options
 from pipelines.kafka.registry import Registry
 from pipelines.lake import tables
@@ -34,7 +43,14 @@ def check_kafka(settings: Settings) -> list[Problem]:
     problems: list[Problem] = []
     try:
         counts = cluster.partition_counts(topics_of(settings))
+        for name, kept in settings.repartitioned.items():
+            if kept.from_topic not in cluster.partition_counts([kept.from_topic]):
+                fix = "create it, or name the topic that has the records"
+                return [Problem(f"there is no topic {kept.from_topic}", f"sources.{name}.repartition.from", fix)]
         co_partitioned(settings, counts)
+        for name, kept in settings.repartitioned.items():
+            topic, wanted = settings.sources[name].topic, copy_settings(cluster, [kept.from_topic])
+            problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))
         for name, topic in written_topics(settings).items():
             if topic in counts:  # gold creates one that is missing as it must be
                 wanted = sink_settings(settings) if name == "topic" else dead_letter_settings(cluster, settings)
@@ -42,6 +58,15 @@ def check_kafka(settings: Settings) -> list[Problem]:
     except WatersmeetError as error:
         return [as_problem(error, "kafka")]
     return problems
+
+
+def check_keys(settings: Settings) -> list[Problem]:
+    """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka."""
+    try:
+        counts = Cluster(settings.kafka).partition_counts(topics_of(settings))
+        return check_sample(settings, co_partitioned(settings, counts))
+    except WatersmeetError as error:
+        return [as_problem(error, "kafka")]
 
 
 def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Problem]:

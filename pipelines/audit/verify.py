@@ -3,7 +3,8 @@
 Progress is believed in one thing: how far silver is, per topic-partition, and its clock; and that is checked against bronze.
 The checks are numbered as in the contract:
 
-1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic or partition;
+1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic or partition; where sources
+   are repartitioned, keys (a sample, or all) are where they belong, and elsewhere a note says whether some are in two partitions;
 2. every record that the merge has passed is in exactly one outcome;
 3. no key has two open rows, and no two rows share partition, key and event time;
 4. what should have timed out has, nothing else has, and each batch's clock is what bronze says;
@@ -31,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from pipelines.audit.homes import Homes, Place, check_home
 from pipelines.audit.problems import REBUILD, Findings, answer, different
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Era, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
@@ -80,12 +82,14 @@ def verify(
     evidence = read_evidence(questions, settings, partitions, full=full)
     judge = Judge(settings, evidence.epochs, evaluate)
     limits = None if sink is None else read_limits(evidence, sink)
-    names = ["places", "bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink"]
+    homes = Homes()
+    names = ["places", "keys", "bronze", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver", "sink"]
     findings = {name: Findings(name) for name in [*names, *(f"dead letters of {box.table}" for box in boxes)]}
     check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
         check_offsets(partition, bounds, findings["bronze"])
+        check_homes(partition, homes, findings["keys"])
         check_partition(partition, judge, findings)
         if sink is not None and limits is not None:
             check_sink(partition, sink, limits, judge, findings["sink"])
@@ -94,7 +98,9 @@ def verify(
     if any(each.problems for each in findings.values()) and read_floors(questions) != evidence.floors:
         return verify(questions, settings, full=full, evaluate=evaluate, timeout_s=timeout_s)
     because = "was not evaluated, because that needs Spark and `--full`"
-    return answer(findings.values(), (f"{name} {because}" for name in judge.unevaluated))
+    apart = None if settings.repartitioned else homes.note(settings)
+    notes = [*(f"{name} {because}" for name in judge.unevaluated), *([] if apart is None else [apart])]
+    return answer(findings.values(), notes)
 
 
 def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, Findings]) -> None:
@@ -127,6 +133,18 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
                 where = ", ".join(f"{column} {row[column]}" for column in by)
                 fix = "delete them, if this is the lake of these topics"
                 findings.add(f"{rows:,} rows that belong to no partition of the topics", f"{name}: {where}", fix)
+
+
+def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
+    """Every sampled key is where Java's default partitioner has it, if sources are repartitioned; `homes` takes note of all."""
+    evidence = partition.evidence
+    for tp, log in partition.logs.items():
+        keys = {offset: key for offset, (key, *_) in log.sampled.items()}
+        homes.add(tp, keys)
+        if evidence.settings.repartitioned:
+            for offset, key in keys.items():
+                place = Place(key, tp.source, evidence.settings.sources[tp.source].topic, tp.partition, offset)
+                check_home(place, evidence.partitions, findings)
 
 
 def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[int, int]]], findings: Findings) -> None:

@@ -74,12 +74,17 @@ def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
 
     `headers`: those of the message; of several with one name, the last. Raises ValueError where it says no such thing.
     """
+    return numbers_by_name(headers, NEXT_OFFSETS)
+
+
+def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
+    """A header that is a JSON object of whole numbers from 0 on. Raises ValueError where it is missing, or is none."""
     try:
-        said = orjson.loads(headers[NEXT_OFFSETS])
+        said = orjson.loads(headers[header])
     except (KeyError, TypeError, orjson.JSONDecodeError):
         said = None
-    if not isinstance(said, dict) or not all(type(offset) is int and offset >= 0 for offset in said.values()):
-        raise ValueError(f"{NEXT_OFFSETS} is not what a dead letter says by source")
+    if not isinstance(said, dict) or not all(type(number) is int and number >= 0 for number in said.values()):
+        raise ValueError(f"{header} is no object of whole numbers")
     return said
 
 

@@ -175,9 +175,16 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
     """
     for name, source in settings.sources.items():
         if source.topic not in counts:
+            how = "create it, with as many partitions as the other sources have"
+            if source.repartition is not None:
+                how = "`watersmeet repartition` creates it: start that first"
             raise ConfigurationError(
-                f"sources.{name}.topic: there is no topic {source.topic} at {settings.kafka.bootstrap_servers}; "
-                "create it, with as many partitions as the other sources have"
+                f"sources.{name}.topic: there is no topic {source.topic} at {settings.kafka.bootstrap_servers}; {how}"
+            )
+        if source.repartition is not None and counts[source.topic] != source.repartition.partitions:
+            raise ConfigurationError(
+                f"sources.{name}.repartition.partitions: {source.topic} has {counts[source.topic]} partitions; "
+                "name that number, or another topic and another lake for another number"
             )
     found = {name: counts[source.topic] for name, source in settings.sources.items()}
     if len(set(found.values())) > 1:
@@ -223,8 +230,13 @@ def sink_settings(settings: Settings) -> dict[str, str]:
 
 
 def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
-    """The topic settings that a topic of dead letters needs: it takes every record that the sources take, with any timestamp."""
-    largest = max(int(cluster.topic_settings(source.topic)["max.message.bytes"]) for source in settings.sources.values())
+    """The topic settings that a topic of dead letters needs."""
+    return copy_settings(cluster, [source.topic for source in settings.sources.values()])
+
+
+def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:
+    """The topic settings of a topic that takes every record that these topics take, with any timestamp."""
+    largest = max(int(cluster.topic_settings(topic)["max.message.bytes"]) for topic in topics)
     return {
         "cleanup.policy": "delete",
         "message.timestamp.type": "CreateTime",

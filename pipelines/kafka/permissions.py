@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from pipelines.settings import Settings
+from pipelines.settings import Settings, SourceSettings
 
 
 class Permission(NamedTuple):
@@ -30,12 +30,28 @@ def permissions(settings: Settings) -> list[Permission]:
             Permission("READ", "group", f"watersmeet-{name}-{layer}", "for Kafka's own tools, shows how far it is")
             for layer in ("bronze", "silver")
         ),
+        *(permission for source in settings.sources.values() for permission in _of_repartition(name, source)),
         *(permission for topic in letters for permission in _of_dead_letters(name, topic)),
         *(
             Permission("DESCRIBE_CONFIGS", "topic", source.topic, "a topic of dead letters takes what it takes")
             for source in settings.sources.values()
             if letters
         ),
+    ]
+
+
+def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
+    if source.repartition is None:
+        return []
+    before, topic = source.repartition.from_topic, source.topic
+    return [
+        Permission("READ", "topic", before, "`repartition` reads it"),
+        Permission("DESCRIBE_CONFIGS", "topic", before, "the repartitioned topic takes what it takes"),
+        Permission("WRITE", "topic", topic, "`repartition` writes it"),
+        Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
+        Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
+        Permission("WRITE", "transactional id", f"watersmeet-{name}-repartition-{topic}", "`repartition` writes in transactions"),
+        Permission("READ", "group", f"watersmeet-{name}-repartition", "for Kafka's own tools, shows how far it is"),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -186,12 +186,21 @@ def read_backwards(kafka: KafkaSettings, topic: str, partition: int) -> Iterator
     yield from _backwards(kafka, topic, partition, *Cluster(kafka).bounds_of(topic, [partition])[partition])
 
 
-def read_tails(kafka: KafkaSettings, topic: str, partitions: int) -> dict[int, Message]:
-    """The last committed message of every partition that holds one, several partitions at a time. Raises as `read_range` does."""
-    bounds = Cluster(kafka).bounds(topic, partitions)
+def read_tails(
+    kafka: KafkaSettings,
+    topic: str,
+    partitions: int,
+    bounds: Mapping[int, tuple[int, int]] | None = None,
+    is_wanted: Callable[[Message], bool] = lambda _: True,
+) -> dict[int, Message]:
+    """The last committed message of every partition that holds one that is wanted, several partitions at a time.
+
+    `bounds`: of the partitions, where they have been asked for. Raises as `read_range` does.
+    """
+    within = Cluster(kafka).bounds(topic, partitions) if bounds is None else bounds
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
-        last = pool.map(lambda p: next(_backwards(kafka, topic, p, *bounds[p]), None), bounds)
-        return {p: message for p, message in zip(bounds, last, strict=True) if message is not None}
+        last = pool.map(lambda p: next(filter(is_wanted, _backwards(kafka, topic, p, *within[p])), None), within)
+        return {p: message for p, message in zip(within, last, strict=True) if message is not None}
 
 
 def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from pipelines.core.avro_schema import self_contained
+from pipelines.core.avro_schema import AvroSchema, self_contained
+from pipelines.core.reading import ReadingRules
 from pipelines.errors import ConfigurationError, RegistryAccessError, RegistryUnreachableError, UnknownWriterSchemaError
 from pipelines.kafka.cluster import TIMEOUT_S
-from pipelines.settings import RegistrySettings
+from pipelines.settings import RegistrySettings, Settings
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
@@ -18,6 +20,15 @@ _REFUSALS: Final = frozenset([401, 403, 407])
 _clients: dict[tuple[int, str], Any] = {}
 _texts: dict[str, dict[int, str]] = {}
 """By registry: an id stands for the same schema for ever, so nothing is asked for twice by a process."""
+
+
+def rules_of(settings: Settings, source: str) -> ReadingRules:
+    """How a source's records are read, with the schemas of their writers where a registry has them."""
+    of_source = settings.sources[source]
+    rules = settings.reading_rules(source)
+    if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
+        rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry)))
+    return rules
 
 
 class Registry(Mapping[int, str]):

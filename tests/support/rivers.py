@@ -290,6 +290,11 @@ class River:
         run = self.run(*arguments, "--once")
         assert run.wait() == 0, run.said()
 
+    def finish_repartition(self) -> None:
+        """An undisturbed repartition of what is there."""
+        process = self.run("--once", command="repartition")
+        assert process.wait() == 0, process.said()
+
     def kill_at(self, point: str, *arguments: str, count: int = 1) -> None:
         """A run that is killed where it reaches the point."""
         process = self.run(*arguments, point=point, count=count)

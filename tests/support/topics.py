@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from pipelines.kafka.cluster import Cluster
 from pipelines.settings import KafkaSettings
@@ -61,6 +61,28 @@ def create_topics(kafka: Access, *topics: str, partitions: int, **config: str) -
         pass
 
 
+def add_partitions(kafka: Access, topic: str, partitions: int) -> None:
+    """Returns once the topic has so many."""
+    admin, cluster = AdminClient(client_options(kafka)), Cluster(settings_of(kafka))
+    for done in admin.create_partitions([NewPartitions(topic, partitions)]).values():
+        done.result(30)
+    while cluster.partition_counts([topic]) != {topic: partitions}:
+        pass
+
+
+def delete_records(kafka: Access, topic: str, partition: int, before: int) -> None:
+    """What retention does."""
+    admin = AdminClient(client_options(kafka))
+    for done in admin.delete_records([KafkaPartition(topic, partition, before)]).values():
+        done.result(30)
+
+
+def delete_topic(kafka: Access, topic: str) -> None:
+    admin = AdminClient(client_options(kafka))
+    for done in admin.delete_topics([topic], operation_timeout=30).values():
+        done.result(30)
+
+
 def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none") -> None:
     """Each record is (partition, value), compressed by this codec; returns once the broker has them all."""
     producer = Producer({**client_options(kafka), "message.max.bytes": 8_000_000, "compression.type": codec})
@@ -70,19 +92,6 @@ def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None
         producer.poll(0)
     assert producer.flush(30) == 0
     assert not failed
-
-
-def delete_records(kafka: str, topic: str, partition: int, before: int) -> None:
-    """What retention does to the messages before an offset."""
-    admin = AdminClient({"bootstrap.servers": kafka})
-    for done in admin.delete_records([KafkaPartition(topic, partition, before)]).values():
-        done.result(30)
-
-
-def delete_topic(kafka: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka})
-    for done in admin.delete_topics([topic], operation_timeout=30).values():
-        done.result(30)
 
 
 def produce_transaction(bootstrap: str, topic: str, values: Iterable[bytes], partition: int, *, commit: bool) -> None:

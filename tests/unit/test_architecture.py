@@ -44,6 +44,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "pieces",
         "planning",
         "redrive",
+        "repartition",
         "reset",
         "run",
         "sampling",

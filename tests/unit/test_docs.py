@@ -21,6 +21,7 @@ from pipelines.cli import app
 from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
+from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
 from pipelines.core.sequence import ID, IDLE, MIN_OFFSETS, SEQ, message_id
 from pipelines.core.types import TIME
 from pipelines.dev.init import write_example
@@ -271,6 +272,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
                 without = with_value(without, f"sources.tracking.{part}", {"field": "type", "equals": 1})
         if ".event_time." in path:
             without = with_value(without, "sources.tracking.event_time", {"field": "ts", "unit": "s"})
+        if ".repartition." in path:
+            without = with_value(without, "sources.tracking.repartition", {"from": "raw", "partitions": 2})
         if ".registry." in path:
             without = with_registry(tmp_path)
         *parents, last = path.split(".")
@@ -326,11 +329,12 @@ def test_a_configuration_is_shown() -> None:
 
 def test_every_permission_has_a_row() -> None:
     sources = {name: {**source, "topic": f"SOURCE-{name}"} for name, source in SMALLEST["sources"].items()}
+    sources["tracking"]["repartition"] = {"from": "ORIGIN", "partitions": 2}
     publish = {"topic": "SINK", "late_topic": "LETTERS"}
     config = {**SMALLEST, "name": "NAME", "sources": sources, "publish": publish}
     needed = permissions(Settings.model_validate(config, context={"folder": ROOT}))
     described = [[cell.strip("`") for cell in row[:3]] + row[3:] for row in rows(page("kafka.md", "Permissions"))]
-    expected = [[*one[:2], re.sub("^SOURCE-.*", "SOURCE", one.name), one.why] for one in needed]
+    expected = [[*one[:2], re.sub(r"SOURCE-\w+$", "SOURCE", one.name), one.why] for one in needed]
     assert described == [list(row) for row in dict.fromkeys(map(tuple, expected))]
 
 
@@ -362,7 +366,7 @@ def test_every_reason_has_a_row_in_order() -> None:
 
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
-    assert described == [SEQ, ID, MIN_OFFSETS, IDLE, REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS]
+    assert described == [SEQ, ID, MIN_OFFSETS, IDLE, REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS, ORIGIN, FROM, POSITIONS]
 
 
 def test_every_state_of_a_source_has_a_row() -> None:

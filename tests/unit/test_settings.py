@@ -608,6 +608,12 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
         (("publish/late_topic", "orders"), "publish.late_topic is the topic of source `orders` too; send these records to a topic"),
         (("publish/quarantine_topic", "merged"), "publish.quarantine_topic is the topic of `publish.topic` too"),
+        (("sources/orders/repartition", {}), "required field `sources.orders.repartition.from` is missing; add it, such as `from: clicks`"),
+        (("sources/orders/repartition", {"from": "raw"}), "required field `sources.orders.repartition.partitions` is missing"),
+        (("sources/orders/repartition", {"from": "raw", "partitions": 0}), "sources.orders.repartition.partitions: `0` is not a whole number from 1"),
+        (("sources/orders/repartition", {"from": ["a", "b"], "partitions": 2}), "sources.orders.repartition.from must be text, not a list"),
+        (("sources/orders/repartition", {"form": "raw"}), "unknown field `sources.orders.repartition.form`; did you mean `from`?"),
+        (("sources/orders/repartition", {"from": "orders", "partitions": 2}), "sources.orders.repartition.from is the topic of source `orders` too; write the records"),
         (("storage", "x"), "storage must be a mapping, not text"),
         (("storage", {"AWS_REGION": None}), "storage.AWS_REGION must be text, a number, true or false, not null"),
         (("storage", {"a=b": "x"}), "storage has a name that no option can have; write `name: value`"),
@@ -637,6 +643,26 @@ def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_
     for name in roles:
         assert "or each of the two its own records with `where`" in refusal(tmp_path, changed(same, roles[name]))
     assert "publish to another topic" in refusal(tmp_path, changed(("publish/topic", "orders"), *roles.values()))
+
+
+def test_repartitioned_sources_have_topics_of_their_own_and_one_number_of_partitions(tmp_path: Path) -> None:
+    def repartitioned(**of_orders: Any) -> dict[str, Any]:
+        of_tracking = {"from": "raw", "partitions": 3}
+        return changed(("sources/tracking/repartition", of_tracking), ("sources/orders/repartition", of_orders))
+
+    settings = load(tmp_path, repartitioned(**{"from": "other", "partitions": 3}))
+    assert {name: (kept.from_topic, kept.partitions) for name, kept in settings.repartitioned.items()} == {
+        "tracking": ("raw", 3),
+        "orders": ("other", 3),
+    }
+    assert settings.digest == load(tmp_path, SMALLEST).digest
+    sentence = "sources.orders.repartition.partitions: 4 is not the 3 of source `tracking`; give all sources the same number"
+    assert sentence in refusal(tmp_path, repartitioned(**{"from": "other", "partitions": 4}))
+    assert "sources.orders.repartition.from is the topic of" in refusal(
+        tmp_path, repartitioned(**{"from": "raw", "partitions": 3})
+    )
+    in_use = {**repartitioned(**{"from": "other", "partitions": 3}), "publish": {"topic": "raw"}}
+    assert "publish.topic is the topic of `sources.tracking.repartition.from` too" in refusal(tmp_path, in_use)
 
 
 @pytest.mark.parametrize(

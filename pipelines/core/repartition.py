@@ -1,0 +1,189 @@
+"""Repartitioning: which records of a topic are written next, to which partitions of another topic, and as what.
+
+*Order*: a record's position is the largest event time of its own partition up to and including itself, as in the merge. Records
+are written in order of (position, partition, offset): reading always goes on in the partition that is furthest behind, so that
+none is late among the others that was not late in its own partition. That holds for what is there; what comes later is written
+later.
+
+*Place*: the partition that Java's default partitioner gives the record's merge key. A heartbeat goes to every partition. A record
+whose key cannot be read goes to its own partition's number, modulo the number of partitions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.columns import NO_TIME, Int64s, groups, int64s, times_ms
+from pipelines.core.letters import LETTERS, NEXT_OFFSETS, REDRIVEN, next_offsets, numbers_by_name
+from pipelines.core.reading import KAFKA, ReadingRules, merge_keys, read_records
+from pipelines.core.types import HEADERS, TIME
+
+ORIGIN = "watersmeet.origin"
+"""Where a record was before: `topic/partition/offset`."""
+
+FROM = "watersmeet.from"
+"""The topic that records come from, and Kafka's own identity of it."""
+
+POSITIONS = "watersmeet.positions"
+"""How far in event time (epoch ms) each partition of that topic was written, as far as it has a time: a JSON object."""
+
+ROUTED: Final = pa.schema([*KAFKA, ("event_time", TIME), ("heartbeat", pa.bool_()), ("hash", pa.int64())])
+"""Kafka's columns, and what decides where a record goes: `hash` is that of its merge key, null where none can be read."""
+
+PIECE_ROWS: Final = 10_000
+"""So many messages are made at a time."""
+
+Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
+
+_SEED, _FACTOR, _ALL = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """The hash of Kafka's default partitioner for Java, its sign cut off; modulo the number of partitions, a key's partition."""
+    h = _SEED ^ len(key)
+    whole = len(key) & ~3
+    for (k,) in struct.iter_unpack("<I", key[:whole]):
+        k = k * _FACTOR & _ALL
+        k = (k ^ k >> 24) * _FACTOR & _ALL
+        h = h * _FACTOR & _ALL ^ k
+    if whole < len(key):
+        h = (h ^ int.from_bytes(key[whole:], "little")) * _FACTOR & _ALL
+    h = (h ^ h >> 13) * _FACTOR & _ALL
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
+    """Each record of `KAFKA` columns with the columns of `ROUTED`, in the same order. Raises as `read_records` does.
+
+    Position and place follow from the source's own rules. A refused record has no event time, but goes where its key says as far
+    as it has one: it may be sent there once more.
+    """
+    read = read_records(kafka, rules).select([*KAFKA.names, "merge_key", "event_time", "heartbeat"])
+    keys = read["merge_key"].combine_chunks()
+    is_refused = pc.and_(pc.is_null(keys), pc.invert(pc.fill_null(read["heartbeat"], False)))
+    if pc.any(is_refused).as_py():
+        refused = merge_keys(read.filter(is_refused), rules)
+        keys = pc.replace_with_mask(keys, is_refused.combine_chunks(), refused)
+    known = keys.dictionary_encode()
+    hashes = pa.array([murmur2(key.encode()) for key in known.dictionary.to_pylist()], pa.int64())
+    routed = read.drop_columns("merge_key").append_column("hash", hashes.take(known.indices))
+    return routed.cast(ROUTED)
+
+
+@dataclass
+class Lockstep:
+    """Records of one topic that were read and are not written yet, and which of them come next.
+
+    `heads`: by partition the position (ms) of the last record that was added; absent where there was none.
+    """
+
+    heads: dict[int, int]
+    _waiting: pa.Table = field(default_factory=ROUTED.empty_table)
+    _positions: Int64s = field(default_factory=lambda: np.array([], np.int64))
+
+    def add(self, rows: pa.Table) -> None:
+        """Takes the next records of some partitions: the columns of `ROUTED`, in each partition in order of offset."""
+        times = times_ms(rows["event_time"])
+        positions = np.empty_like(times)
+        for p, mine in groups(int64s(rows["partition"]), int64s(rows["offset"])).items():
+            positions[mine] = np.maximum(np.maximum.accumulate(times[mine]), self.heads.get(p, NO_TIME))
+            self.heads[p] = int(positions[mine[-1]])
+        self._waiting = pa.concat_tables([self._waiting, rows])
+        self._positions = np.concatenate([self._positions, positions])
+
+    def take(self, unread: Iterable[int]) -> tuple[pa.Table, dict[int, int]]:
+        """The records that are written next, in their order, and by partition the position (ms) of the last of them.
+
+        `unread`: the partitions of which more is there than was added. Nothing is taken that could come after such a record.
+        """
+        partitions = int64s(self._waiting["partition"])
+        order = np.lexsort((int64s(self._waiting["offset"]), partitions, self._positions))
+        places = self._positions[order], partitions[order]
+        count = len(order)
+        if ahead := [(self.heads.get(p, NO_TIME), p) for p in unread]:
+            head, last = min(ahead)
+            count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
+        reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
+        taken, rest = self._waiting.take(pa.array(order[:count])), np.sort(order[count:])
+        self._waiting, self._positions = self._waiting.take(pa.array(rest)), self._positions[rest]
+        return taken, {p: position for p, position in reached.items() if position != NO_TIME}
+
+    def first_offsets(self) -> dict[int, int]:
+        """By partition, the offset of the first record that waits."""
+        found = self._waiting.group_by("partition").aggregate([("offset", "min")])
+        return dict(zip(found["partition"].to_pylist(), found["offset_min"].to_pylist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Written:
+    """How much of a topic was written: its name and identity, by partition the next offset, and the position (ms) there where
+    there is one.
+    """
+
+    topic: str
+    offsets: Mapping[int, int]
+    positions: Mapping[int, int]
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        """As a message says it."""
+        numbers = {NEXT_OFFSETS: self.offsets, POSITIONS: self.positions}
+        texts = {
+            name: orjson.dumps(dict(by), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS) for name, by in numbers.items()
+        }
+        return [(FROM, self.topic.encode()), *texts.items()]
+
+
+def written(headers: Headers) -> Written:
+    """What a message says of how much was written. Raises ValueError where it says no such thing."""
+    said: dict[str, Any] = dict(headers)
+    offsets, positions = next_offsets(said), numbers_by_name(said, POSITIONS)
+    return Written(
+        (said.get(FROM) or b"").decode(), {int(p): at for p, at in offsets.items()}, {int(p): at for p, at in positions.items()}
+    )
+
+
+def is_redriven(headers: Headers) -> bool:
+    """Whether a message was sent by a redrive: among messages that say how much was written, one that says nothing of it."""
+    return bool(headers) and headers[-1][0] == REDRIVEN
+
+
+def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table]:
+    """The messages that records of `ROUTED` columns become in a topic of so many partitions, in the same order: the columns of
+    `LETTERS`, a piece at a time.
+
+    Key, value, timestamp and headers are the record's own; then comes `ORIGIN`, and on the last message of each partition what
+    was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
+    """
+    is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    own = int64s(rows["partition"])
+    home = int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
+    times = np.where(is_beat, partitions, 1)
+    numbers = np.repeat(np.arange(len(own)), times)
+    nth = np.arange(len(numbers)) - np.repeat(np.cumsum(times) - times, times)
+    targets = np.where(is_beat[numbers], nth, home[numbers])
+    lasts = set(dict(zip(targets.tolist(), range(len(targets)), strict=True)).values())
+    said = [{"key": name, "value": value} for name, value in after.headers()]
+    for begin in range(0, len(numbers), PIECE_ROWS):
+        piece = rows.take(pa.array(numbers[begin : begin + PIECE_ROWS]))
+        columns = (piece[name].to_pylist() for name in ("headers", "topic", "partition", "offset"))
+        headers = []
+        for i, (had, *place) in enumerate(zip(*columns, strict=True), begin):
+            ours = [{"key": ORIGIN, "value": "/".join(map(str, place)).encode()}, *(said if i in lasts else ())]
+            headers.append([*(had or []), *ours])
+        time = pc.divide(piece["kafka_timestamp"].cast(pa.int64()), 1000)
+        sent = {
+            "partition": pa.array(targets[begin : begin + PIECE_ROWS]),
+            "key": piece["key"],
+            "value": piece["value"],
+            "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
+            "headers": pa.array(headers, HEADERS),
+        }
+        yield pa.table(sent).cast(LETTERS)

@@ -1,0 +1,410 @@
+"""Repartition on a real broker: each record once, where its key belongs, in lockstep, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from pipelines.audit.validate import check_kafka, check_keys
+from pipelines.audit.verify import verify
+from pipelines.core.repartition import murmur2
+from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
+from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
+from pipelines.observability import Reporter
+from pipelines.redrive import Redrive
+from pipelines.repartition import repartition
+from tests.support.cases import SOURCES, Case, expected_late, expected_messages, heartbeat, keyed
+from tests.support.lakes import late_of
+from tests.support.repartitioning import Copy, Raw, copied, read_by
+from tests.support.rivers import River, until
+from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
+
+
+def name_of(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")
+
+
+def confluence(kafka: str, folder: Path, name: str, counts: tuple[int, int], partitions: int, **overrides: Any) -> River:
+    """A river whose topics come of others, with these numbers of partitions, and do not exist yet."""
+    river = River.make(kafka, folder, f"{name}-old", partitions=partitions)
+    for source, count in zip(SOURCES, counts, strict=True):
+        create_topics(kafka, f"{name}-raw-{source}", partitions=count)
+        more = {"topic": f"{name}-{source}", "repartition": {"from": f"{name}-raw-{source}", "partitions": partitions}}
+        river.config["sources"][source] |= more
+    river.config |= {"name": name, "publish": {"topic": f"{name}-merged"}}
+    river.config["kafka"] |= overrides
+    river.write()
+    return river
+
+
+def raws(river: River, counts: tuple[int, int]) -> dict[str, Raw]:
+    topics = {source: of_source["repartition"]["from"] for source, of_source in river.config["sources"].items()}
+    return {source: Raw.of(str(river.kafka), topics[source], count) for source, count in zip(SOURCES, counts, strict=True)}
+
+
+def once(river: River, **more: Any) -> dict[str, Any]:
+    """By source, what a repartition of what there is answers."""
+    told = repartition(river.settings, Reporter(), threading.Event(), once=True, **more)
+    return {row["source"]: row for row in told}
+
+
+def found_in(river: River, source: str) -> dict[int, list[Copy]]:
+    return copied(str(river.kafka), river.config["sources"][source]["topic"], river.partitions)
+
+
+# -- each record once, in its place, in lockstep
+
+
+@pytest.mark.parametrize(("counts", "partitions"), [((3, 4), 4), ((4, 3), 2), ((1, 1), 1)])
+def test_every_record_is_written_once_as_it_came_in_lockstep_to_the_partition_of_its_key(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: tuple[int, int], partitions: int
+) -> None:
+    """However small the batches are, and in as many starts as there may be."""
+    river = confluence(kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=40)
+    inputs = raws(river, counts)
+    for raw in inputs.values():
+        raw.flow(1, 0)
+    told = once(river)
+    for source, raw in inputs.items():
+        assert told[source]["records"] == sum(map(len, raw.values.values()))
+        assert told[source]["read"] == {p: len(values) for p, values in raw.values.items()}
+        assert found_in(river, source) == raw.expected(partitions)
+        raw.flow(2, 1000)
+    once(river)
+    before = {source: found_in(river, source) for source in SOURCES}
+    for source, raw in inputs.items():
+        assert {p: Counter(copies) for p, copies in before[source].items()} == {
+            p: Counter(copies) for p, copies in raw.expected(partitions).items()
+        }
+    assert [row["records"] for row in once(river).values()] == [0, 0]
+    assert {source: found_in(river, source) for source in SOURCES} == before
+
+
+def test_a_key_goes_where_another_producer_with_javas_partitioner_sends_it(kafka: str, request: pytest.FixtureRequest) -> None:
+    topic = name_of(request)
+    create_topics(kafka, topic, partitions=7)
+    producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2"})
+    keys = [f"{'é' * (n % 3)}{'k' * n}{n}".encode() for n in range(40)]
+    found: dict[bytes | None, int | None] = {}
+    for key in keys:
+        producer.produce(topic, b"", key, on_delivery=lambda _, message: found.update({message.key(): message.partition()}))
+    assert producer.flush(30) == 0
+    assert found == {key: murmur2(key) % 7 for key in keys}
+
+
+# -- kills
+
+
+POINTS = [
+    ("publisher.begin", 1),
+    ("publisher.produce", 1),
+    ("publisher.produce", 2),
+    ("publisher.commit", 1),
+    ("publisher.commit", 2),
+    ("publisher.committed", 1),
+    ("publisher.committed", 3),
+]
+
+
+def test_a_repartition_that_is_killed_anywhere_is_finished_by_the_next_with_nothing_lost_repeated_or_moved(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (3, 2), 4, max_offsets_per_batch=30)
+    inputs = raws(river, (3, 2))
+    for raw in inputs.values():
+        raw.flow(1, 0)
+    for point, count in POINTS:
+        process = river.run("--once", point=point, count=count, command="repartition")
+        process.await_held()
+        process.kill()
+    river.finish_repartition()
+    for source, raw in inputs.items():
+        assert found_in(river, source) == raw.expected(4)
+
+
+def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_written_twice(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (3, 2), 2, max_offsets_per_batch=50)
+    inputs, rng = raws(river, (3, 2)), random.Random(7)
+    for n in range(4):
+        process = river.run(command="repartition")
+        for raw in inputs.values():
+            raw.flow(n, 1000 * n)
+        ends = {source: rng.randrange(1, 100) + 60 * n for source in SOURCES}
+        until(partial(has_come_to, river, ends), "some records")
+        process.kill()
+    process = river.run(command="repartition")
+    until(lambda: all(size(river, s) >= sum(map(len, raw.expected(2).values())) for s, raw in inputs.items()), "all records")
+    assert process.stop() == 0, process.said()
+    for source, raw in inputs.items():
+        for p, copies in found_in(river, source).items():
+            assert Counter(copies) == Counter(raw.expected(2)[p])
+            for origin in raw.values:
+                offsets = [copy.origin.offset for copy in copies if copy.origin.partition == origin]
+                assert offsets == sorted(offsets)
+
+
+def size(river: River, source: str) -> int:
+    """How many messages a topic has, about."""
+    topic = river.config["sources"][source]["topic"]
+    cluster = Cluster(river.settings.kafka)
+    if topic not in cluster.partition_counts([topic]):
+        return 0
+    return sum(len(mine) for mine in read_by(str(river.kafka), topic, river.partitions).values())
+
+
+def has_come_to(river: River, ends: dict[str, int]) -> bool:
+    """Whether a topic has so many messages."""
+    return any(size(river, source) >= end for source, end in ends.items())
+
+
+def test_the_later_of_two_writes_on_and_the_earlier_one_ends(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 2), 3)
+    inputs = raws(river, (2, 2))
+    for raw in inputs.values():
+        raw.flow(1, 0)
+    earlier = river.run(point="publisher.commit", command="repartition")
+    earlier.await_held()
+    once(river)
+    earlier.let_go()
+    assert earlier.wait() == 1
+    assert "has been taken over by another process" in earlier.said()
+    for source, raw in inputs.items():
+        assert found_in(river, source) == raw.expected(3)
+
+
+# -- what the topics may be
+
+
+@pytest.fixture
+def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
+    """Repartitioned once, with a few records of each source: from two and one partitions to three."""
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
+    for raw in raws(river, (2, 1)).values():
+        raw.flow(1, 0, records=6)
+    once(river)
+    return river
+
+
+def origin(river: River, source: str = "tracking") -> str:
+    return str(river.config["sources"][source]["repartition"]["from"])
+
+
+def target(river: River, source: str = "tracking") -> str:
+    return str(river.config["sources"][source]["topic"])
+
+
+def test_the_topic_that_is_read_may_get_more_partitions_at_any_time(river: River) -> None:
+    add_partitions(river.kafka, origin(river), 4)
+    produce(river.kafka, origin(river), [(3, keyed("new", 5000)), (0, keyed("old", 5001))])
+    told = once(river)["tracking"]
+    assert (told["records"], told["read"][3]) == (2, 1)
+
+
+def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: River) -> None:
+    """Nor may it be taken for somebody else's."""
+    before = found_in(river, "tracking")
+    producer = Producer({"bootstrap.servers": str(river.kafka)})
+    for p in range(river.partitions):
+        headers: list[tuple[str, str | bytes | None]] = [("watersmeet.origin", b"x/0/0"), ("watersmeet.redriven", b"y/0/1")]
+        producer.produce(target(river), b"{", partition=p, headers=headers)
+    assert producer.flush(30) == 0
+    assert once(river)["tracking"]["records"] == 0
+    assert all(copies[:-1] == before[p] for p, copies in found_in(river, "tracking").items())
+
+
+def test_a_topic_that_others_write_to_is_refused(river: River) -> None:
+    produce(river.kafka, target(river), [(1, b"{}")])
+    with pytest.raises(ForeignMessageError, match=r"\[1\] ends with a message at offset \d+ that has no watersmeet.next_offsets"):
+        once(river)
+
+
+def test_a_partition_that_was_emptied_is_refused_since_it_may_have_said_more(river: River) -> None:
+    delete_records(river.kafka, target(river), 1, Cluster(river.settings.kafka).bounds(target(river), 3)[1][1])
+    with pytest.raises(TopicChangedError, match=r"\[1\] ends at offset \d+ and holds no message any more"):
+        once(river)
+
+
+def test_offsets_that_kafka_has_deleted_stop_it_unless_that_is_accepted(river: River) -> None:
+    produce(river.kafka, origin(river), [(0, keyed("gone", 5000)), (0, keyed("there", 5001))])
+    first = Cluster(river.settings.kafka).bounds(origin(river), 2)[0][1] - 1
+    delete_records(river.kafka, origin(river), 0, first)
+    with pytest.raises(DataLossError, match=rf"{origin(river)}\[0\] from {first - 1} to {first - 1}"):
+        once(river)
+    river.config["kafka"]["on_data_loss"] = "continue"
+    river.write()
+    assert once(river)["tracking"]["records"] == 1
+
+
+def other_topic(river: River) -> str:
+    create_topics(river.kafka, f"{origin(river)}-2", partitions=2)
+    river.config["sources"]["tracking"]["repartition"]["from"] = f"{origin(river)}-2"
+    return "was written from"
+
+
+def made_again(river: River) -> str:
+    delete_topic(str(river.kafka), origin(river))
+    until(lambda: not Cluster(river.settings.kafka).partition_counts([origin(river)]), "the end of the topic")
+    create_topics(river.kafka, origin(river), partitions=2)
+    return "was written from"
+
+
+def no_topic(river: River) -> str:
+    river.config["sources"]["tracking"]["repartition"]["from"] = "no-such-topic"
+    return "there is no topic no-such-topic"
+
+
+def other_count(river: River) -> str:
+    for source in SOURCES:
+        river.config["sources"][source]["repartition"]["partitions"] = 5
+    return "has 3 partitions; name that number"
+
+
+def nothing_to_do(river: River) -> str:
+    for source in SOURCES:
+        del river.config["sources"][source]["repartition"]
+    return "none of them is repartitioned"
+
+
+@pytest.mark.parametrize("change", [other_topic, made_again, no_topic, other_count, nothing_to_do], ids=lambda c: c.__name__)
+def test_a_configuration_that_does_not_fit_what_was_written_is_refused(river: River, change: Callable[[River], str]) -> None:
+    before = found_in(river, "tracking")
+    sentence = change(river)
+    river.write()
+    with pytest.raises(ConfigurationError, match=sentence):
+        once(river)
+    assert found_in(river, "tracking") == before
+
+
+def test_validate_says_what_is_missing_and_where_a_topic_would_refuse_records(river: River) -> None:
+    assert check_kafka(river.settings) == []
+    create_topics(river.kafka, f"{target(river)}-narrow", partitions=3, **{"max.message.bytes": "1000"})
+    river.config["sources"]["tracking"]["topic"] += "-narrow"
+    river.write()
+    found = {problem.what.removeprefix(target(river)): problem for problem in check_kafka(river.settings)}
+    assert found[" has max.message.bytes=1000"].where == "sources.tracking.topic"
+    no_topic(river)
+    river.write()
+    [problem] = check_kafka(river.settings)
+    assert (problem.what, problem.where) == ("there is no topic no-such-topic", "sources.tracking.repartition.from")
+
+
+def test_kafkas_own_tools_show_how_much_is_written(river: River) -> None:
+    group = f"watersmeet-{river.config['name']}-repartition"
+    ends = {p: end for p, (_, end) in Cluster(river.settings.kafka).bounds(origin(river), 2).items()}
+    assert committed(river.kafka, group, origin(river), 2) == ends
+
+
+def test_a_run_says_that_the_topic_is_made_by_a_repartition(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
+    run = river.run("--once")
+    assert run.wait() == 2
+    assert "`watersmeet repartition` creates it: start that first" in run.said()
+
+
+def test_the_command_says_what_was_written_to_people_and_programs(river: River) -> None:
+    def answer(*words: str) -> str:
+        program = [sys.executable, "-m", "pipelines", "repartition", "--once", *words, "-c", str(river.file)]
+        return subprocess.run(program, capture_output=True, text=True, timeout=120, check=True, cwd=river.folder).stdout
+
+    [tracking, orders] = json.loads(answer("--json"))["sources"]
+    assert (tracking["source"], tracking["from"], tracking["topic"]) == ("tracking", origin(river), target(river))
+    assert (orders["records"], set(orders["ends"]), set(orders["read"])) == (0, {"0", "1", "2"}, {"0"})
+    assert target(river) in answer()
+
+
+def test_validate_and_verify_name_a_record_of_another_source_that_is_not_where_its_key_belongs(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
+    del river.config["sources"]["orders"]["repartition"]
+    river.write()
+    create_topics(kafka, target(river, "orders"), partitions=3)
+    raw = Raw.of(kafka, origin(river), 2)
+    raw.send([(0, keyed("a", 1000)), (1, keyed("b", 1100)), (0, heartbeat(9000)), (1, heartbeat(9000))])
+    homes = {key: murmur2(key.encode()) % 3 for key in ("a", "b")}
+    wrong = (homes["b"] + 1) % 3
+    produce(kafka, target(river, "orders"), [(homes["a"], keyed("a", 1000)), (wrong, keyed("b", 1100))])
+    produce(kafka, target(river, "orders"), [(p, heartbeat(9000)) for p in range(3)])
+    once(river)
+    river.finish()
+    [found] = verify(river.questions, river.settings, full=True)["problems"]
+    [told] = check_keys(river.settings)
+    for what, where in ((found["what"], found["where"]), (told.what, told.where)):
+        assert what.startswith(f"the key 'b' belongs to partition {homes['b']}: this record never meets")
+        assert re.fullmatch(rf"{target(river, 'orders')}\[{wrong}\]@\d", where)
+
+
+def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_repartitioning_goes_on(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 2), 3)
+    inputs = raws(river, (2, 2))
+    for raw in inputs.values():  # Kafka's own timestamps are a day and more before
+        raw.send([(n % 2, keyed(f"key {n}", 200_000_000 + n)) for n in range(8)])
+    once(river)
+    river.finish()
+    assert Redrive(river.questions, river.settings, "event_time_in_future").run(apply=True)["sent"] == 16
+    for source in SOURCES:
+        produce(kafka, origin(river, source), [(p, heartbeat(300_000_000)) for p in (0, 1)])
+    assert [row["records"] for row in once(river).values()] == [2, 2]
+    river.finish()
+    rows = river.questions.select(tables.SILVER, ["merge_key", "partition", "status"]).to_pylist()
+    expected = {(f"key {n}", murmur2(f"key {n}".encode()) % 3, "timed_out") for n in range(8)}
+    assert {tuple(row.values()) for row in rows} == expected
+    assert river.broken_promises() == []
+    with pytest.raises(ConfigurationError, match="--reason: tracking is repartitioned, and no key says where"):
+        Redrive(river.questions, river.settings, "undecodable")
+
+
+# -- the whole pipeline
+
+
+def as_cases(river: River) -> dict[int, Case]:
+    """What bronze reads, as the merge model takes it; an offset without a record is one that cannot be read."""
+    cases = {p: Case({source: [] for source in SOURCES}, 300) for p in range(river.partitions)}
+    for source in SOURCES:
+        for p, values in read_by(str(river.kafka), target(river, source), river.partitions).items():
+            cases[p].values[source] = [values.get(offset) for offset in range(max(values, default=-1) + 1)]
+            cases[p].arrivals += [source] * len(cases[p].values[source])
+    return cases
+
+
+@pytest.mark.parametrize(("counts", "partitions"), [((3, 2), 4), ((4, 3), 2)])
+def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: tuple[int, int], partitions: int
+) -> None:
+    """And a key is never merged apart: the model's answer has it in one partition."""
+    river = confluence(kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=60, quarantine_limit="100%")
+    inputs = raws(river, counts)
+    for n in range(2):
+        for raw in inputs.values():
+            raw.flow(n, 1000 * n)
+        once(river)
+        river.finish()
+    for raw in inputs.values():
+        raw.send((p, heartbeat(5000)) for p in raw.values)
+    once(river)
+    river.finish()
+    cases = as_cases(river)
+    expected = expected_messages(cases)
+    assert len(expected) > 20
+    assert published(kafka, river.sink, partitions) == expected
+    assert late_of(river.questions) == expected_late(cases)
+    homes = {(message.key, message.partition) for message in expected}
+    assert len(homes) == len({key for key, _ in homes})
+    assert river.broken_promises() == []
