@@ -126,21 +126,30 @@ def run(
     """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
     from pipelines.lineage import sending
     from pipelines.metrics import serving
-    from pipelines.run import LAYERS, Run
+    from pipelines.run import LAYERS, Run, going_on
 
     if log_format == "json":
         log_as_json()
-    stopping = threading.Event()
+    asked_to_stop, stopping = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        asked_to_stop.set()
+        stopping.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, stop)
     settings = load_settings(config)
     with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
         chosen = LAYERS if layers == "all" else (layers,)
-        this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
-        if once:
-            this_run.once()
-        else:
-            this_run.until_stopped()
+
+        def begin() -> None:
+            this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
+            if once:
+                this_run.once()
+            else:
+                this_run.until_stopped()
+
+        going_on(begin, asked_to_stop, stopping, reporter)
     if as_json:
         print_json({"layers": list(chosen), "latest": reporter.latest})
 

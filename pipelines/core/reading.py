@@ -104,6 +104,27 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     return bronze.append_column(WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
 
 
+def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
+    """A function of a value: the merge key that it has where the rules look for one, also in a record that is refused for
+    something else; None where it has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
+    """
+    path, find = rules.key, finder(rules.key or ())
+    if isinstance(rules.schema, AvroSchema):
+        decode, find = rules.schema.decoder(), _then(find, as_text)
+    else:
+        decode = partial(parse_object, violation=None)
+
+    def look(value: bytes | None) -> str | None:
+        if path is None:
+            return None
+        try:
+            return _merge_key(find(decode(value)), path, value)
+        except (UndecodableError, _RefusedError):
+            return None
+
+    return look
+
+
 def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:
     # By way of numpy: five times as fast as to_pylist().
     keys, values = (kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
