@@ -245,6 +245,7 @@ def redrive(
 def forget(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
     apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")] = False,
+    tombstone: Annotated[bool, typer.Option("--tombstone", help="Also send the sink a message without a value for it.")] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -253,7 +254,10 @@ def forget(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        found = forgotten(settings, key, reporter) if apply else Forgetting(_questions(settings), settings, key).preview()
+        if apply:
+            found = forgotten(settings, key, reporter, has_tombstone=tombstone)
+        else:
+            found = Forgetting(_questions(settings), settings, key).preview()
     answer(found, as_json, show.forget_view)
 
 

@@ -50,8 +50,9 @@ Places = Sequence[tuple[int, int]]
 """Partition and offset of records of one source."""
 
 
-def forgotten(settings: Settings, key: str, reporter: Reporter) -> dict[str, Any]:
-    """Forgets the key; the answer of `forget --apply --json`. Raises LeaseTakenError while another command changes the lake."""
+def forgotten(settings: Settings, key: str, reporter: Reporter, *, has_tombstone: bool = False) -> dict[str, Any]:
+    """Forgets the key; the answer of `forget --apply --json`. With a tombstone, the sink gets one for the key first, since the
+    tables say then in which partitions it was. Raises LeaseTakenError while another command changes the lake."""
     run = Run(settings, LAYERS, reporter)
     with run.owned(change=FORGET) as owned:
         for source in settings.sources:  # what a crash has left is completed first: it is read from rows that change here
@@ -62,6 +63,7 @@ def forgotten(settings: Settings, key: str, reporter: Reporter) -> dict[str, Any
             letters.recover()  # what a run was sending is out by now, or never will be
         of_key = Forgetting(owned.owner.engine.questions, settings, key)
         found = of_key.preview()
+        found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
         of_key.erase(owned.owner)
     after = {row["table"]: row["before"] for row in Forgetting(of_key.questions, settings, key).preview()["tables"]}
     return {**found, "applied": True, "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]]}
@@ -86,7 +88,13 @@ class Forgetting:
             tables.RECOVERED: self._count(tables.RECOVERED, "merge_key"),
         }
         told = [{"table": table, "before": count, "after": count} for table, count in counts.items()]
-        return {"key": self.key, "applied": False, "tables": told, "held": list(self._held())}
+        return {"key": self.key, "applied": False, "tombstones": 0, "tables": told, "held": list(self._held())}
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partitions where the tables have the key."""
+        places = [place for source in self.settings.sources for place in (*self._in_bronze(source), *self._late[source])]
+        return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
     # -- where it is
 

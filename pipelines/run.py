@@ -238,8 +238,10 @@ class Owned:
             for table, topic in self._settings.publish.dead_letter_topics.items()
         ]
         self.expire = partial(expire, owner, self._settings)
+        self._expire_some = partial(self.expire, is_sparing=True)
         self._maintenance = {
-            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self.expire) for layer in ("silver", "gold")
+            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self._expire_some)
+            for layer in ("silver", "gold")
         }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
@@ -271,7 +273,7 @@ class Owned:
     def bronze(self, source: str, *, once: bool) -> Stream:
         """The stream of a source; it begins where the lake says, each time it is started."""
         run, engine = self._run, self.owner.engine
-        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self.expire)
+        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self._expire_some)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
         beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 

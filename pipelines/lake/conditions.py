@@ -31,8 +31,10 @@ def _condition(times: Collection[str], dialect: Dialect, column: str, operator: 
     def literal(one: Any) -> str:
         return dialect.time(int(one)) if column in times else _literal(one, dialect)
 
-    if operator == "in":
-        return f"{name} IN ({', '.join(map(literal, value))})" if len(value) else "FALSE"
+    if operator in ("in", "not in"):
+        return (
+            f"{name} {operator.upper()} ({', '.join(map(literal, value))})" if len(value) else str(operator == "not in").upper()
+        )
     return f"{name} {operator} {literal(value)}"
 
 

@@ -188,10 +188,10 @@ class Lease:
         """Whether the owner certainly writes nothing any more. False: it was silent long enough, or is no owner any more.
         LeaseTakenError: it is alive.
         """
-        if self.is_dead(owner):
-            return True
         seen = self._renewal(owner.token)
         for _ in range(round(SILENCE_S / _LOOK_S)):
+            if self.is_dead(owner):
+                return True
             self.sleep_s(_LOOK_S)
             now = self._renewal(owner.token)
             if now not in (seen, None):

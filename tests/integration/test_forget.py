@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from deltalake import DeltaTable
 from pipelines.faults import IN_FORGET
 from tests.support.cases import BAD_VALUES, SOURCES, expected_messages, heartbeat, keyed
 from tests.support.rivers import River, RunProcess, until
-from tests.support.topics import dead_letters, published
+from tests.support.topics import consume, dead_letters, published
 
 KEY = "alice-1234"
 
@@ -154,7 +155,7 @@ def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, t
 def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: River, tmp_path: Path) -> None:
     run = RunProcess(river.file)
     try:
-        for count in range(1, 8):
+        for count in range(1, 7):
             times = [river.chunks * 1000 + ms for ms in (100, 500)]
             send(river, *times)
             river.send("orders", 0, keyed(KEY, times[0] - 900))
@@ -171,6 +172,46 @@ def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: R
         assert run.stop() == 0, run.said()
     river.finish()
     is_as_if_the_key_had_never_been(river, tmp_path)
+
+
+def tombstones(river: River) -> list[tuple[Any, ...]]:
+    """Partition, key, value and headers of every tombstone of the sink."""
+    found = consume(river.kafka, river.sink, 2)
+    return [(m.partition(), m.key(), m.value(), dict(m.headers())) for m in found if m.value() is None]
+
+
+def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: River, tmp_path: Path) -> None:
+    for point in ("publisher.committed", IN_FORGET):
+        process = RunProcess(river.file, KEY, "--apply", "--tombstone", point=point, command="forget")
+        process.await_held()
+        process.kill()
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 0, "it has been sent before"
+    [(partition, key, value, headers)] = tombstones(river)
+    assert (partition, key, value) == (0, KEY.encode(), None)
+    assert list(headers) == ["watersmeet.forgotten"]
+    before = [m for m in consume(river.kafka, river.sink, 2) if m.partition() == 0][-2]
+    said = dict(before.headers())
+    stands = {"seq": int(said["watersmeet.seq"]), "id": said["watersmeet.id"].decode()}
+    assert json.loads(headers["watersmeet.forgotten"]) == stands
+    assert river.broken_promises() == []
+    river.flow()
+    river.finish()
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 2, "nothing says any more where the key was"
+    river.flow()
+    river.finish()
+    is_as_if_the_key_had_never_been(river, tmp_path)
+
+    shutil.rmtree(river.folder / "lake")
+    river.config["kafka"]["start"] = "sink"
+    river.write()
+    sent = published(river.kafka, river.sink, 2)
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 2
+    river.flow()
+    river.finish()
+    after = published(river.kafka, river.sink, 2)
+    assert [m for m in after if m in sent] == sent
+    assert len(after) > len(sent)
+    assert river.broken_promises() == []
 
 
 def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(river: River, tmp_path: Path) -> None:
