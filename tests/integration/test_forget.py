@@ -125,7 +125,7 @@ def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
     assert river.broken_promises() == []
     watersmeet(river, "rebuild", "--into", str(tmp_path / "rebuilt"))
     watersmeet(river, "verify", "--against", str(tmp_path / "rebuilt"))
-    refused = {b'{"k":"%s"}' % KEY.encode(): BAD_VALUES[0]}
+    refused: dict[bytes | None, bytes | None] = {b'{"k":"%s"}' % KEY.encode(): BAD_VALUES[0]}
     for case in river.cases.values():
         case.values = {source: [refused.get(value, value) for value in values] for source, values in case.values.items()}
     assert content(published(river.kafka, river.sink, 2)) == content(expected_messages(river.cases))
