@@ -132,9 +132,10 @@ class LeaseLostError(WatersmeetError):
     """
 
     def __init__(self, place: str, change: str | None = None) -> None:
-        fenced = "this one is fenced and writes nothing more"
-        silent = f"{place} has been taken over by another process while this one was silent: {fenced}; run only one of the two"
-        super().__init__(f"{place} has been taken over by `watersmeet {change}`: {fenced}; start it again" if change else silent)
+        by, what = "another process while this one was silent", "run only one of the two"
+        if change is not None:
+            by, what = f"`watersmeet {change}`", "start it again"
+        super().__init__(f"{place} has been taken over by {by}: this one is fenced and writes nothing more; {what}")
         self.change = change
 
 
