@@ -17,7 +17,7 @@ from confluent_kafka import Message
 
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState, sink_state
-from pipelines.core.sequence import ID, parse_message_id
+from pipelines.core.sequence import FORGOTTEN, ID, parse_message_id
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import read_backwards
@@ -210,7 +210,8 @@ class Beginning:
         nothing = {p: SinkState({}, {}, ()) for p in range(self.partitions)}
         if topic not in cluster.partition_counts([topic]):
             return nothing
-        messages = {p: read_backwards(self.settings.kafka, topic, p) for p in nothing}
+        found = {p: read_backwards(self.settings.kafka, topic, p) for p in nothing}
+        messages = {p: (one for one in every if FORGOTTEN not in dict(one.headers() or [])) for p, every in found.items()}
         return {p: sink_state(map(_as_read_back, found), self.settings.merge.timeout_ms) for p, found in messages.items()}
 
 

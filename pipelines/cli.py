@@ -127,18 +127,24 @@ def run(
     """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
     from pipelines.lineage import sending
     from pipelines.metrics import serving
-    from pipelines.run import LAYERS, Run
+    from pipelines.run import LAYERS, Run, going_on
 
     if log_format == "json":
         log_as_json()
-    stopping, settings = _stopped_by_signals(), load_settings(config)
+    asked_to_stop, stopping = threading.Event(), threading.Event()
+    _set_by_signals(asked_to_stop, stopping)
+    settings = load_settings(config)
     with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
         chosen = LAYERS if layers == "all" else (layers,)
-        this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
-        if once:
-            this_run.once()
-        else:
-            this_run.until_stopped()
+
+        def begin() -> None:
+            this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
+            if once:
+                this_run.once()
+            else:
+                this_run.until_stopped()
+
+        going_on(begin, asked_to_stop, stopping, reporter)
     if as_json:
         print_json({"layers": list(chosen), "latest": reporter.latest})
 
@@ -152,7 +158,8 @@ def repartition(
     """Write the topics of sources that have `repartition`, by their merge keys, until stopped (SIGINT, SIGTERM), or once."""
     from pipelines.repartition import repartition as write
 
-    stopping, settings = _stopped_by_signals(), load_settings(config)
+    stopping, settings = threading.Event(), load_settings(config)
+    _set_by_signals(stopping)
     with reporting() as reporter:
         written = write(settings, reporter, stopping, once=once)
     answer({"sources": written}, as_json, show.repartition_view)
@@ -249,6 +256,7 @@ def redrive(
 def forget(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
     apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")] = False,
+    tombstone: Annotated[bool, typer.Option("--tombstone", help="Also send the sink a message without a value for it.")] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -257,7 +265,10 @@ def forget(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        found = forgotten(settings, key, reporter) if apply else Forgetting(_questions(settings), settings, key).preview()
+        if apply:
+            found = forgotten(settings, key, reporter, has_tombstone=tombstone)
+        else:
+            found = Forgetting(_questions(settings), settings, key).preview()
     answer(found, as_json, show.forget_view)
 
 
@@ -365,12 +376,16 @@ def demo(
     run_demo(directory, engine)
 
 
-def _stopped_by_signals() -> threading.Event:
-    """It is set by SIGINT and SIGTERM, so that what is under way is finished."""
-    stopping = threading.Event()
+def _set_by_signals(*stopping: threading.Event) -> None:
+    """SIGINT and SIGTERM set these events, so that what is under way is finished."""
+
+    def stop(*_: object) -> None:
+        """Tells everything to stop."""
+        for event in stopping:
+            event.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
-    return stopping
+        signal.signal(number, stop)
 
 
 def _questions(settings: Settings) -> Questions:

@@ -117,24 +117,26 @@ class BrokerError(WatersmeetError):
 
 
 class LeaseTakenError(WatersmeetError):
-    """Another process writes this layer of the lake, and is alive."""
+    """Another process writes this layer of the lake, and is alive. `change`: its command, where that changes the lake."""
 
-    def __init__(self, layer: str, place: str, host: str, pid: int) -> None:
-        super().__init__(
-            f"{layer} of {place} is being written by process {pid} on {host}: "
-            "a layer has one owner at a time; stop that one first"
-        )
-        self.layer, self.host, self.pid = layer, host, pid
+    def __init__(self, layer: str, place: str, host: str, pid: int, change: str | None = None) -> None:
+        stop = "a layer has one owner at a time; stop that one first"
+        wait = f"`watersmeet {change}` has it for a moment; try again when that one has ended"
+        super().__init__(f"{layer} of {place} is being written by process {pid} on {host}: {wait if change else stop}")
+        self.layer, self.host, self.pid, self.change = layer, host, pid, change
 
 
 class LeaseLostError(WatersmeetError):
-    """This process was silent for so long that another one took over its layers; nothing that it did since was kept."""
+    """Another process took over the layers of this one, which was silent for too long, or made way for a `change` (the command
+    that it was); nothing that this one did since was kept.
+    """
 
-    def __init__(self, place: str) -> None:
-        super().__init__(
-            f"{place} has been taken over by another process while this one was silent: this one is fenced and writes nothing "
-            "more; run only one of the two"
-        )
+    def __init__(self, place: str, change: str | None = None) -> None:
+        by, what = "another process while this one was silent", "run only one of the two"
+        if change is not None:
+            by, what = f"`watersmeet {change}`", "start it again"
+        super().__init__(f"{place} has been taken over by {by}: this one is fenced and writes nothing more; {what}")
+        self.change = change
 
 
 class DataLossError(WatersmeetError):

@@ -47,7 +47,7 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
     cannot be made, and LeaseTakenError where the layers cannot be had.
     """
     this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
-    with this_run.owned(by_force=True) as owned:
+    with this_run.owned(change="evolve") as owned:
         from_batch = owned.silver.planner.next_batch  # what a crash has left of the last batch is completed by its own rules
         found = preview(questions, settings)
         if found["problems"]:

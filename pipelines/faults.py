@@ -38,6 +38,9 @@ POINTS: Final = (
 IN_EVOLVE: Final = "evolve.epoch"
 """In `evolve`: the layers are taken, the next epoch is not recorded."""
 
+IN_FORGET: Final = "forget.erase"
+"""In `forget`: the next of its commits is not made; what was made before is."""
+
 
 def _nothing(point: str) -> None:
     """What an unarmed point does."""

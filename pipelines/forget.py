@@ -5,55 +5,65 @@ bronze keeps the row of a forgotten record as a heartbeat: its place and its tim
 makes of that is what it made before, but for the key; a rebuild gives the same, and a record of the key that comes later begins
 anew. A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
 
-It is done by the owner of all layers, so no run goes on beside it. Rows are named by their places: the Delta log must not say the
-key. Each step finds by itself what is left to do, so after a crash it is called again.
+It is done by the owner of all layers, which takes them from a run that goes on; the run waits and goes on afterwards. Rows are
+named by their places: the Delta log must not say the key. Each step finds by itself what is left to do, so after a crash it is
+called again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 
 from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
-from pipelines.core.json_text import UndecodableError, finder, number_text, parse_object
-from pipelines.core.reading import FORGOTTEN
+from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
 from pipelines.errors import KafkaAccessError
+from pipelines.faults import IN_FORGET, reach
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
+from pipelines.lake.commits import FORGETTING, Commit
+from pipelines.lake.conflicts import is_conflict
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.lease import FORGET
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Questions, Where
+from pipelines.lake.schemas import avro_schemas
 from pipelines.observability import Reporter
 from pipelines.owner import Owner, now_ms
 from pipelines.pieces import NOT_FORGOTTEN, pieces_of, read_piece
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 
-APPLICATION = "watersmeet-forget"
-"""Under which Delta counts these commits: they decide no batch."""
-
 ROWS = 5_000
 """So many rows are named in one commit."""
+
+ATTEMPTS = 5
+"""So often a commit is tried: a run that has just lost the layers may still compact a table."""
 
 Places = Sequence[tuple[int, int]]
 """Partition and offset of records of one source."""
 
 
-def forgotten(settings: Settings, key: str, reporter: Reporter) -> dict[str, Any]:
-    """Forgets the key; the answer of `forget --apply --json`. Raises LeaseTakenError while a run goes on."""
+def forgotten(settings: Settings, key: str, reporter: Reporter, *, has_tombstone: bool = False) -> dict[str, Any]:
+    """Forgets the key; the answer of `forget --apply --json`. With a tombstone, the sink gets one for the key first, since the
+    tables say then in which partitions it was. Raises LeaseTakenError while another command changes the lake."""
     run = Run(settings, LAYERS, reporter)
-    with run.owned() as owned:
+    with run.owned(change=FORGET) as owned:
         for source in settings.sources:  # what a crash has left is completed first: it is read from rows that change here
             Bronze(owned.owner, settings, source).complete()
         _ = owned.silver.planner
         owned.gold.recover()
+        for letters in owned.letters:
+            letters.recover()  # what a run was sending is out by now, or never will be
         of_key = Forgetting(owned.owner.engine.questions, settings, key)
         found = of_key.preview()
+        found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
         of_key.erase(owned.owner)
     after = {row["table"]: row["before"] for row in Forgetting(of_key.questions, settings, key).preview()["tables"]}
     return {**found, "applied": True, "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]]}
@@ -73,12 +83,18 @@ class Forgetting:
             tables.SILVER: len(self._silver),
             tables.LATE: sum(map(len, self._late.values())),
             tables.QUARANTINE: sum(map(len, self._refused.values())),
-            **{tables.bronze(s): len(self._read[s]) + len(self._refused[s]) for s in self.settings.sources},
+            **{tables.bronze(s): len(self._in_bronze(s)) for s in self.settings.sources},
             tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key"),
             tables.RECOVERED: self._count(tables.RECOVERED, "merge_key"),
         }
         told = [{"table": table, "before": count, "after": count} for table, count in counts.items()]
-        return {"key": self.key, "applied": False, "tables": told, "held": list(self._held())}
+        return {"key": self.key, "applied": False, "tombstones": 0, "tables": told, "held": list(self._held())}
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partitions where the tables have the key."""
+        places = [place for source in self.settings.sources for place in (*self._in_bronze(source), *self._late[source])]
+        return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
     # -- where it is
 
@@ -103,23 +119,40 @@ class Forgetting:
         return {s: _places(self.questions.select(tables.bronze(s), _PLACE, of_key)) for s in self.settings.sources}
 
     @cached_property
+    def _unmerged(self) -> dict[str, Places]:
+        """By source, tombstones that were skipped, and heartbeats, that have the key as Kafka's key."""
+        of_key: Where = [[("key", "=", self.key.encode()), ("merge_key", "is null", None), ("reason", "is null", None)]]
+        return {s: _places(self.questions.select(tables.bronze(s), _PLACE, of_key)) for s in self.settings.sources}
+
+    def _in_bronze(self, source: str) -> Places:
+        return [*self._read[source], *self._unmerged[source], *self._refused[source]]
+
+    @cached_property
     def _refused(self) -> dict[str, Places]:
-        """By source, the refused records that have the key all the same: as Kafka's key, or where the value has it."""
+        """By source, the refused records that have the key all the same: as Kafka's key, or where the value has it by the rules
+        of any epoch.
+        """
         return {source: list(self._refused_of(source)) for source in self.settings.sources}
 
     def _refused_of(self, source: str) -> Iterator[tuple[int, int]]:
-        path = tuple((self.settings.sources[source].key or "").split("."))
-        find, has_path = finder(path), self.settings.sources[source].key is not None
+        key_of, as_bytes = [value_key(rules) for rules in self._rules(source)], self.key.encode()
         of_source = [("source", "=", source), NOT_FORGOTTEN]
         every = self.questions.select(tables.QUARANTINE, _PLACE, [of_source])
         for piece in pieces_of(self.questions, source, tables.QUARANTINE, *(int64s(every[name]) for name in _PLACE)):
             rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], of_source)
             for row in rows.to_pylist():
-                named = None
-                with suppress(UndecodableError):
-                    named = _as_key(find(parse_object(row["value"], None)), path, row["value"]) if has_path else None
-                if named == self.key or row["key"] == self.key.encode():
+                if row["key"] == as_bytes or any(look(row["value"]) == self.key for look in key_of):
                     yield row["partition"], row["offset"]
+
+    def _rules(self, source: str) -> list[ReadingRules]:
+        """The rules that records of a source were read by, epoch by epoch."""
+        found: list[ReadingRules] = []
+        for epoch in read_epochs(self.questions, self.settings):
+            rules = epoch.settings.reading_rules(source)
+            if source in (avro := avro_schemas(self.questions, epoch.settings)):
+                rules = replace(rules, schema=avro[source])
+            found += [rules] if rules not in found else []
+        return found
 
     def _count(self, table: str, column: str) -> int:
         found = self.questions.summary(table, [], {"rows": ("count", "*")}, [[(column, "=", self.key)]])
@@ -129,11 +162,11 @@ class Forgetting:
 
     def _held(self) -> Iterator[dict[str, Any]]:
         """Time travel and change files, and the topics: how many records, and until when (epoch ms; null: no end is known)."""
-        if self._silver or any(self._read.values()) or any(self._refused.values()):
+        if self._silver or any(self._in_bronze(source) for source in self.settings.sources):
             yield {"where": "time travel and change files", "records": None, "until": now_ms() + self.settings.retention_ms}
         cluster = Cluster(self.settings.kafka)
         for source, kept in self.settings.sources.items():
-            places = [*self._read[source], *self._refused[source]]
+            places = self._in_bronze(source)
             first = cluster.bounds_of(kept.topic, sorted({p for p, _ in places})) if places else {}
             yield self._of_topic(cluster, kept.topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
@@ -165,6 +198,7 @@ class Forgetting:
             _each(owner, tables.LATE, self._late[source], of_source, None)
             erased = {"key": None, "value": None, "headers": None}
             _each(owner, tables.bronze(source), self._read[source], [], {**erased, "merge_key": None, "heartbeat": True})
+            _each(owner, tables.bronze(source), self._unmerged[source], [], erased)
             for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, of_source)):
                 _each(owner, table, self._refused[source], conditions, {**erased, "detail": FORGOTTEN})
 
@@ -174,7 +208,7 @@ class Forgetting:
             return
         engine, now, schema = owner.engine, now_ms(), owner.engine.lake.layout[tables.SILVER].schema
         places = [(row["partition"], row["event_time"], now) for row in self._silver]
-        owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), APPLICATION)
+        owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), FORGETTING)
         count, times = len(places), pa.array([time for _, time, _ in places], pa.timestamp("ms", "UTC"))
         known = {
             "partition": pa.array([p for p, _, _ in places], pa.int32()),
@@ -183,9 +217,7 @@ class Forgetting:
         }
         changed = schema.append(pa.field("replaces", schema.field("event_time").type))
         rows = pa.table([known.get(field.name, pa.nulls(count, field.type)) for field in changed], changed)
-        commit = owner.next_commit(tables.SILVER, APPLICATION)
-        engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False)
-        owner.confirm(tables.SILVER, commit)
+        _commit(owner, tables.SILVER, lambda commit: engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False))
 
 
 _PLACE = ["partition", "offset"]
@@ -201,18 +233,22 @@ def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], v
     for some in (in_order[i : i + ROWS] for i in range(0, len(in_order), ROWS)):
         partitions = sorted({p for p, _ in some})
         where = [[*conditions, ("partition", "=", p), ("offset", "in", [o for q, o in some if q == p])] for p in partitions]
-        commit = owner.next_commit(table, APPLICATION)
         if values is None:
-            owner.engine.delete(table, where, commit)
+            _commit(owner, table, partial(owner.engine.delete, table, where))
         else:
-            owner.engine.update(table, where, values, commit)
-        owner.confirm(table, commit)
+            _commit(owner, table, partial(owner.engine.update, table, where, values))
 
 
-def _as_key(found: Any, path: tuple[str, ...], value: bytes | None) -> str | None:
-    """What is found at the key's path, as the text that a merge key would have; None where it could be none."""
-    if isinstance(found, bool):
-        return str(found).lower()
-    if isinstance(found, (int, float)):
-        return number_text(found, path, value)
-    return found if isinstance(found, str) else None
+def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
+    """Makes a commit; again where another writer of the table came first."""
+    reach(IN_FORGET)
+    for attempt in range(1, ATTEMPTS + 1):
+        commit = owner.next_commit(table, FORGETTING)
+        try:
+            write(commit)
+        except Exception as error:
+            if attempt == ATTEMPTS or not is_conflict(error):
+                raise
+        else:
+            owner.confirm(table, commit)
+            return

@@ -17,7 +17,7 @@ can sort before what is out. Under `at_most_once`, 5 comes before 4: what is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
 from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
-from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
+from pipelines.core.sequence import FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
 from pipelines.engine import Engine, Rows
 from pipelines.events import Handled, Published
 from pipelines.extent import Extent, Pending, finished, pending
@@ -109,6 +109,17 @@ class Gold:
                 tails[p] = tail  # else what was noted never came out; and a partition that retention has emptied has no tail
         self._note(missing)
         return tails
+
+    def send_tombstones(self, key: str, partitions: Collection[int]) -> int:
+        """Tells consumers that a key is gone, by a message without a value in these partitions, or in all where none is named, as
+        far as something was published there. Answers how many were sent: where the last message is one for the key, none is.
+        """
+        tails = self.recover()
+        last = self._publisher.tails(self.partitions)
+        is_said = {p for p, m in last.items() if m.key() == key.encode() and FORGOTTEN in dict(m.headers() or [])}
+        wanted = sorted((tails.keys() & partitions if partitions else tails.keys()) - is_said)
+        self._publisher.send([tombstones(key, [(p, tails[p]) for p in wanted])])
+        return len(wanted)
 
     def _publish(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Steps 1 to 5 for what is pending."""

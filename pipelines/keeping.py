@@ -1,27 +1,34 @@
 """Deletes rows that are older than `keep` behind the clock of their partition: for the owner of a table, between two batches.
 
 Whatever is still needed stays: records that silver has not merged, merge records that are open or not published, and of bronze
-all that begins at or after such a merge record, since its message must say where a lost lake would be taken up; and dead letters
-that are not sent yet, with bronze's rows of them. Bronze is
-deleted up to the end of a batch, so that what is left can be derived again (`lake.floors`); after a deliberate reset, only what
-was merged since. A floor is written first, then the rows below it are deleted: what a crash leaves, the next time deletes.
+all that begins at or after such a merge record, since its message must say where a lost lake would be taken up; dead letters
+that are not sent yet, with bronze's rows of them; and of bronze the rows of redriven records as long as `quarantine` has the
+refused ones, since they alone say that these were redriven. Bronze is deleted up to the end of a batch, so that what is left can
+be derived again (`lake.floors`); after a deliberate reset, only what was merged since. A floor is written first, then the rows
+below it are deleted: what a crash leaves, the next time deletes.
+
+Deleting rewrites the files that hold rows on both sides of the floor. So a run, which looks every few hours, waits until a
+worthwhile share of a file goes (`SHARE`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from pipelines.core.plan import TopicPartition
 from pipelines.extent import finished
 from pipelines.lake import tables
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.floors import batch_ends, last_reset, read_floors
+from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Questions, Where
+from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where
 from pipelines.letters import not_sent
 from pipelines.owner import Owner, now_ms
+from pipelines.pieces import NOT_FORGOTTEN
+from pipelines.redrive import redriven_in_bronze
 from pipelines.settings import KeepSettings, Settings
 
 _APPLICATION = "watersmeet-keep"
@@ -29,8 +36,14 @@ _COLUMNS = {tables.SILVER: "last_event_time", tables.LATE: "position", tables.QU
 """What the age of a row is counted by; of bronze it is the event time, or Kafka's timestamp where there is none."""
 
 
-def expire(owner: Owner, settings: Settings, table: str) -> None:
-    """Deletes the rows of a table that are older than `keep` wants them. Where another writer was quicker, the next time does."""
+SHARE = 8
+"""A run deletes rows once they are the eighth part of their table, or of a file: so eight bytes are rewritten for one at most."""
+
+
+def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = False) -> None:
+    """Deletes the rows of a table that are older than `keep` wants them; if it `is_sparing`, once they are enough (`SHARE`).
+    Where another writer was quicker, the next time does.
+    """
     questions, keep_ms = owner.engine.questions, kept_ms(settings.keep, table)
     last = None if keep_ms is None else last_batch(questions)
     if keep_ms is None or last is None:
@@ -38,9 +51,9 @@ def expire(owner: Owner, settings: Settings, table: str) -> None:
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
         needed = _needed(questions, limits) if table == tables.SILVER else _first_not_sent(questions, settings, table, limits)
-        _forget_before(owner, table, {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()})
+        _forget_before(owner, table, {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()}, is_sparing=is_sparing)
     else:
-        _forget_batches(owner, settings, table, limits, last[0].clocks)
+        _forget_batches(owner, settings, table, limits, last[0].clocks, is_sparing=is_sparing)
 
 
 def kept_ms(keep: KeepSettings, table: str) -> int | None:
@@ -67,19 +80,23 @@ def _first_not_sent(questions: Questions, settings: Settings, table: str, partit
     return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
 
 
-def _forget_before(owner: Owner, table: str, limits: Mapping[int, int]) -> None:
+def _forget_before(owner: Owner, table: str, limits: Mapping[int, int], *, is_sparing: bool) -> None:
     """Rows of a table that lie before a time (ms) of their partition; of silver, finished ones."""
     known = read_floors(owner.engine.questions).times
     further = {p: limit for p, limit in limits.items() if limit > known.get((table, p), 0)}
-    if not further:
+    is_finished = [("status", "=", "timed_out")] if table == tables.SILVER else []
+    terms = [[*is_finished, ("partition", "=", p), (_COLUMNS[table], "<", limit)] for p, limit in sorted(further.items())]
+    rows = _count(owner.engine.questions, table, terms)
+    if not terms or (is_sparing and not _is_worth_it(owner.engine.questions, table, rows)):
         return
     _note(owner, [(table, p, None, limit) for p, limit in further.items()])
-    is_finished = [("status", "=", "timed_out")] if table == tables.SILVER else []
-    for some in _some(sorted(further)):
-        _delete(owner, table, [[*is_finished, ("partition", "=", p), (_COLUMNS[table], "<", further[p])] for p in some])
+    if rows:
+        _delete(owner, table, terms)
 
 
-def _forget_batches(owner: Owner, settings: Settings, table: str, limits: Mapping[int, int], clocks: Mapping[int, int]) -> None:
+def _forget_batches(
+    owner: Owner, settings: Settings, table: str, limits: Mapping[int, int], clocks: Mapping[int, int], *, is_sparing: bool
+) -> None:
     """Rows of bronze before the end of a batch at whose end every position was older than the limit (ms)."""
     questions, reset = owner.engine.questions, last_reset(owner.engine.questions)
     floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch > reset}
@@ -87,19 +104,36 @@ def _forget_batches(owner: Owner, settings: Settings, table: str, limits: Mappin
     timeout_ms = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings))
     bounds = {p: min(limit, clocks[p] - timeout_ms, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
     batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, reset).items() if batch > floors.get(p, -1)}
+    # Also what an earlier time had left: after a crash, or because another source's owner has written the floor.
+    source = table.removeprefix(tables.bronze(""))
+    ends = {tp.partition: end for tp, end in batch_ends(questions, {**floors, **batches}).items() if tp.source == source}
+    redriven, terms = _redriven(questions, settings, source, ends), list[Sequence[Condition]]()
+    for p in sorted(limits.keys() & ends.keys()):
+        below: list[Condition] = [("partition", "=", p), ("offset", "<", ends[p])]
+        below += [("offset", "not in", redriven[p])] if p in redriven else []
+        untimed = [("event_time", "is null", None), ("kafka_timestamp", "<", limits[p])]
+        terms += [[*below, ("event_time", "<", limits[p])], [*below, *untimed]]
+    rows = _count(questions, table, terms)
+    if is_sparing and not _is_worth_it(questions, table, rows):
+        return
     if batches:
         _note(owner, [(table, p, batch, None) for p, batch in batches.items()])
-    # Also what an earlier time had left: after a crash, or because another source's owner has written the floor.
-    ends = batch_ends(questions, {**floors, **batches})
-    source = table.removeprefix(tables.bronze(""))
-    for some in _some(sorted(p for p in limits if TopicPartition(source, p) in ends)):
-        where: Where = []
-        for p in some:
-            below = [("partition", "=", p), ("offset", "<", ends[TopicPartition(source, p)])]
-            untimed = [("event_time", "is null", None), ("kafka_timestamp", "<", limits[p])]
-            where = [*where, [*below, ("event_time", "<", limits[p])], [*below, *untimed]]
-        if questions.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py():
-            _delete(owner, table, where)
+    if rows:
+        _delete(owner, table, terms)
+
+
+def _redriven(questions: Questions, settings: Settings, source: str, ends: Mapping[int, int]) -> dict[int, list[int]]:
+    """By partition the offsets, before these ends, of redriven records whose refused one could be redriven again without them."""
+    found = questions.select(tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]])
+    refused: dict[int, set[int]] = {}
+    for p, offset in zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True):
+        refused.setdefault(p, set()).add(offset)
+    ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
+    needed: dict[int, list[int]] = {}
+    for p, at, offset in redriven_in_bronze(questions, settings, source, ranges):
+        if offset in refused.get(p, ()):
+            needed.setdefault(p, []).append(at)
+    return needed
 
 
 def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[int, int], reset: int) -> dict[int, int]:
@@ -115,8 +149,11 @@ def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[in
     return found
 
 
-def _some(partitions: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (partitions[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(partitions), PARTITIONS_PER_QUESTION))
+_T = TypeVar("_T")
+
+
+def _some(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
 
 
 def _note(owner: Owner, rows: Sequence[tuple[str, int, int | None, int | None]]) -> None:
@@ -124,6 +161,20 @@ def _note(owner: Owner, rows: Sequence[tuple[str, int, int | None, int | None]])
     owner.engine.append(tables.FLOORS, owner.engine.lake.layout[tables.FLOORS].rows((*row, now) for row in rows))
 
 
-def _delete(owner: Owner, table: str, where: Where) -> None:
-    with suppress_conflict():
-        owner.engine.delete(table, where, owner.next_commit(table, _APPLICATION))
+def _count(questions: Questions, table: str, terms: Where) -> int:
+    """How many rows meet one of the terms, which exclude one another."""
+    found = [questions.summary(table, [], {"rows": ("count", "*")}, some)["rows"][0].as_py() for some in _some(terms)]
+    return sum(found)
+
+
+def _is_worth_it(questions: Questions, table: str, rows: int) -> bool:
+    """Whether so many rows are a worthwhile share of their table, or of a file."""
+    of_table = questions.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py()
+    of_file = FILE_BYTES // max(1, questions.row_bytes(table))
+    return rows > 0 and rows * SHARE >= min(of_table, of_file)
+
+
+def _delete(owner: Owner, table: str, terms: Where) -> None:
+    for some in _some(terms):
+        with suppress_conflict():
+            owner.engine.delete(table, some, owner.next_commit(table, _APPLICATION))

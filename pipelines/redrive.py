@@ -28,7 +28,7 @@ from pipelines.kafka.publisher import record_publisher
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.identity import differences, identity
-from pipelines.lake.questions import Condition, Questions, within
+from pipelines.lake.questions import Condition, Questions, first_offsets, within
 from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, pieces_of, read_piece
 from pipelines.settings import Settings
 
@@ -107,11 +107,13 @@ class Redrive:
         """The (partition, offset) of each record that was redriven, from the `first` in question of each partition on: what
         bronze has of later records, what is not in bronze yet, and what was passed over on purpose and is still in Kafka.
         """
-        topic = self.settings.sources[source].topic
+        topic, until = self.settings.sources[source].topic, 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
         unread = Beginning(self.questions, self.settings, self.partitions).next_offsets(source)
-        for rows in self._in_bronze(source, first):
-            yield from _said(topic, rows)
+        for p, _, offset in redriven_in_bronze(
+            self.questions, self.settings, source, {p: (at + 1, until) for p, at in first.items()}
+        ):
+            yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
         skipped = self.questions.select(tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]])
         ranges += [tuple(row.values()) for row in skipped.to_pylist()]
@@ -119,29 +121,31 @@ class Redrive:
             if p in first:
                 begin = max(since, first[p] + 1, bounds[p][0])
                 for batch in read_range(self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))):
-                    yield from _said(topic, pa.Table.from_batches([batch]))
-
-    def _in_bronze(self, source: str, first: Mapping[int, int]) -> Iterator[pa.Table]:
-        """Bronze's rows that have headers, a span of offsets at a time."""
-        table, step = tables.bronze(source), max(1, SPAN // len(first))
-        ends = self.questions.summary(
-            table, ["partition"], {"last": ("max", "offset")}, within({p: (at + 1, None) for p, at in first.items()})
-        )
-        last = {row["partition"]: row["last"] for row in ends.to_pylist()}
-        begins = {p: at + 1 for p, at in first.items() if p in last}
-        while begins:
-            spans = {p: (at, at + step) for p, at in begins.items()}
-            with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-            yield self.questions.select(table, ["partition", "headers"], with_headers)
-            begins = {p: at + step for p, at in begins.items() if at + step <= last[p]}
+                    for _, _, offset in _said(topic, pa.Table.from_batches([batch])):
+                        yield p, offset
 
     @cached_property
     def _cluster(self) -> Cluster:
         return Cluster(self.settings.kafka)
 
 
-def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int]]:
-    """The (partition, offset) of the records that these rows of a topic were."""
-    for partition, headers in zip(rows["partition"].to_pylist(), rows["headers"].to_pylist(), strict=True):
+def redriven_in_bronze(
+    questions: Questions, settings: Settings, source: str, ranges: Mapping[int, tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """The redriven records that bronze has at these offsets `[from, until)` by partition, and perhaps a few more: each as its
+    partition, its own offset and that of the refused record which it was. The headers of a span of offsets are read at a time.
+    """
+    table, topic, begins = tables.bronze(source), settings.sources[source].topic, {p: at for p, (at, _) in ranges.items()}
+    step = max(1, SPAN // max(1, len(ranges)))
+    while begins := {p: at for p, at in first_offsets(questions, table, "offset", begins).items() if at < ranges[p][1]}:
+        spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
+        with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
+        yield from _said(topic, questions.select(table, ["partition", "offset", "headers"], with_headers))
+        begins = {p: until for p, (_, until) in spans.items()}
+
+
+def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
+    """Of these rows of a topic, those that were redriven: partition, offset, and the offset of the record that each was."""
+    for partition, at, headers in zip(*(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True):
         said = [(one["key"], one["value"]) for one in headers or ()]
-        yield from ((partition, offset) for offset in redriven_offsets(topic, partition, said))
+        yield from ((partition, at, offset) for offset in redriven_offsets(topic, partition, said))

@@ -20,7 +20,7 @@ from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import exclusive_append, open_engine
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import ConfigurationError, KafkaUnreachableError
+from pipelines.errors import ConfigurationError, KafkaUnreachableError, LeaseLostError, LeaseTakenError
 from pipelines.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -31,10 +31,10 @@ from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.keeping import expire
 from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, bronze_application, last_commit
+from pipelines.lake.commits import APPLICATION, FORGETTING, bronze_application, last_commit
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
 from pipelines.lake.identity import check_layout, identity, keep_identity
-from pipelines.lake.lease import Lease
+from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.store import check_writable, stored
@@ -53,6 +53,9 @@ LAYERS = ("bronze", "silver", "gold")
 
 LOOK_EVERY_S = 0.1
 """How often a run looks after its streams."""
+
+LOOK_AGAIN_S = 1.0
+"""How often it looks whether the command has ended."""
 
 
 @dataclass
@@ -155,10 +158,10 @@ class Run:
                 thread.stop()
 
     @contextmanager
-    def owned(self, *, can_be_idle: bool = False, by_force: bool = False) -> Iterator[Owned]:
+    def owned(self, *, can_be_idle: bool = False, change: str | None = None) -> Iterator[Owned]:
         """The layers, written by this process alone; what an owner before left incomplete can no longer be written by it.
 
-        `by_force`, a living owner loses them, and ends.
+        `change`: the command that takes them to change the lake. A run that goes on loses them to it.
         """
         questions = self.engine.questions
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
@@ -168,17 +171,19 @@ class Run:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
-        lease = Lease(self.engine.lake, questions, exclusive_append(self.engine), self.layers, on_lost=lost)
+        lease = Lease(self.engine.lake, questions, exclusive_append(self.engine), self.layers, change, on_lost=lost)
 
         def largest_known() -> int:
             """The largest fencing token that the last commits of the layers' tables name; 0 where they name none."""
             return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
 
-        lease.take(largest_known, by_force=by_force)
+        lease.take(largest_known)
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell)
             if lease.must_fence:
+                if lease.must_fence_forget:
+                    written += [pair for layer in self.layers for pair in _erased_from(layer, self.settings)]
                 with ThreadPoolExecutor(4) as pool:
                     list(pool.map(lambda pair: owner.fence(*pair), written))
             ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
@@ -191,6 +196,8 @@ class Run:
                 Beginning(questions, self.settings, self.partitions, owner).decide()
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
+            with suppress(Exception):  # what failed may have failed because another process has taken over
+                lease.check()
             with suppress(Exception):  # what ended the run is told; the next owner finds this one dead, or silent
                 lease.release()
             if lease.lost is not None:
@@ -200,6 +207,24 @@ class Run:
             lease.release()
         finally:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
+
+
+def going_on(begin: Callable[[], None], asked_to_stop: threading.Event, stopping: threading.Event, reporter: Reporter) -> None:
+    """Begins a run, which ends when `stopping` is set; and again wherever `forget` has taken its layers, once that has ended.
+
+    Whoever asks the run to stop sets `asked_to_stop` first and then `stopping`, which the loss of the layers sets as well.
+    """
+    while True:
+        try:
+            begin()
+            return
+        except (LeaseTakenError, LeaseLostError) as error:
+            if error.change != FORGET:  # `evolve` changes what the run was begun with
+                raise
+            reporter.tell("lake", f"waiting for `watersmeet {error.change}` to end")
+        stopping.clear()
+        if asked_to_stop.wait(LOOK_AGAIN_S):
+            return
 
 
 class Owned:
@@ -216,8 +241,10 @@ class Owned:
             for table, topic in self._settings.publish.dead_letter_topics.items()
         ]
         self.expire = partial(expire, owner, self._settings)
+        self._expire_some = partial(self.expire, is_sparing=True)
         self._maintenance = {
-            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self.expire) for layer in ("silver", "gold")
+            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self._expire_some)
+            for layer in ("silver", "gold")
         }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
@@ -249,7 +276,7 @@ class Owned:
     def bronze(self, source: str, *, once: bool) -> Stream:
         """The stream of a source; it begins where the lake says, each time it is started."""
         run, engine = self._run, self.owner.engine
-        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self.expire)
+        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self._expire_some)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
         beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
 
@@ -350,6 +377,12 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
         # Its other tables hold notes, which carry the version of the commit that they follow from.
         return [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
     return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION)]
+
+
+def _erased_from(layer: str, settings: Settings) -> list[tuple[str, str]]:
+    """The tables of a layer that `forget` erases from, each with the application under which Delta counts that."""
+    names = {"bronze": [*map(tables.bronze, settings.sources), tables.QUARANTINE], "silver": [tables.SILVER, tables.LATE]}
+    return [(name, FORGETTING) for name in names.get(layer, ())]
 
 
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:

@@ -107,7 +107,8 @@ def forget_view(found: dict[str, Any]) -> Group:
     for row in found["held"]:
         held.add_row(row["where"], "" if row["records"] is None else f"{row['records']:,}", utc(row["until"]))
     hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
-    return Group(table, "", held, hint)
+    sent = f"\nTombstones sent: {found['tombstones']}" if found["tombstones"] else ""
+    return Group(table, "", held, hint or sent)
 
 
 def reset_view(found: dict[str, Any]) -> Group:

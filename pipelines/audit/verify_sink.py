@@ -15,7 +15,7 @@ from pipelines.audit.problems import Findings
 from pipelines.audit.verify_eras import NEVER, Evidence, read_table
 from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_values
-from pipelines.core.sequence import ID, SEQ, message_id, parse_message_id
+from pipelines.core.sequence import FORGOTTEN, ID, SEQ, message_id, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
@@ -225,6 +225,8 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
         columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
         for time, offset, key, value, headers in zip(times, *columns, strict=True):
             said = {header["key"]: header["value"] or b"" for header in reversed(headers or [])}
+            if FORGOTTEN in said:  # a tombstone is no part of the sequence
+                continue
             seq, id = said.get(SEQ, b""), said.get(ID, b"").decode(errors="replace")
             try:
                 _, event_time, name = parse_message_id(id)

@@ -114,15 +114,34 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
     """The merge key of each record, whatever else may be wrong with it; null where none can be read. Raises as `read_records`."""
-    decode, _, key_of = _parts(rules)
+    of_value = value_key(rules)
 
     def merge_key(key: bytes | None, value: bytes | None) -> str | None:
+        """The merge key, from Kafka's key and the value."""
         try:
-            return _kafka_key(key) if rules.key is None else _merge_key(key_of(decode(value)), rules.key, value)
-        except (UndecodableError, _RefusedError):
+            return _kafka_key(key) if rules.key is None else of_value(value)
+        except _RefusedError:
             return None
 
     return pa.array(map(merge_key, kafka["key"].to_pylist(), kafka["value"].to_pylist()), pa.string())
+
+
+def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
+    """A function of a value: the merge key that it has where the rules look for one, also in a record that is refused for
+    something else; None where it has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
+    """
+    path, (decode, _, find) = rules.key, _parts(rules, is_checked=False)
+
+    def look(value: bytes | None) -> str | None:
+        """The merge key of a value."""
+        if path is None:
+            return None
+        try:
+            return _merge_key(find(decode(value)), path, value)
+        except (UndecodableError, _RefusedError):
+            return None
+
+    return look
 
 
 def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:
@@ -141,7 +160,7 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
     """The function of Kafka's key, value and timestamp in ms that reads a record or refuses it."""
     decode, time_of, key_of = _parts(rules)
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
-    decode_any = decode if isinstance(rules.schema, AvroSchema) else partial(parse_object, violation=None)
+    decode_any, *_ = _parts(rules, is_checked=False)
     is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
@@ -190,12 +209,12 @@ def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Ca
     return lambda document: (found := find(document)) == right and is_same(found, right)
 
 
-def _parts(rules: ReadingRules) -> tuple[Callable[[bytes | None], Any], _Find, _Find]:
-    """What decodes a value, and what finds the event time and the key in it."""
+def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[[bytes | None], Any], _Find, _Find]:
+    """What decodes a value, and what finds the event time and the key in it; `is_checked`: JSON must fit its schema."""
     time_of, key_of = finder(rules.event_time), finder(rules.key or ())
     if isinstance(rules.schema, AvroSchema):
         return rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
-    return partial(parse_object, violation=rules.schema.validator() if rules.schema else None), time_of, key_of
+    return partial(parse_object, violation=rules.schema.validator() if rules.schema and is_checked else None), time_of, key_of
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:

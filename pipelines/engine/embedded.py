@@ -28,6 +28,7 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.location import Lake
+from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.questions import Where, answer
 from pipelines.lake.tables import Table
 
@@ -42,9 +43,6 @@ FROM_TABLES_S: Final = 0.1
 
 BATCH_BYTES: Final = 160 * 1024 * 1024
 """About so many bytes of decoded records are read at a time."""
-
-FILE_BYTES: Final = 128 * 1024 * 1024
-"""Compaction makes files of about this size."""
 
 _WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
 

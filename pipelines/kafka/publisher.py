@@ -25,7 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from pipelines.core.sequence import ID, SEQ, Tail, parse_message_id
+from pipelines.core.sequence import Tail, standing
 from pipelines.errors import FencedError, ForeignMessageError, KafkaRequestError, PublishingError, WatersmeetError
 from pipelines.faults import reach
 from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S
@@ -273,7 +273,7 @@ def sequence_tail(message: Message) -> Tail:
     headers: dict[str, Any] = dict(message.headers() or [])
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
-        seq, (_, event_time, key) = int(headers[SEQ]), parse_message_id(headers[ID].decode())
-    except (KeyError, ValueError, TypeError, AttributeError):
+        seq, event_time, key = standing(headers)
+    except ValueError:
         raise ForeignMessageError(*place) from None
     return Tail(seq, event_time, key, place[2])

@@ -19,6 +19,9 @@ from pipelines.lake.questions import Questions, Version, walk
 
 APPLICATION: Final = "watersmeet"
 
+FORGETTING: Final = "watersmeet-forget"
+"""Of the commits that erase a key: they decide no batch."""
+
 Append = Callable[[str, pa.Table, "Commit"], None]
 """Appends rows to a table in one commit, as an engine does: silent where Delta skips it, an error where another came first."""
 

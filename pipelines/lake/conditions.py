@@ -32,8 +32,10 @@ def _condition(times: Collection[str], dialect: Dialect, column: str, operator: 
         """A value as the dialect writes it; epoch ms as a time, where the column has times."""
         return dialect.time(int(one)) if column in times else _literal(one, dialect)
 
-    if operator == "in":
-        return f"{name} IN ({', '.join(map(literal, value))})" if len(value) else "FALSE"
+    if operator in ("in", "not in"):
+        return (
+            f"{name} {operator.upper()} ({', '.join(map(literal, value))})" if len(value) else str(operator == "not in").upper()
+        )
     return f"{name} {operator} {literal(value)}"
 
 

@@ -36,6 +36,7 @@ SILENCE_S: Final = 20.0
 _LOOK_S: Final = 0.25
 
 TAKEN, RELEASED = "taken", "released"
+FORGET: Final = "forget"
 _APPLICATION = "watersmeet-leases"
 _ATTEMPTS = 20
 _SPARK_CLASSES: Final = ("org.apache.spark.", "com.databricks.")
@@ -53,6 +54,12 @@ class Entry(NamedTuple):
     pid: int
     jvm_pid: int | None
     at: int
+    holder: str = ""
+
+    @property
+    def change(self) -> str | None:
+        """The command by which the owner changes the lake; None for one that works on as long as it is left to."""
+        return self.holder.partition(" ")[0] if " " in self.holder else None
 
 
 def is_dead(owner: Entry) -> bool:
@@ -80,9 +87,13 @@ class Lease:
     questions: Questions
     append: Append
     layers: Sequence[str]
+    change: str | None = None
+    """The command that changes the lake: it takes the layers by force, but not from one that changes the lake, too."""
     token: int = 0
     must_fence: bool = False
     """Whether the owner before may still wake up."""
+    must_fence_forget: bool = False
+    """Whether it was `forget`."""
     lost: LeaseLostError | None = None
     on_lost: Callable[[], None] = lambda: None
     renews: bool = True
@@ -90,25 +101,30 @@ class Lease:
     is_dead: Callable[[Entry], bool] = is_dead
     _ended: threading.Event = field(default_factory=threading.Event)
     _renewing: threading.Thread | None = None
-    _holder: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.change} {self._id}" if self.change else self._id
 
     @cached_property
     def _files(self) -> Files:
         return Files(self.lake.storage)
 
-    def take(self, largest_known: Callable[[], int] = lambda: 0, *, by_force: bool = False) -> None:
+    def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
         """Waits until it is certain who holds the layers; the token is larger than every one before.
 
         `largest_known` is asked where `leases` is empty: other tables may have seen owners. Raises LeaseTakenError where a living
-        process holds one of the layers; `by_force`, that one loses them.
+        process holds one of the layers that does not lose them to a `change`.
         """
         for _ in range(_ATTEMPTS):
             last, next_entry = self._last()
             owners = {entry.token: entry for entry in last.values() if entry.event == TAKEN}
-            may_wake_up = [by_force or not self._is_dead(owner) for owner in owners.values()]
+            may_wake_up = [o for o in owners.values() if (self.change and not o.change) or not self._is_dead(o)]
             if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
                 continue
-            self.must_fence = any(may_wake_up)
+            self.must_fence = bool(may_wake_up)
+            self.must_fence_forget = any(owner.change == FORGET for owner in may_wake_up)
             self._write_renewal()
             for token in owners:
                 self._files.delete(self._path(token))
@@ -132,8 +148,9 @@ class Lease:
 
     def check(self) -> None:
         """Before a step that would itself shut another owner out. Raises LeaseLostError where another process has taken over."""
-        if any(entry.token != self.token for entry in self._last()[0].values()):
-            self.lost = LeaseLostError(self.lake.location)
+        others = [entry for entry in self._last()[0].values() if entry.token != self.token]
+        if others:
+            self.lost = LeaseLostError(self.lake.location, max(others).change)
             raise self.lost
 
     def renew(self) -> bool:
@@ -168,14 +185,19 @@ class Lease:
             self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
 
     def _is_dead(self, owner: Entry) -> bool:
-        """Whether the owner certainly writes nothing any more. False: it was silent long enough. LeaseTakenError: it is alive."""
-        if self.is_dead(owner):
-            return True
+        """Whether the owner certainly writes nothing any more. False: it was silent long enough, or is no owner any more.
+        LeaseTakenError: it is alive.
+        """
         seen = self._renewal(owner.token)
         for _ in range(round(SILENCE_S / _LOOK_S)):
+            if self.is_dead(owner):
+                return True
             self.sleep_s(_LOOK_S)
-            if self._renewal(owner.token) not in (seen, None):
-                raise LeaseTakenError(owner.layer, self.lake.location, owner.host, owner.pid)
+            now = self._renewal(owner.token)
+            if now not in (seen, None):
+                raise LeaseTakenError(owner.layer, self.lake.location, owner.host, owner.pid, owner.change)
+            if now != seen and self._last()[0][owner.layer] != owner:
+                break  # it has released them, and its file
         return False
 
     def _keep_renewing(self) -> None:

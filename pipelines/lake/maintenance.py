@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 COMPACT_EVERY: Final = 50
 """Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
 
+FILE_BYTES: Final = 128 * 1024 * 1024
+"""The embedded engine's compaction makes files of about this size."""
+
 FEW_FILES: Final = 4
 """A table of no more files is left as it is: fewer gain nothing, and the old ones stay until the retention is over."""
 

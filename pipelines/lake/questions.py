@@ -26,15 +26,15 @@ Condition: TypeAlias = tuple[str, str, Any]
 Where: TypeAlias = Sequence[Sequence[Condition]]
 """Conditions (column, operator, value), ANDed within a term; the terms are ORed. `()` is everything.
 
-Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` (a list), `is null`, `is not null` (the value is ignored). A time is epoch ms.
-As in SQL, a null passes nothing but `is null`.
+Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` and `not in` (a list), `is null`, `is not null` (the value is ignored). A time is
+epoch ms. As in SQL, a null passes nothing but `is null`.
 """
 
 Aggregates: TypeAlias = Mapping[str, tuple[str, str]]
 """By output name, (`count` | `min` | `max` | `sum`, column). Nulls are ignored; `("count", "*")` counts rows."""
 
 COMPARISONS: Final = frozenset(["=", "!=", "<", "<=", ">", ">="])
-OPERATORS: Final = COMPARISONS | {"in", "is null", "is not null"}
+OPERATORS: Final = COMPARISONS | {"in", "not in", "is null", "is not null"}
 AGGREGATES: Final = frozenset(["count", "min", "max", "sum"])
 
 MAX_TERMS: Final = 16
@@ -191,8 +191,8 @@ def check_question(table: str, known: Collection[str], columns: Sequence[str], w
     for column, operator, value in conditions:
         if operator not in OPERATORS or (operator in COMPARISONS and value is None):
             raise ValueError(f"{column} {operator} {value!r} is no condition")
-        if operator == "in" and any(one is None for one in value):
-            raise ValueError(f"{column} in {value!r} is no condition: a null is in no list")
+        if operator in ("in", "not in") and any(one is None for one in value):
+            raise ValueError(f"{column} {operator} {value!r} is no condition: a null is in no list")
 
 
 _PLAIN: Final = {

@@ -102,18 +102,20 @@ def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
     """What is not met first; then each suite with what it expects, closed where that is Watersmeet's own and all of it is met."""
     title, about = _title(name, settings)
     mine = [result for result in check.results if result.table == name]
-    looked_at = "rows were looked at" if name == tables.PROGRESS else "rows were new, and were looked at"
+    rows = max(result.rows for result in mine)
+    looked_at = "looked at" if name == tables.PROGRESS else "new, and looked at"
+    count = f"{rows:,} {'row was' if rows == 1 else 'rows were'} {looked_at}" if rows else "No row was new"
     yield f'<h2 id="{escape(name)}">{escape(title)}</h2>'
-    yield f'<p class="about">{escape(about)} {max(result.rows for result in mine):,} {looked_at}.</p>'
+    yield f'<p class="about">{escape(about)} {count}.</p>'
     for result in mine:
         yield from (_card(result, outcome) for outcome in result.failed)
     own = set(PROMISES)
     for result in sorted(mine, key=lambda result: result.suite in own):
         lines = [(escape(outcome.expectation), _line(result, outcome)) for outcome in result.outcomes]
-        met = f"{len(lines) - len(result.failed):,} of {len(lines):,} expectations are met"
-        opened = "" if result.suite in own else " open"
+        met = f"{len(lines) - len(result.failed):,} of {len(lines):,} {'is' if len(lines) == 1 else 'are'} met"
+        opened, whose = ("", " (what holds for every lake)") if result.suite in own else (" open", "")
         table = _wide(("expectation", "result"), lines)
-        yield f"<details{opened}><summary>{escape(result.suite)}: {met}</summary>{table}</details>"
+        yield f"<details{opened}><summary>Expectations of {escape(result.suite)}{whose}: {met}</summary>{table}</details>"
 
 
 def _card(result: SuiteResult, outcome: Outcome) -> str:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pipelines.core.columns import int64s, looked_up
 from pipelines.core.merge import LATE_SCHEMA
 from pipelines.core.reading import BRONZE
-from pipelines.core.sequence import ID, SEQ, parse_message_id
+from pipelines.core.sequence import FORGOTTEN, ID, SEQ, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
@@ -278,7 +278,7 @@ def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
 
 
 def _as_messages(batch: pa.RecordBatch, times: tuple[int, int]) -> pa.Table:
-    """The messages whose event time lies between two (inclusive), or is not told."""
+    """The messages, but for tombstones, whose event time lies between two (inclusive), or is not told."""
     read = [_of_headers(headers) for headers in batch["headers"].to_pylist()]
     seqs, ids, event_times = (list(column) for column in zip(*read, strict=True)) if read else ([], [], [])
     columns = [
@@ -288,7 +288,9 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int]) -> pa.Table:
         pa.array(ids, pa.string()),
         pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
     ]
-    is_meant = np.array([time is None or times[0] <= time <= times[1] for time in event_times], np.bool_)
+    tombstones = [any(header["key"] == FORGOTTEN for header in headers or ()) for headers in batch["headers"].to_pylist()]
+    meant = zip(event_times, tombstones, strict=True)
+    is_meant = np.array([not gone and (time is None or times[0] <= time <= times[1]) for time, gone in meant], np.bool_)
     return pa.table(columns, schema=MESSAGES).filter(pa.array(is_meant))
 
 

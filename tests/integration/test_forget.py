@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.cases import SOURCES, heartbeat, keyed
+from pipelines.faults import IN_FORGET
+from tests.support.cases import BAD_VALUES, SOURCES, expected_messages, heartbeat, keyed
 from tests.support.rivers import River, RunProcess, until
-from tests.support.topics import dead_letters, published
+from tests.support.topics import consume, dead_letters, published
 
 KEY = "alice-1234"
 
@@ -21,7 +24,7 @@ KEY = "alice-1234"
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
     """Alice has merge records that are open and published, a late record and a refused one; the same bytes bear other keys."""
-    name = f"forget-{len(request.node.name)}"
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[-50:]
     topics: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
     river = River.make(kafka, tmp_path, name, **topics)
     river.flow()
@@ -106,13 +109,123 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: R
     assert [dead_letters(river.kafka, t, 2) for t in river.settings.publish.dead_letter_topics.values()] == letters
 
 
-def test_while_a_run_goes_on_a_key_is_not_forgotten(river: River) -> None:
+def merged_all(river: River) -> bool:
+    """Whether silver has merged what the river has sent; both sources end with a heartbeat of the same time."""
+    rows = river.questions.summary("progress", ["partition"], {"clock": ("max", "clock")}).to_pylist()
+    return {row["clock"] for row in rows} == {river.chunks * 1000}
+
+
+def content(messages: Any) -> list[tuple[Any, ...]]:
+    """What messages of other keys say, but for their numbers."""
+    return sorted((m.partition, m.key, m.timestamp, m.value, m.id) for m in messages if m.key != KEY.encode())
+
+
+def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
+    """All promises hold, a rebuild is the same, other keys' messages are each there once, and no file of the lake has the key."""
+    assert river.broken_promises() == []
+    watersmeet(river, "rebuild", "--into", str(tmp_path / "rebuilt"))
+    watersmeet(river, "verify", "--against", str(tmp_path / "rebuilt"))
+    refused: dict[bytes | None, bytes | None] = {b'{"k":"%s"}' % KEY.encode(): BAD_VALUES[0]}
+    for case in river.cases.values():
+        case.values = {source: [refused.get(value, value) for value in values] for source, values in case.values.items()}
+    assert content(published(river.kafka, river.sink, 2)) == content(expected_messages(river.cases))
+    assert all(n == 0 for name, n in counts(forget(river), "before").items() if name != "published")
+
+
+def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, tmp_path: Path) -> None:
     run = RunProcess(river.file)
     try:
-        leases = river.folder / "lake" / "_checkpoints" / "_leases"
-        until(lambda: any(leases.iterdir()), "the lease")
-        sentence = watersmeet(river, "forget", KEY, "--apply", exit_code=1)
+        for times in ((3100, 3900), (4100, 4900), (5100,)):
+            send(river, *times)
+            river.flow()
+            found = forget(river, "--apply")
+            assert found["applied"] is True
+        river.flow()
+        until(lambda: merged_all(river), "the last batch")
+        assert run.process.poll() is None, "it is still the same run"
+        # What the run had not read at the time of the last call was not in the lake yet.
+        forget(river, "--apply")
     finally:
-        assert run.stop() == 0
-    assert "is being written by process" in sentence
-    assert counts(forget(river), "before")["silver"] == 3
+        assert run.stop() == 0, run.said()
+    assert "waiting for `watersmeet forget` to end" in run.said()
+    river.finish()
+    is_as_if_the_key_had_never_been(river, tmp_path)
+
+
+def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: River, tmp_path: Path) -> None:
+    run = RunProcess(river.file)
+    try:
+        for count in range(1, 7):
+            times = [river.chunks * 1000 + ms for ms in (100, 500)]
+            send(river, *times)
+            river.send("orders", 0, keyed(KEY, times[0] - 900))
+            river.send("tracking", 0, b'{"k":"%s"}' % KEY.encode())
+            river.flow()
+            until(lambda: merged_all(river), "the batch")
+            cut_short = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, count=count, command="forget")
+            cut_short.await_held()
+            cut_short.kill()
+        river.flow()
+        until(lambda: merged_all(river), "the last batch")
+        forget(river, "--apply")
+    finally:
+        assert run.stop() == 0, run.said()
+    river.finish()
+    is_as_if_the_key_had_never_been(river, tmp_path)
+
+
+def tombstones(river: River) -> list[tuple[Any, ...]]:
+    """Partition, key, value and headers of every tombstone of the sink."""
+    found = consume(river.kafka, river.sink, 2)
+    return [(m.partition(), m.key(), m.value(), dict(m.headers())) for m in found if m.value() is None]
+
+
+def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: River, tmp_path: Path) -> None:
+    for point in ("publisher.committed", IN_FORGET):
+        process = RunProcess(river.file, KEY, "--apply", "--tombstone", point=point, command="forget")
+        process.await_held()
+        process.kill()
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 0, "it has been sent before"
+    [(partition, key, value, headers)] = tombstones(river)
+    assert (partition, key, value) == (0, KEY.encode(), None)
+    assert list(headers) == ["watersmeet.forgotten"]
+    before = [m for m in consume(river.kafka, river.sink, 2) if m.partition() == 0][-2]
+    said = dict(before.headers())
+    stands = {"seq": int(said["watersmeet.seq"]), "id": said["watersmeet.id"].decode()}
+    assert json.loads(headers["watersmeet.forgotten"]) == stands
+    assert river.broken_promises() == []
+    river.flow()
+    river.finish()
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 2, "nothing says any more where the key was"
+    river.flow()
+    river.finish()
+    is_as_if_the_key_had_never_been(river, tmp_path)
+
+    shutil.rmtree(river.folder / "lake")
+    river.config["kafka"]["start"] = "sink"
+    river.write()
+    sent = published(river.kafka, river.sink, 2)
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 2
+    river.flow()
+    river.finish()
+    after = published(river.kafka, river.sink, 2)
+    assert [m for m in after if m in sent] == sent
+    assert len(after) > len(sent)
+    assert river.broken_promises() == []
+
+
+def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(river: River, tmp_path: Path) -> None:
+    paused = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, count=3, command="forget")
+    paused.await_held()
+    paused.pause()
+    river.flow()
+    river.finish()
+    before = [river.questions.version(name) for name in ("silver", "late", "bronze_tracking", "bronze_orders", "quarantine")]
+    paused.resume()
+    paused.let_go()
+    assert paused.wait() == 1
+    assert "fenced and writes nothing more" in paused.said()
+    names = ("silver", "late", "bronze_tracking", "bronze_orders", "quarantine")
+    assert [river.questions.version(name) for name in names] == before
+    forget(river, "--apply")
+    is_as_if_the_key_had_never_been(river, tmp_path)

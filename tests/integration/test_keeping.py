@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pipelines.dev.clickstream import events
 from pipelines.lake import tables
+from pipelines.lake.maintenance import maintain
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run, kept_by
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import without_java
 from tests.support.rivers import River
-from tests.support.topics import published
+from tests.support.topics import produce, published
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
+WEEKS = 12
 EVERY_TABLE = [*map(tables.bronze, SOURCES), tables.SILVER, tables.LATE]
 
 
@@ -49,3 +54,33 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     river.finish()
     assert without_java(river, "verify", "--against", "again")
     assert without_java(river, "report", "--out", "page.html")
+
+
+def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "demo-kept", keep=dict.fromkeys(("bronze", "silver", "late", "quarantine"), "7d"))
+    for source in SOURCES:
+        river.config["sources"][source]["key"] = "ssid"
+    river.config["merge"]["timeout"] = "30m"
+    river.write()
+    settings = river.settings.model_copy(update={"retention_ms": 1})  # so that old versions take no room
+    names = [name for layer in LAYERS for name in kept_by(layer, settings)]
+    every, sizes = events(), list[tuple[int, int, int]]()
+    week_ms, begin = 7 * 86_400_000, every[0].time
+    for week in range(WEEKS):
+        lap, of_lap = divmod(week, 4)
+        for source in SOURCES:
+            mine = [e for e in every if e.topic == source and (e.time - begin) // week_ms == of_lap]
+            shift = lap * 4 * week_ms
+            records = [(e.partition, json.dumps({**e.value, "ts": e.time + shift}).encode()) for e in mine]
+            produce(kafka, river.config["sources"][source]["topic"], records)
+        Run(settings, LAYERS, Reporter()).once()
+        with Run(settings, LAYERS, Reporter()).owned() as owned:
+            maintain(owned.owner.engine, names, owned.expire)
+            files = sum(owned.owner.engine.questions.file_count(name) for name in names)
+        on_disk = [file.stat().st_size for file in (tmp_path / "lake").rglob("*.parquet")]
+        sizes.append((sum(counts(river).values()), files, sum(on_disk)))
+    (_, files, size), *later = sizes[2:]
+    assert max(count for _, count, _ in later) <= files + len(names)
+    assert max(there for *_, there in later) < 1.5 * size, sizes
+    assert max(rows for rows, *_ in later) < 2 * sizes[0][0]
+    assert river.broken_promises() == []

@@ -131,6 +131,39 @@ def answer(river: River, *words: str) -> str:
     return done.stdout
 
 
+def test_what_was_redriven_is_known_for_as_long_as_the_refused_record_is_kept(river: River) -> None:
+    redrive(river)
+    river.config["keep"] = {"bronze": "1s"}
+    river.write()
+    river.finish()
+    for n in (1, 2, 3):
+        for of_source in river.config["sources"].values():
+            late = [(p, keyed("later", TIME_MS + n * 10**6)) for p in (0, 1)]
+            produce(river.kafka, of_source["topic"], [*late, *((p, heartbeat(TIME_MS + n * 10**6 + 1000)) for p in (0, 1))])
+        river.finish()
+
+    def in_bronze() -> Counter[str]:
+        names = [tables.bronze(source) for source in river.config["sources"]]
+        rows = [row for name in names for row in river.questions.select(name, ["headers", "merge_key"]).to_pylist()]
+        said = [{header["key"]: header["value"] for header in row["headers"] or ()} for row in rows]
+        return Counter("redriven" if "watersmeet.redriven" in headers else "other" for headers in said)
+
+    before = in_bronze()
+    answer(river, "maintain")
+    after = in_bronze()
+    assert after["redriven"] == before["redriven"] == 5
+    assert after["other"] < before["other"] - 4
+    assert redrive(river)["sent"] == 0
+    assert river.broken_promises() == []
+    river.config["keep"]["quarantine"] = "1s"
+    river.write()
+    for _ in range(2):  # first the refused records go, then what says that they were redriven
+        answer(river, "maintain")
+    assert in_bronze()["redriven"] == 0
+    assert redrive(river)["sent"] == 0
+    assert river.broken_promises() == []
+
+
 def test_only_records_that_kafka_took_since_then_are_sent(river: River) -> None:
     refuse(river, "orders", 2, at_ms=LATER_MS)
     river.finish()

@@ -96,6 +96,52 @@ def test_a_silent_owner_is_replaced_and_learns_of_it(leases: Store) -> None:
     assert second.renew()
 
 
+def test_a_change_takes_the_layers_from_a_living_owner_which_learns_for_what(leases: Store) -> None:
+    first, time = lease(leases, "bronze"), Time()
+    first.take()
+    change = lease(leases, "bronze", "silver", time=time, change="forget")
+    change.take()
+    assert (time.now_s, change.must_fence, change.must_fence_forget) == (0, True, False)
+    assert not first.renew()
+    assert first.lost is not None
+    assert first.lost.change == "forget"
+    assert str(first.lost).endswith(
+        "has been taken over by `watersmeet forget`: this one is fenced and writes nothing more; start it again"
+    )
+    with pytest.raises(LeaseTakenError, match="`watersmeet forget` has it for a moment; try again") as taken:
+        lease(leases, "bronze", time=Time(meanwhile=change.renew)).take()
+    assert taken.value.change == "forget"
+
+
+def test_of_two_changes_the_one_that_has_begun_goes_on(leases: Store) -> None:
+    first = lease(leases, "bronze", change="evolve")
+    first.take()
+    with pytest.raises(LeaseTakenError):
+        lease(leases, "bronze", time=Time(meanwhile=first.renew), change="forget").take()
+    first.check()
+
+
+def test_a_change_that_falls_silent_is_replaced_and_what_it_did_is_fenced(leases: Store) -> None:
+    lease(leases, "silver", change="forget").take()
+    time = Time()
+    second = lease(leases, "silver", time=time)
+    second.take()
+    assert time.now_s >= SILENCE_S
+    assert (second.must_fence, second.must_fence_forget) == (True, True)
+
+
+def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_once(leases: Store) -> None:
+    first = lease(leases, "bronze", change="forget")
+    first.take()
+    released = iter([first.release])
+    time = Time(meanwhile=lambda: next(released, lambda: None)())
+    second = lease(leases, "bronze", time=time)
+    second.take()
+    assert time.now_s < RENEWAL_S
+    assert not second.must_fence
+    second.check()
+
+
 def test_an_owner_that_is_no_process_any_more_is_replaced_at_once(leases: Store) -> None:
     lease(leases, "bronze").take()
     time = Time()

@@ -68,6 +68,9 @@ def test_a_selection_has_exactly_the_rows_that_meet_the_conditions(bronze: Store
         ([[("event_time", "is null", None)]], [(2, 0)]),
         ([[("event_time", "is not null", None), ("offset", ">", 18)]], [(0, 19), (1, 19)]),
         ([[("partition", "in", [])]], []),
+        ([[("partition", "not in", []), ("offset", ">", 18)]], [(0, 19), (1, 19)]),
+        ([[("offset", "not in", [0, 2, 7]), ("offset", "<", 4), ("partition", "=", 1)]], [(1, 1), (1, 3)]),
+        ([[("merge_key", "not in", ["k0"]), ("partition", "=", 2)]], []),
         ([[("event_time", "!=", 0), ("offset", "<=", 1)]], [(0, 1), (1, 1)]),
         ([[("reason", "!=", "x")]], [(2, 0)]),
         ([[("heartbeat", "=", False), ("offset", "=", 4), ("partition", "=", 0)]], [(0, 4)]),
@@ -128,6 +131,7 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
         (["offset"], [[("offset", "~", 1)]]),
         (["offset"], [[("offset", "=", None)]]),
         (["offset"], [[("offset", "in", [1, None])]]),
+        (["offset"], [[("offset", "not in", [None])]]),
         (["offset; DROP"], ()),
     ]
     for columns, where in wrong:

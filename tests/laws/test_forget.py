@@ -7,12 +7,14 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from pipelines.bronze import Bronze
 from pipelines.forget import Forgetting
 from pipelines.lake import tables
+from pipelines.lake.epochs import begin_epoch
 from tests.laws.conftest import QUICK, MakeLake, in_folders
-from tests.support.cases import BAD_VALUES, Case, expected_late, expected_silver, heartbeat, rich_cases
+from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
-from tests.support.lakes import CaseLake
+from tests.support.lakes import CaseLake, fill_bronze
 
 KEY = "a"
 SHARE = 0.7
@@ -74,3 +76,41 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLa
     assert lake.silver() == expected_silver(cases)
     assert lake.late() == expected_late(cases)
     assert any(row[1] == KEY for row in lake.silver()), "a key that comes again begins anew"
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(new_lake: MakeLake, kind: str) -> None:
+    lake = new_lake(rich_cases(4, 1656, wealth="late"))
+    lake.arrive(SHARE)
+    lake.merge()
+    begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
+    has_key = [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
+    assert has_key
+    sources = {name: source.model_copy(update={"key": "another.path"}) for name, source in lake.settings.sources.items()}
+    lake.settings = lake.settings.model_copy(update={"sources": sources})
+    begin_epoch(lake.questions, lake.quick.append, lake.settings, 1, 0)
+    found = {row["table"]: row["before"] for row in Forgetting(lake.questions, lake.settings, KEY).preview()["tables"]}
+    assert found[tables.QUARANTINE] == len(has_key)
+    erase(lake)
+    assert not [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
+    for name in (tables.SILVER, *map(tables.bronze, lake.settings.sources)):
+        assert KEY not in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(new_lake: MakeLake, kind: str) -> None:
+    skipped = {f"sources__{name}__tombstone": "skip" for name in SOURCES}
+    values: list[bytes | None] = [keyed("b", 0), heartbeat(10), None, keyed("c", 20), heartbeat(30)]
+    lake = new_lake({0: Case(dict.fromkeys(SOURCES, values), 100)}, **skipped)
+    for source in SOURCES:
+        fill_bronze(Bronze(lake.owner(lake.quick), lake.settings, source), {(0, n): value for n, value in enumerate(values)})
+    lake.merge()
+    before = lake.silver()
+    for offset in (1, 2):
+        Forgetting(lake.questions, lake.settings, f"tracking {offset}").erase(lake.owner())
+    columns = ["offset", "key", "value", "headers", "heartbeat", "merge_key"]
+    rows = lake.questions.select(tables.bronze("tracking"), columns).sort_by("offset").to_pylist()
+    assert [row["key"] for row in rows] == [None, None, None, None, b"tracking 4"]
+    assert [row["heartbeat"] for row in rows] == [False, True, False, False, True]
+    assert [row["merge_key"] for row in rows] == ["b", None, None, "c", None]
+    assert lake.silver() == before

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from pyspark.sql import SparkSession
 from pipelines.engine.catalog import check_catalog
 from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
+from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.rivers import CATALOG, Losses, River
+from tests.support.topics import consume
 
 ANALYST = """
 import json, sys
@@ -51,6 +54,60 @@ def answer(river: River, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip().splitlines()[-1]
+
+
+KEY = "alice-1234"
+
+
+def said(river: River, *words: str) -> Any:
+    """The answer of a command, in a process of its own."""
+    return json.loads(answer(river, "-m", "pipelines", *words, "--json"))
+
+
+@pytest.mark.timeout(2400)
+def test_refused_records_a_key_and_old_rows_end_in_a_catalog(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "catalog-ending", lake=CATALOG)
+    river.send("tracking", 0, b'{"k":"%s"}' % KEY.encode())
+    for time in (100, 600):
+        for source in SOURCES:
+            river.send(source, 0, keyed(KEY, time))
+    river.flow()
+    river.flow()
+    river.finish()
+
+    found = said(river, "redrive", "--reason", "no_event_time", "--apply")
+    assert found["sent"] == sum(row["found"] for row in found["records"]) > 0
+    for _ in range(3):
+        river.flow()
+    river.finish()
+    assert river.broken_promises() == []
+
+    here = {row["table"]: (row["before"], row["after"]) for row in said(river, "forget", KEY, "--apply", "--tombstone")["tables"]}
+    assert here["quarantine"] == (2, 0), "the refused record, and the one that it was redriven as"
+    assert here["bronze_tracking"] == (4, 0)
+    assert here["silver"][0] > here["silver"][1] == 0
+    assert [m.key() for m in consume(river.kafka, river.sink, 2) if m.value() is None] == [KEY.encode()]
+    assert river.broken_promises() == []
+
+    def rows(table: str) -> int:
+        return int(river.questions.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py())
+
+    names = ["bronze_tracking", "bronze_orders", "silver", "late"]
+    before = {name: rows(name) for name in names}
+    river.config["keep"] = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms"}
+    river.write()
+    said(river, "maintain")
+    assert all(rows(name) < before[name] for name in names)
+    assert river.broken_promises() == []
+    said(river, "redrive", "--reason", "no_event_time", "--apply")
+    topics = [source["topic"] for source in river.config["sources"].values()]
+    redriven = [dict(m.headers() or []).get("watersmeet.redriven") for topic in topics for m in consume(river.kafka, topic, 2)]
+    assert max(Counter(filter(None, redriven)).values()) == 1, "each record was sent again once"
+    for source in SOURCES:
+        for p in range(2):
+            river.send(source, p, heartbeat(9000))
+    river.finish()
+    assert river.broken_promises() == []
 
 
 @pytest.mark.parametrize(

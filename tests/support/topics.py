@@ -148,9 +148,12 @@ def committed(kafka: Access, group: str, topic: str, partitions: int) -> dict[in
 
 
 def published(kafka: Access, topic: str, partitions: int) -> list[Published]:
+    """Every message of the sink but tombstones, by partition, in order."""
     found = []
     for message in consume(kafka, topic, partitions):
         headers = dict(message.headers())
+        if "watersmeet.forgotten" in headers:
+            continue
         seq, message_id = int(headers["watersmeet.seq"]), headers["watersmeet.id"].decode()
         found.append(Published(message.partition(), message.key(), message.timestamp()[1], message.value(), seq, message_id))
     return found
