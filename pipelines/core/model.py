@@ -100,9 +100,9 @@ class MergeRecord:
         return self.key, self.event_time, self.last_event_time, tuple(tuple(sorted(p)) for p in self.parts.values())
 
     def place(self) -> tuple[int, bytes, int, bytes]:
-        """What a timed-out record is published in order of: closed at, tenant, due, key; texts as UTF-8 bytes."""
-        assert self.due is not None, "it is still open"
-        assert self.closed_at is not None
+        """The order of publication: closed at, tenant, due, key, texts as UTF-8 bytes. Raises ValueError while it is open."""
+        if self.due is None or self.closed_at is None:
+            raise ValueError(f"{self.key} is still open")
         return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
 
 
@@ -277,8 +277,12 @@ class PartitionMerge:
         return {tenant for tenant, _ in self.open} | {_tenant(record) for _, record in self.waiting}
 
     def tenant_clock(self, tenant: str | None) -> int:
-        """A tenant's clock; None: of a tenant that nothing is known of. Without tenants it is the clock."""
-        assert self.clock is not None
+        """A tenant's clock; None: of a tenant that nothing is known of. Without tenants it is the clock.
+
+        Raises ValueError while a source has no record.
+        """
+        if self.clock is None:
+            raise ValueError("the clock is undefined")
         lag = self.rules.lag_ms
         return min(self.clock, *(each.position_at_cut(tenant, self.clock, lag) for each in self.sources.values()))
 
@@ -337,5 +341,5 @@ def horizon_after(before: int | None, clock: int, timeout_ms: int) -> int:
 
 
 def _tenant(record: Record) -> str:
-    assert record.tenant is not None, "only a heartbeat has no tenant"
-    return record.tenant
+    """Of a record with a key; only a heartbeat may have no tenant."""
+    return ALL if record.tenant is None else record.tenant
