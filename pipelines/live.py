@@ -41,7 +41,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     by a function of the session, `watersmeet_<source>`.
     """
     for source, schema in avro_schemas(engine.questions, settings).items():
-        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(schema.type))
+        kind = settings.sources[source].value_type
+        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
     asked, passed = engine.questions, dict[str, dict[int, int]]()
     last = asked.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is not None:
@@ -51,8 +52,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     return engine.spark.sql(live_sql(engine.lake, settings, passed, decodes=True))
 
 
-def _decoded(schema: AvroSchema, value: bytes) -> Any:
-    return schema.decoder()(bytes(value))
+def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
+    return schema.decoder_of_accepted()(bytes(value), partition, offset)
 
 
 def _decoder(source: str) -> str:
@@ -107,7 +108,7 @@ def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, in
     kind = settings.sources[source].value_type
     value = _value("b.value", kind)
     if settings.sources[source].format == "avro":
-        value = f"{_decoder(source)}(b.value)" if decodes else f"CAST(NULL AS {ddl(kind)})"
+        value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)" if decodes else f"CAST(NULL AS {ddl(kind)})"
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value} AS value
         FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -11,14 +10,14 @@ import orjson
 import pyarrow as pa
 
 
-def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType, decode: Callable[[bytes], Any] | None = None) -> bytes:
-    """What silver keeps of a record's value: its text, or the fields of the schema by which it was read, as JSON; those of other
-    schemas, which silver's column has too, are null. `decode`: reads a value that is Avro.
+def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
+    """What silver keeps of a record's value (bytes of JSON, or the fields that were decoded): its text, or the fields of the
+    schema by which it was read, as JSON; those of other schemas, which silver's column has too, are null.
     """
     if not pa.types.is_struct(kept):
-        return value
-    if decode is not None:
-        return packed(pa.scalar(decode(value), kept).as_py())
+        return bytes(value)
+    if not isinstance(value, bytes):
+        return packed(pa.scalar(pa.scalar(value, read).as_py(), kept).as_py())
     return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
 
 

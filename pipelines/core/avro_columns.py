@@ -186,6 +186,11 @@ def _refused(where: str, what: str) -> UnfitError:
     return UnfitError(f"field `{where}` {what}" if where else f"the top level {what}")
 
 
+def is_logical(schema: Mapping[str, Any]) -> bool:
+    """Whether a part of a parsed schema has a logical type that counts."""
+    return _of_logical_type(schema, "") is not None
+
+
 def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
     """The column of a logical type that stands where it may; another one is ignored, as Avro's specification has it."""
     named: str = schema.get("logicalType", "")

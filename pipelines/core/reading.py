@@ -5,7 +5,7 @@ What is read depends on the record and the rules alone, so the same bytes are re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
@@ -94,9 +94,9 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     whatever its bytes. Where values name the schema that they were written with, the rows have the column `WRITER_SCHEMA` too,
     and what `AvroSchema.writers` raises for an id passes through.
     """
-    look = _look(rules)
+    look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    read = [_read_batch(batch, look) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
+    read = [_read_batch(batch, look, placed) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
     bronze = pa.Table.from_batches(read, BRONZE)
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
@@ -104,11 +104,12 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     return bronze.append_column(WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
 
 
-def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:
+def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str]) -> pa.RecordBatch:
     # By way of numpy: five times as fast as to_pylist().
     keys, values = (kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
     times_ms = pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000).to_numpy().tolist()
-    read = list(zip(*map(look, keys, values, times_ms), strict=True)) or [()] * 5
+    places = [kafka.column(name).to_pylist() for name in placed]
+    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * 5
     columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES)]
     return pa.RecordBatch.from_arrays(columns, BRONZE.names).cast(BRONZE)
 
@@ -116,8 +117,10 @@ def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | Non
 # -- one record
 
 
-def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _Read]:
-    """The function of Kafka's key, value and timestamp in ms that reads a record or refuses it."""
+def _look(rules: ReadingRules) -> Callable[..., _Read]:
+    """The function of Kafka's key, value and timestamp in ms, and with Avro of partition and offset, that reads a record or
+    refuses it.
+    """
     time_of, key_of = finder(rules.event_time), finder(rules.key or ())
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     if isinstance(rules.schema, AvroSchema):
@@ -126,11 +129,11 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
         decode = partial(parse_object, violation=rules.schema.validator() if rules.schema else None)
     beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
 
-    def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
+    def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         if value is None and skips_tombstones:
             return _SKIPPED
         try:
-            document = decode(value)
+            document = decode(value, *place)
             heartbeat = (found := beat_of(document)) == beat and is_same(found, beat)
             merge_key = None
             if not heartbeat:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
+from itertools import repeat
 from math import isfinite, isnan
 from typing import Any, Final, TypeAlias
 
@@ -27,23 +28,28 @@ _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
 _LARGEST_TIME: Final = len('"9999-12-31T23:59:59.999999Z"')
 _LARGEST_ESCAPE: Final = len("\\u0000")  # for one byte
 _ROWS = 4_096
+_NOWHERE: Final[Iterator[tuple[int, ...]]] = repeat(())
 
 
 # -- from bytes to columns
 
 
 def typed_values(
-    values: pa.Array | pa.ChunkedArray, value_type: pa.DataType, decode: Callable[[bytes], Any] | None = None
+    values: pa.Array | pa.ChunkedArray,
+    value_type: pa.DataType,
+    decode: Callable[..., Any] | None = None,
+    places: Iterator[tuple[int, ...]] = _NOWHERE,
 ) -> Any:
     """Bronze's values (binary) as silver keeps them: as JSON text, or as the struct of the source's schema.
 
-    Chunks stay as they are; a null stays null. With `decode` the values are what it makes of their bytes, else they are JSON:
-    integers may be spelled 1.0 or 1e3, and are exact beyond 2**53; a field that is missing is null, one that the type does not
-    have is dropped. A field that does not fit its type is null: its record was read before the schema had the field. A value that
-    cannot be read is a defect of the reader: it raises ValueError.
+    Chunks stay as they are; a null stays null. With `decode` the values are what it makes of their bytes, and of the partition
+    and offset of each (`places`, in order), where it needs them. Else they are JSON: integers may be spelled 1.0 or 1e3, and are
+    exact beyond 2**53; a field that is missing is null, one that the type does not have is dropped. A field that does not fit its
+    type is null: its record was read before the schema had the field. A value that cannot be read is a defect of the reader: it
+    raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
-        return pa.chunked_array([typed_values(chunk, value_type, decode) for chunk in values.chunks], value_type)
+        return pa.chunked_array([typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type)
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
     texts, outline = values.to_numpy(zero_copy_only=False).tolist(), _outline(value_type)
@@ -51,7 +57,8 @@ def typed_values(
     if decode is None:
         pieces = [_structs(part, value_type, outline) for part in parts]
     else:
-        pieces = [pa.array([None if value is None else decode(value) for value in part], value_type) for part in parts]
+        placed = [zip(part, places, strict=False) for part in parts]
+        pieces = [pa.array([None if text is None else decode(text, *at) for text, at in part], value_type) for part in placed]
     return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
 
 
@@ -81,17 +88,17 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
     try:
         return pa.array(documents, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if text is None else _fitting(_exact(text, outline), kind) for text in texts], kind)
+        return pa.array([None if text is None else fitting(_exact(text, outline), kind) for text in texts], kind)
 
 
-def _fitting(found: Any, kind: pa.DataType) -> Any:
-    """A value without what does not fit the type."""
+def fitting(found: Any, kind: pa.DataType) -> Any:
+    """A value in the fields of a type: null where it has none, or another that does not fit."""
     if pa.types.is_struct(kind):
-        return {field.name: _fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
+        return {field.name: fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
     if pa.types.is_list(kind):
-        return [_fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+        return [fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
     if pa.types.is_map(kind):
-        return {name: _fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
+        return {name: fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
     try:
         pa.scalar(found, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
