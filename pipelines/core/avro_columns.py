@@ -47,7 +47,7 @@ _PLAIN: Final = {
 """By Avro type the type of the column, and what Python has for it."""
 
 _OWN: Final = "watersmeet-"
-_UNITS_US: Final = {"millis": 1000, "micros": 1}
+UNITS_US: Final = {"millis": 1000, "micros": 1}
 _TIMESTAMPS: Final = frozenset(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos"))
 _RENAMED: Final = frozenset(["decimal", "timestamp-nanos", "local-timestamp-nanos", "uuid"])
 """Logical types that fastavro rounds, does not know, or takes apart for nothing; under names of their own they are read here."""
@@ -203,7 +203,7 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
         case ("int", "date"):
             return Column(pa.date32(), _date)
         case (("int", "time-millis") | ("long", "time-micros")) as at:
-            return Column(pa.string(), partial(_time_text, _UNITS_US[at[1].rpartition("-")[2]]))
+            return Column(pa.string(), partial(_time_text, UNITS_US[at[1].rpartition("-")[2]]))
         case ("long", at) if at in _TIMESTAMPS:
             return Column(TIME, partial(_timestamp, at.rpartition("-")[2]))
         case ("fixed", "uuid") if schema["size"] == 16:
@@ -275,9 +275,14 @@ def _resolved_record(converts: Mapping[str, _Convert], defaults: Mapping[str, An
 def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decimal:
     if not isinstance(found, Decimal):  # written without the logical type, or a default
         found = _read_decimal(_default_bytes(found) if isinstance(found, str) else found, {"scale": scale})
+    return exact_decimal(precision, scale, found)
+
+
+def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
+    """A number with so many digits of a fraction. Raises UndecodableError where it has more of them, or more than `precision`."""
     with suppress(Inexact, InvalidOperation):
         exact = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
-        if len(exact.as_tuple().digits) <= precision:
+        if exact.is_finite() and len(exact.as_tuple().digits) <= precision:
             return exact
     raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
 
@@ -304,7 +309,7 @@ def _date(found: date | int) -> date:
 def _timestamp(unit: str, found: datetime | int) -> datetime:
     """In UTC."""
     if isinstance(found, int):
-        return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * _UNITS_US[unit])
+        return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * UNITS_US[unit])
     return found if found.tzinfo is timezone.utc else found.replace(tzinfo=timezone.utc)
 
 
