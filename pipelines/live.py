@@ -17,6 +17,7 @@ from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.types import ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import within
 from pipelines.lake.schemas import avro_schemas
@@ -40,6 +41,7 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     Columns: silver's, and `waits_for` (an array of source names; null for what has been merged). Values that are Avro are decoded
     by a function of the session, `watersmeet_<source>`.
     """
+    settings = read_epochs(engine.questions, settings).current.settings  # which knows the fields that silver has had
     for source, schema in avro_schemas(engine.questions, settings).items():
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
 import orjson
 import pyarrow as pa
+
+from pipelines.core.json_exact import exact, is_exact
 
 
 def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
@@ -18,7 +22,7 @@ def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
         return bytes(value)
     if not isinstance(value, bytes):
         return packed(pa.scalar(pa.scalar(value, read).as_py(), kept).as_py())
-    return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
+    return packed(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
 
 
 def _field(value: Any, kind: pa.DataType) -> Any:
@@ -30,6 +34,10 @@ def _field(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):  # as Arrow has it: pairs
         pairs = value.items() if isinstance(value, dict) else value if isinstance(value, tuple) else None
         return None if pairs is None else tuple((name, _field(each, kind.item_type)) for name, each in pairs)
+    if is_exact(kind):
+        with suppress(ValueError):
+            return value if isinstance(value, date) else exact(value, kind)
+        return None
     if pa.types.is_integer(kind):
         return int(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
     if pa.types.is_floating(kind):

@@ -6,10 +6,9 @@ Integers of either size are one type here, and so are numbers with a fraction: a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from decimal import Decimal
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -19,20 +18,16 @@ from fastavro import parse_schema
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 
+from pipelines.core.json_exact import EPOCH, MAX_DIGITS, exact_decimal
 from pipelines.core.json_schema import FORBIDDEN_IN_NAMES
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.types import TIME
-
-MAX_DIGITS: Final = 38
-"""Of a decimal: as many as a table's column holds."""
 
 _Convert: TypeAlias = Callable[[Any], Any]
 
 NO_SCHEMA: Final = (SchemaParseException, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What fastavro raises for a document that is no schema, beside UnknownType."""
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 _PLAIN: Final = {
     "boolean": (pa.bool_(), bool),
     "int": (pa.int64(), int),
@@ -276,15 +271,6 @@ def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decima
     if not isinstance(found, Decimal):  # written without the logical type, or a default
         found = _read_decimal(_default_bytes(found) if isinstance(found, str) else found, {"scale": scale})
     return exact_decimal(precision, scale, found)
-
-
-def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
-    """A number with so many digits of a fraction. Raises UndecodableError where it has more of them, or more than `precision`."""
-    with suppress(Inexact, InvalidOperation):
-        exact = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
-        if exact.is_finite() and len(exact.as_tuple().digits) <= precision:
-            return exact
-    raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
 
 
 # A number below is one that was written without the logical type, or a default.

@@ -21,7 +21,8 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import UnknownType
 
-from pipelines.core.avro_columns import EPOCH, NO_SCHEMA, UnfitError, column_of, parsed
+from pipelines.core.avro_columns import NO_SCHEMA, UnfitError, column_of, parsed
+from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.values import fitting, number_text

@@ -126,7 +126,8 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     if isinstance(rules.schema, AvroSchema):
         decode, time_of, key_of = rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
     else:
-        decode = partial(parse_object, violation=rules.schema.validator() if rules.schema else None)
+        tests = (rules.schema.validator(), rules.schema.misfit) if rules.schema else (None, None)
+        decode = partial(parse_object, violation=tests[0], misfit=tests[1])
     beat_of, beat = (finder(rules.heartbeat[0]), rules.heartbeat[1]) if rules.heartbeat else (lambda _: MISSING, "")
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:

@@ -11,6 +11,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import repeat
 from math import isfinite, isnan
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, int64s
+from pipelines.core.json_exact import exact, has_exact, is_exact
 from pipelines.core.types import TIME
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
@@ -62,9 +64,9 @@ def typed_values(
     return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
 
 
-_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | pa.DataType | None"
 """Where a type has numbers: by field of a struct, as the one item of a list, as that of a tuple for the values of a map, or the
-number's Python type; None: nowhere.
+number's Python type; the type itself where `is_exact`; None: nowhere.
 """
 
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
@@ -77,13 +79,14 @@ def _outline(kind: pa.DataType) -> _Outline:
         return [inner] if (inner := _outline(kind.value_type)) else None
     if pa.types.is_map(kind):
         return (inner,) if (inner := _outline(kind.item_type)) else None
-    return {pa.int64(): int, pa.float64(): float}.get(kind)
+    return kind if is_exact(kind) else {pa.int64(): int, pa.float64(): float}.get(kind)
 
 
 def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) -> pa.Array:
     documents = [None if text is None else orjson.loads(text) for text in texts]
+    any_text = has_exact(kind)
     for row, text in enumerate(texts):
-        if text and _FRACTION_OR_EXPONENT.search(text) and _has_fractional_integer(documents[row], outline):
+        if text and (any_text or _FRACTION_OR_EXPONENT.search(text)) and _has_fractional_integer(documents[row], outline):
             documents[row] = _exact(text, outline)
     try:
         return pa.array(documents, kind)
@@ -107,11 +110,13 @@ def fitting(found: Any, kind: pa.DataType) -> Any:
 
 
 def _has_fractional_integer(found: Any, where: _Outline) -> bool:
-    """Whether an integer is spelled with a fraction or an exponent."""
+    """Whether an integer is spelled with a fraction or an exponent, or what JSON has no type for is there."""
     if isinstance(where, type):
         return where is int and type(found) is float
     if found is None or where is None:
         return False
+    if isinstance(where, pa.DataType):
+        return True
     if isinstance(where, dict):
         return isinstance(found, dict) and any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
     if isinstance(where, tuple):
@@ -126,6 +131,10 @@ def _exact(text: bytes, outline: _Outline) -> Any:
 def _converted(found: Any, where: _Outline) -> Any:
     if found is None or where is None:
         return found
+    if isinstance(where, pa.DataType):
+        with suppress(ValueError):
+            return exact(found, where)
+        return None
     if isinstance(where, dict):
         known = found if isinstance(found, dict) else {}
         return known | {name: _converted(known.get(name), inner) for name, inner in where.items()}
