@@ -7,12 +7,13 @@ the columns that they need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
 from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
+from pipelines.beginning import Beginning
 from pipelines.core.schema_changes import refused_changes
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
@@ -55,8 +56,20 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
         if not found["changes"]:
             return found
         reach(IN_EVOLVE)
-        begin_epoch(questions, this_run.engine.append, settings, from_batch, now_ms())
+        begun = Beginning(questions, this_run.settings, this_run.partitions, owned.owner)
+        after = this_run.settings.under({**settings.rules(), **_first_values(begun, settings, found)})
+        begin_epoch(questions, this_run.engine.append, after, from_batch, now_ms())
     return {**found, "from_batch": from_batch, "applied": True}
+
+
+def _first_values(begun: Beginning, settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the values of changed schemas of bare Avro begin, which do not say it themselves: where bronze reads on."""
+    changed = {change["field"] for change in found["changes"]}
+    rules: dict[str, Any] = {}
+    for name, source in settings.sources.items():
+        if source.format == "avro" and source.registry is None and f"sources.{name}.schema" in changed:
+            rules[f"sources.{name}.schema_since"] = {str(p): max(0, o) for p, o in begun.next_offsets(name).items()}
+    return rules
 
 
 def _too_early(questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None) -> Iterator[Problem]:
@@ -73,11 +86,13 @@ def _too_early(questions: Questions, found: dict[str, tuple[Any, Any]], last: La
 
 
 def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]) -> list[Problem]:
-    problems = check_schemas(settings)
+    if problems := check_schemas(settings):
+        return problems
     for field, (before, after) in found.items():
         if field.endswith(".schema"):
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"
-            problems += [Problem(what, field, fix) for what in refused_changes(before, after)]
+            is_avro = settings.sources[field.split(".")[1]].format == "avro"
+            problems += [Problem(what, field, fix) for what in refused_changes(before, after, is_avro=is_avro)]
     if not problems:
         after = epochs.current.settings.under(settings.rules())
         problems = check_schemas(after)

@@ -38,7 +38,7 @@ from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
-from pipelines.lake.epochs import Epoch, Epochs, read_epochs
+from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
 from pipelines.owner import Owner, now_ms
@@ -163,24 +163,10 @@ class Gold:
         for epoch in reversed(self._epochs):
             of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]
             mine = where if len(self._epochs) == 1 else [[*terms, *of_batches] for terms in where]
-            found.append(self._valued(self._engine.read(tables.SILVER, columns, mine), epoch, is_current=until is None))
+            rows = self._engine.read(tables.SILVER, columns, mine)
+            found.append(valued(self._engine, rows, epoch.settings, is_current=until is None))
             until = epoch.from_batch
         return pa.concat_tables(found)
-
-    def _valued(self, rows: Rows, epoch: Epoch, *, is_current: bool) -> pa.Table:
-        """Rows of an epoch with `value`. An earlier epoch knew fewer fields of the values, so its messages have those alone."""
-        sources, value = epoch.settings.sources, epoch.settings.publish.value
-        if is_current and value is not None:
-            found = self._engine.fetched(rows, value)
-            return found.set_column(found.column_names.index("value"), "value", found["value"].cast(pa.large_binary()))
-        found = self._engine.fetched(rows)
-        if value is None:
-            of_epoch = as_read(found, {name: source.read_type for name, source in sources.items()})
-            values = message_values(of_epoch, list(sources))
-        else:
-            of_epoch = as_read(found, {name: source.value_type for name, source in sources.items()})
-            values = self._engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary())
-        return found.append_column("value", values)
 
     def _promised(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """What `at_most_once` notes before it publishes: no offset can be known yet."""
@@ -261,6 +247,22 @@ class Gold:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
+
+
+def valued(engine: Engine, rows: Rows, settings: Settings, *, is_current: bool = True) -> pa.Table:
+    """Rows of silver with `value` (large_binary): that of their message, by the rules of the epoch that finished them. An earlier
+    epoch than the current one knew fewer fields of the values, so its messages have those alone.
+    """
+    sources, value = settings.sources, settings.publish.value
+    if is_current and value is not None:
+        found = engine.fetched(rows, value)
+        return found.set_column(found.column_names.index("value"), "value", found["value"].cast(pa.large_binary()))
+    found = engine.fetched(rows)
+    if value is None:
+        of_epoch = as_read(found, {name: source.read_type for name, source in sources.items()})
+        return found.append_column("value", message_values(of_epoch, list(sources)))
+    of_epoch = as_read(found, {name: source.value_type for name, source in sources.items()})
+    return found.append_column("value", engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary()))
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:

@@ -17,6 +17,7 @@ from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.types import ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import within
 from pipelines.lake.schemas import avro_schemas
@@ -40,8 +41,10 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     Columns: silver's, and `waits_for` (an array of source names; null for what has been merged). Values that are Avro are decoded
     by a function of the session, `watersmeet_<source>`.
     """
+    settings = read_epochs(engine.questions, settings).current.settings  # which knows the fields that silver has had
     for source, schema in avro_schemas(engine.questions, settings).items():
-        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(schema.type))
+        kind = settings.sources[source].value_type
+        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
     asked, passed = engine.questions, dict[str, dict[int, int]]()
     last = asked.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is not None:
@@ -51,8 +54,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     return engine.spark.sql(live_sql(engine.lake, settings, passed, decodes=True))
 
 
-def _decoded(schema: AvroSchema, value: bytes) -> Any:
-    return schema.decoder()(bytes(value))
+def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
+    return schema.decoder_of_accepted()(bytes(value), partition, offset)
 
 
 def _decoder(source: str) -> str:
@@ -107,7 +110,7 @@ def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, in
     kind = settings.sources[source].value_type
     value = _value("b.value", kind)
     if settings.sources[source].format == "avro":
-        value = f"{_decoder(source)}(b.value)" if decodes else f"CAST(NULL AS {ddl(kind)})"
+        value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)" if decodes else f"CAST(NULL AS {ddl(kind)})"
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value} AS value
         FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -43,6 +44,9 @@ _MERGE_RULES = {"timeout": "timeout_ms", "max_future": "max_future_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
 _SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")}}
 """What may change in a living lake: by name in YAML, the attribute."""
+
+_SINCE = "schema_since"
+"""Beside the rule `schema`, where one of bare Avro has changed: by partition the first offset whose value was written with it."""
 
 _P = TypeVar("_P", bound="_Part")
 _SECRET = frozenset(["options", "storage", "spark"])
@@ -187,7 +191,14 @@ class SourceSettings(_Part):
 
         if self.format != "avro" or self.schema_file is None:
             return None
-        return avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
+        found = avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
+        earlier = [source.avro_schema for source in self._earlier]
+        return replace(found, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
+
+    @property
+    def _earlier(self) -> "list[SourceSettings]":
+        """The source with each schema that a living lake had in this one's place."""
+        return [self.changed(schema_file=file) for file in self.schema_file.earlier] if self.schema_file else []
 
     @cached_property
     def read_type(self) -> "pa.DataType":
@@ -201,11 +212,7 @@ class SourceSettings(_Part):
         """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
         from pipelines.core.types import widened
 
-        if self.schema_file is None:
-            return self.read_type
-        before = [self.changed(schema_file=kinds.SchemaFile(self.schema_file.path, text)) for text in self.schema_file.earlier]
-        of_earlier = [source.read_type for source in before]
-        return reduce(widened, [*of_earlier, self.read_type])
+        return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
 
     def reading_rules(self, max_future_ms: int, *, leaves_undecodable: bool = False) -> "ReadingRules":
         """How this source's records are read; `leaves_undecodable`: to another source of the same topic."""
@@ -333,6 +340,8 @@ class Settings(_Part):
             values = part.model_dump(include=set(names.values()))
             for name, attribute in names.items():
                 found[".".join([*path, name])] = values[attribute] if name != "schema" else _schema_text(part.schema_file)
+            if "schema" in names and part.schema_file and part.schema_file.since:
+                found[".".join([*path, _SINCE])] = {str(p): offset for p, offset in part.schema_file.since.items()}
         return found
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
@@ -347,7 +356,8 @@ class Settings(_Part):
                 elif not of_part.is_required():  # it was not yet a choice when the rules were kept
                     values[attribute] = of_part.default
             if "schema_file" in values:
-                values["schema_file"] = _next_schema(part.schema_file, values["schema_file"])
+                since = rules.get(".".join([*path, _SINCE]), {})
+                values["schema_file"] = _next_schema(part.schema_file, values["schema_file"], since)
             changed[tuple(path)] = part.changed(**values)
         sources = {name: changed["sources", name] for name in self.sources}
         return self.model_copy(update={"merge": changed["merge",], "publish": changed["publish",], "sources": sources})
@@ -443,12 +453,14 @@ def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
         return schema.text.decode(errors="replace")
 
 
-def _next_schema(before: kinds.SchemaFile | None, text: str | None) -> kinds.SchemaFile | None:
-    """The schema of an epoch; `before`: that of the epoch before it."""
+def _next_schema(before: kinds.SchemaFile | None, text: str | None, since: Mapping[str, int]) -> kinds.SchemaFile | None:
+    """The schema of an epoch; `before`: that of the epoch before it; `since`: the first offsets of its values."""
     if text is None or before is None:
         return None if text is None else kinds.SchemaFile(Path("epochs"), text.encode())
-    earlier = before.earlier if before.text == text.encode() else (*before.earlier, before.text)
-    return kinds.SchemaFile(before.path, text.encode(), earlier)
+    if before.text == text.encode():
+        return before
+    earlier = (*before.earlier, kinds.SchemaFile(before.path, before.text, (), before.since))
+    return kinds.SchemaFile(before.path, text.encode(), earlier, {int(p): offset for p, offset in since.items()})
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:

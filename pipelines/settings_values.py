@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -169,12 +169,14 @@ def _location(text: str, info: ValidationInfo) -> str:
 class SchemaFile:
     """The file of a schema, or of a suite of expectations, and the text that it had when the configuration was read.
 
-    `earlier`: the texts that a living lake had in its place, the oldest first.
+    `earlier`: those that a living lake had in its place, the oldest first. `since`: by partition the first offset whose value was
+    written with a schema of bare Avro, which values do not name; 0 where none is said.
     """
 
     path: Path
     text: bytes
-    earlier: tuple[bytes, ...] = ()
+    earlier: tuple["SchemaFile", ...] = ()
+    since: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 def _schema_file(value: object, info: ValidationInfo) -> SchemaFile:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -21,16 +22,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.validate import check_expressions, has_expressions
+from pipelines.core.avro_json import UnencodableError, encoder
+from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import NEVER
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, late, merge, silver_schema
-from pipelines.core.message import message_values, messages
+from pipelines.core.message import messages
 from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Lateness, TopicPartition, plan_batch
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.core.sequence import ID, SEQ
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
+from pipelines.gold import valued
 from pipelines.lake.questions import answer
 from pipelines.planning import by_partition
 from pipelines.settings import Settings, load_settings
@@ -86,9 +90,8 @@ def _tried(
     configuration: Settings | Path | str, sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]], *, close: bool
 ) -> dict[str, Any]:
     settings = configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
-    for name, source in settings.sources.items():
-        if source.format == "avro":
-            raise ConfigurationError(f"sources.{name}.format: lines of text are no Avro; try the rules with `format: json`")
+    avro = {name: replace(source.avro_schema, writers=None) for name, source in settings.sources.items() if source.avro_schema}
+    encoders = {name: encoder(schema.text) for name, schema in avro.items()}
     # In this process: Spark, here and nowhere else, is started by the first expression.
     spark = {name: value for name, value in settings.spark.items() if name not in ("spark.master", "spark.remote")}
     engine = open_engine(settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark}))
@@ -100,7 +103,7 @@ def _tried(
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
         try:
-            source, partition, *said = _checked(_parsed(record) if isinstance(record, bytes) else record, settings)
+            source, partition, *said = _checked(_parsed(record) if isinstance(record, bytes) else record, settings, encoders)
         except _WrongError as wrong:
             raise ConfigurationError(f"{place}: {wrong}") from None
         topic = settings.sources[source].topic
@@ -109,7 +112,7 @@ def _tried(
         for reader in (name for name, other in settings.sources.items() if other.topic == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, *said))
-    return _Trial(engine, settings, _bronze(settings, rows), lines).answer(close=close)
+    return _Trial(engine, settings, _bronze(settings, rows, avro), lines, avro).answer(close=close)
 
 
 # -- what is sent
@@ -125,7 +128,7 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
         found = json.loads(text, parse_constant=_no_constant)
         if isinstance(found, dict) and not isinstance(found.get("value"), (str, type(None))):
             spelled = json.loads(text, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
-            found["value"] = orjson.dumps(spelled["value"])
+            found["value"] = orjson.dumps(spelled["value"]).decode()
     except (ValueError, TypeError, RecursionError) as error:
         raise _WrongError(f"is no strict JSON ({error}); write an object such as {_EXAMPLE}") from None
     if not isinstance(found, dict):
@@ -140,7 +143,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _checked(record: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
+def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]) -> tuple[Any, ...]:
     """Source, partition, Kafka's timestamp in us, its type, key, value and headers."""
     for name in record:
         if name not in _FIELDS:
@@ -159,7 +162,19 @@ def _checked(record: Mapping[str, Any], settings: Settings) -> tuple[Any, ...]:
         raise _WrongError('`headers` are no object; write them as {"name": "text"}')
     sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
     kafka_time = (-1000, -1) if time_ms is None else (time_ms * 1000, 0)
-    return source, partition, *kafka_time, _bytes("key", record.get("key")), _bytes("value", record["value"]), sent
+    value = _avro(encoders[source], record["value"]) if source in encoders else _bytes("value", record["value"])
+    return source, partition, *kafka_time, _bytes("key", record.get("key")), value, sent
+
+
+def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    try:
+        return encode(json.loads(value, parse_float=Decimal) if isinstance(value, str) else value)
+    except UnencodableError as error:
+        raise _WrongError(str(error)) from None
+    except ValueError:
+        raise _WrongError("`value` is text that is no JSON, and the source's values are Avro; write an object") from None
 
 
 def _bytes(name: str, value: object) -> bytes | None:
@@ -172,13 +187,14 @@ def _bytes(name: str, value: object) -> bytes | None:
         raise _WrongError(f"`{name}` cannot be sent ({error}); write it as text") from None
 
 
-def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]]) -> pa.Table:
+def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro: Mapping[str, AvroSchema]) -> pa.Table:
     """The records of all sources as they are read: bronze's columns and `source`."""
     tables = []
     for source, mine in rows.items():
         columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
         kafka = pa.table([pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)], schema=KAFKA)
-        read = read_records(kafka, settings.reading_rules(source))
+        rules = settings.reading_rules(source)
+        read = read_records(kafka, replace(rules, schema=avro.get(source, rules.schema)))
         tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
     return pa.concat_tables(tables)
 
@@ -188,12 +204,13 @@ def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]]) -> pa
 
 @dataclass(frozen=True)
 class _Trial:
-    """Some records: `bronze`, with the column `source`, and the line of each."""
+    """Some records: `bronze`, with the column `source`, and the line of each; `avro`: by source, the schemas of bare Avro."""
 
     engine: Engine
     settings: Settings
     bronze: pa.Table
     lines: Mapping[Place, int]
+    avro: Mapping[str, AvroSchema]
 
     def answer(self, *, close: bool) -> dict[str, Any]:
         """See `try_records`."""
@@ -207,7 +224,7 @@ class _Trial:
             idle = self._far_ahead(cursors) if batch == _AT_END else {}
             plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], lateness)
             if plan is not None:
-                this = batch_of(plan, self.settings, lateness, idle, {})
+                this = batch_of(plan, self.settings, lateness, idle, self.avro)
                 changed = merge(self._timed, silver.filter(pc.equal(silver["status"], "open")), this)
                 changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
                 silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))
@@ -267,12 +284,11 @@ class _Trial:
 
     def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
         """What gold would send to a partition."""
-        value, sources = self.settings.publish.value, list(self.settings.sources)
         is_out = pc.and_(pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False))
-        columns = ["partition", "merge_key", "event_time", "last_event_time", *sources]
-        rows = self.engine.fetched(silver.filter(is_out).select(columns), value)
+        columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        rows = valued(self.engine, silver.filter(is_out).select(columns), self.settings)
         rows = rows.sort_by([("event_time", "ascending"), ("merge_key", "ascending")])
-        made = messages(rows, message_values(rows, sources) if value is None else rows["value"], None, {})
+        made = messages(rows, rows["value"], None, {})
         told = []
         for row in made.to_pylist():
             headers = {header["key"]: header["value"].decode() for header in row["headers"]}

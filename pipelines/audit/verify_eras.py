@@ -102,9 +102,9 @@ class Evidence:
     history: Mapping[int, History]
 
     @cached_property
-    def avro(self) -> Mapping[str, AvroSchema]:
-        """By source whose values are Avro, their schema."""
-        return avro_schemas(self.questions, self.settings)
+    def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
+        """By the number of an epoch and by source whose values are Avro, their schema."""
+        return [avro_schemas(self.questions, epoch.settings) for epoch in self.epochs]
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""

@@ -244,11 +244,13 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[tp.source].where is None], np.int64)
     rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
-    avro, sampled = evidence.avro.get(tp.source), {}
-    decode = avro.decoder() if avro else None
+    decoders = [schemas[tp.source].decoder_of_accepted() if tp.source in schemas else None for schemas in evidence.avro]
+    sampled = {}
     for o, key, t, value in zip(*columns, strict=True):
-        read = evidence.epoch_of(tp, o).settings.sources[tp.source].read_type
-        sampled[o] = (key, t, value, as_kept(value, read, kept, decode))
+        epoch = evidence.epoch_of(tp, o)
+        decode = decoders[epoch.number]
+        content = value if decode is None else decode(value, tp.partition, o)
+        sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[tp.source].read_type, kept))
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(
         offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
+from pipelines.core.json_exact import exact, is_exact
 
-def as_kept(value: bytes, read: pa.DataType, kept: pa.DataType, decode: Callable[[bytes], Any] | None = None) -> bytes:
-    """What silver keeps of a record's value: its text, or the fields of the schema by which it was read, as JSON; those of other
-    schemas, which silver's column has too, are null. `decode`: reads a value that is Avro.
+
+def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
+    """What silver keeps of a record's value (bytes of JSON, or the fields that were decoded): its text, or the fields of the
+    schema by which it was read, as JSON; those of other schemas, which silver's column has too, are null.
     """
     if not pa.types.is_struct(kept):
-        return value
-    if decode is not None:
-        return packed(pa.scalar(decode(value), kept).as_py())
-    return orjson.dumps(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
+        return bytes(value)
+    if not isinstance(value, bytes):
+        return packed(pa.scalar(pa.scalar(value, read).as_py(), kept).as_py())
+    return packed(_field(_field(json.loads(value, parse_float=Decimal), read), kept))
 
 
 def _field(value: Any, kind: pa.DataType) -> Any:
@@ -31,6 +34,10 @@ def _field(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):  # as Arrow has it: pairs
         pairs = value.items() if isinstance(value, dict) else value if isinstance(value, tuple) else None
         return None if pairs is None else tuple((name, _field(each, kind.item_type)) for name, each in pairs)
+    if is_exact(kind):
+        with suppress(ValueError):
+            return value if isinstance(value, date) else exact(value, kind)
+        return None
     if pa.types.is_integer(kind):
         return int(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
     if pa.types.is_floating(kind):

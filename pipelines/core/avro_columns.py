@@ -6,10 +6,9 @@ Integers of either size are one type here, and so are numbers with a fraction: a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from decimal import Decimal
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -19,20 +18,16 @@ from fastavro import parse_schema
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 
+from pipelines.core.json_exact import EPOCH, MAX_DIGITS, exact_decimal
 from pipelines.core.json_schema import FORBIDDEN_IN_NAMES
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.types import TIME
-
-MAX_DIGITS: Final = 38
-"""Of a decimal: as many as a table's column holds."""
 
 _Convert: TypeAlias = Callable[[Any], Any]
 
 NO_SCHEMA: Final = (SchemaParseException, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What fastavro raises for a document that is no schema, beside UnknownType."""
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 _PLAIN: Final = {
     "boolean": (pa.bool_(), bool),
     "int": (pa.int64(), int),
@@ -47,7 +42,7 @@ _PLAIN: Final = {
 """By Avro type the type of the column, and what Python has for it."""
 
 _OWN: Final = "watersmeet-"
-_UNITS_US: Final = {"millis": 1000, "micros": 1}
+UNITS_US: Final = {"millis": 1000, "micros": 1}
 _TIMESTAMPS: Final = frozenset(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos"))
 _RENAMED: Final = frozenset(["decimal", "timestamp-nanos", "local-timestamp-nanos", "uuid"])
 """Logical types that fastavro rounds, does not know, or takes apart for nothing; under names of their own they are read here."""
@@ -186,6 +181,11 @@ def _refused(where: str, what: str) -> UnfitError:
     return UnfitError(f"field `{where}` {what}" if where else f"the top level {what}")
 
 
+def is_logical(schema: Mapping[str, Any]) -> bool:
+    """Whether a part of a parsed schema has a logical type that counts."""
+    return _of_logical_type(schema, "") is not None
+
+
 def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
     """The column of a logical type that stands where it may; another one is ignored, as Avro's specification has it."""
     named: str = schema.get("logicalType", "")
@@ -198,7 +198,7 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
         case ("int", "date"):
             return Column(pa.date32(), _date)
         case (("int", "time-millis") | ("long", "time-micros")) as at:
-            return Column(pa.string(), partial(_time_text, _UNITS_US[at[1].rpartition("-")[2]]))
+            return Column(pa.string(), partial(_time_text, UNITS_US[at[1].rpartition("-")[2]]))
         case ("long", at) if at in _TIMESTAMPS:
             return Column(TIME, partial(_timestamp, at.rpartition("-")[2]))
         case ("fixed", "uuid") if schema["size"] == 16:
@@ -270,11 +270,7 @@ def _resolved_record(converts: Mapping[str, _Convert], defaults: Mapping[str, An
 def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decimal:
     if not isinstance(found, Decimal):  # written without the logical type, or a default
         found = _read_decimal(_default_bytes(found) if isinstance(found, str) else found, {"scale": scale})
-    with suppress(Inexact, InvalidOperation):
-        exact = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
-        if len(exact.as_tuple().digits) <= precision:
-            return exact
-    raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
+    return exact_decimal(precision, scale, found)
 
 
 # A number below is one that was written without the logical type, or a default.
@@ -299,7 +295,7 @@ def _date(found: date | int) -> date:
 def _timestamp(unit: str, found: datetime | int) -> datetime:
     """In UTC."""
     if isinstance(found, int):
-        return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * _UNITS_US[unit])
+        return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * UNITS_US[unit])
     return found if found.tzinfo is timezone.utc else found.replace(tzinfo=timezone.utc)
 
 

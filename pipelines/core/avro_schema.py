@@ -6,7 +6,8 @@ Both come from one document, so whatever can be read fits the column.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import lru_cache
@@ -20,14 +21,17 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import UnknownType
 
-from pipelines.core.avro_columns import EPOCH, NO_SCHEMA, UnfitError, column_of, parsed
+from pipelines.core.avro_columns import NO_SCHEMA, UnfitError, column_of, parsed
+from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.times import LAST_EVENT_TIME_MS
-from pipelines.core.values import number_text
+from pipelines.core.values import fitting, number_text
 from pipelines.errors import ConfigurationError
 
-Decode: TypeAlias = Callable[["bytes | None"], dict[str, Any]]
-"""A function of a record's value: its fields, as the column takes them. Raises UndecodableError."""
+Decode: TypeAlias = Callable[..., dict[str, Any]]
+"""A function of a record's value (bytes, or None), its partition and its offset: its fields, as the column takes them. The place
+is needed where a lake's schema of bare Avro has changed; 0 by default. Raises UndecodableError.
+"""
 
 _FRAME: Final = 5
 """Bytes before a value that say which schema it was written with."""
@@ -43,20 +47,25 @@ class AvroSchema:
     were written with (a zero byte and four bytes), and this is where the schemas are by their ids, as `self_contained` makes
     them.
 
+    `earlier`: the schemas that a living lake has had in its place, the oldest first. Bare values are written with this one from
+    the offsets `since` on, by partition (0 where none is said), and with an earlier one before.
+
     It pickles if `writers` does, so it can be sent to worker processes; each makes its own `decoder()`.
     """
 
     text: str
     type: pa.DataType
     writers: Mapping[int, str] | None = field(default=None, compare=False)
+    earlier: tuple[AvroSchema, ...] = ()
+    since: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def decoder(self) -> Decode:
-        """A function of the bytes of a value. It raises what `writers` raises for an id."""
+        """A function of the bytes of a value, for records that nobody has read yet. It raises what `writers` raises for an id."""
         writers = self.writers
         if writers is None:
-            return _decoder(self.text, self.text)
+            return self._of_bare_values() if self.earlier else _decoder(self.text, self.text)
 
-        def decode(value: bytes | None) -> dict[str, Any]:
+        def decode(value: bytes | None, *_: int) -> dict[str, Any]:
             """A value with its writer's id before it, as the reader's schema has it. Raises UndecodableError where it is none."""
             if value is None:
                 return _decoder(self.text, self.text)(None)
@@ -69,6 +78,35 @@ class AvroSchema:
                 raise UndecodableError(f"{error} (written with schema {schema_id})") from None
 
         return decode
+
+    def _of_bare_values(self) -> Decode:
+        written = [(each.since, _decoder(each.text, self.text)) for each in (self, *reversed(self.earlier))]
+
+        def decode(value: bytes | None, partition: int = 0, offset: int = 0) -> dict[str, Any]:
+            return next(read for since, read in written if offset >= since.get(partition, 0))(value)
+
+        return decode
+
+    def decoder_of_accepted(self) -> Decode:
+        """`decoder` for records that bronze has accepted, perhaps by an earlier schema: one that this schema cannot read is what
+        the last schema that can makes of it, in the fields of this one; what does not fit them is null.
+        """
+        decode = self.decoder()
+        if not self.earlier:
+            return decode
+        others = [replace(each, writers=self.writers, earlier=self.earlier[:i]) for i, each in enumerate(self.earlier)]
+        decoders = [other.decoder() for other in reversed(others)]
+
+        def decode_accepted(value: bytes | None, *place: int) -> dict[str, Any]:
+            try:
+                return decode(value, *place)
+            except UndecodableError:
+                for earlier in decoders:
+                    with suppress(UndecodableError):
+                        return dict(fitting(earlier(value, *place), self.type))
+                raise
+
+        return decode_accepted
 
 
 def schema_id_of(value: bytes | None) -> int | None:
@@ -140,7 +178,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
     is_resolved = writer.schema != reader.schema
     convert = column_of(reader, is_resolved=is_resolved).convert
 
-    def decode(value: bytes | None) -> dict[str, Any]:
+    def decode(value: bytes | None, *_: int) -> dict[str, Any]:
         """A bare Avro value as the reader's schema has it. Raises UndecodableError where it is none."""
         if value is None:
             raise UndecodableError("no value (tombstone)")
@@ -161,7 +199,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
 
 
 def _refusing(why: str) -> Decode:
-    def refuse(_: bytes | None) -> dict[str, Any]:
+    def refuse(*_: Any) -> dict[str, Any]:
         """Raises UndecodableError, with the reason for which no value of this writer's schema can be read."""
         raise UndecodableError(why)
 

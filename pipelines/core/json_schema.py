@@ -6,6 +6,7 @@ reader of an int64 field must accept those spellings.)
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ import jsonschema_rs
 import orjson
 import pyarrow as pa
 
+from pipelines.core.json_exact import KEYWORD, has_exact, misfit, named_type
 from pipelines.core.types import is_identifier
 from pipelines.errors import ConfigurationError
 
@@ -31,6 +33,8 @@ LONGEST_VIOLATION: Final = 300
 _REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
 _LITERAL_KEYWORDS: Final = frozenset(["const", "enum", "default", "examples"])
 _OR_KEEP_TEXT: Final = ", or leave out `schema` to keep values as JSON text"
+
+_RIGHT: Final = "write `decimal(12, 2)` beside the type number or string, or `timestamp` or `date` beside string"
 
 _LITERAL_TYPES: Final[dict[type, str]] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
@@ -61,6 +65,13 @@ class ValueSchema:
             return sentence if len(sentence) <= LONGEST_VIOLATION else sentence[: LONGEST_VIOLATION - 3] + "..."
 
         return first_violation
+
+    @property
+    def misfit(self) -> Callable[[bytes], str | None] | None:
+        """A function of a value's bytes, which fit the schema: what is no value of its column, in one sentence. None where
+        columns have JSON's own types alone, so that nothing is.
+        """
+        return partial(misfit, kind=self.type) if has_exact(self.type) else None
 
 
 class _UnfitError(Exception):
@@ -153,14 +164,21 @@ class _Columns:
             fields.append((name, self._column_type(child, where, followed)))
         return fields
 
-    def _column_type(self, schema: Any, where: str, followed: tuple[str, ...]) -> pa.DataType:
+    def _column_type(self, schema: Any, where: str, followed: tuple[str, ...], named: Any = None) -> pa.DataType:
+        """`named`: the type that `x-watersmeet-type` gives the field, where that stands around the schema."""
+        named = schema.get(KEYWORD, named) if isinstance(schema, dict) else named
         schema, followed = self._dereferenced(schema, f"field `{where}`", followed)
         if not isinstance(schema, dict):
             raise _refused(where)
+        named = schema.get(KEYWORD, named)
         types = _types(schema)
         if not types and (choice := _only_choice_but_null(schema)) is not None:
-            return self._column_type(choice, where, followed)
+            return self._column_type(choice, where, followed, named)
         types = types or _types_of_literals(schema)
+        if named is not None:
+            if len(types) == 1 and (column := named_type(named, types[0])) is not None:
+                return column
+            raise _refused(where, f"has `{KEYWORD}: {named}`; {_RIGHT}")
         if types == ["object"] and schema.get("properties"):
             return pa.struct(self._fields(schema, where, followed))
         if types == ["object"] and isinstance(items := schema.get("additionalProperties"), dict) and not _names_fields(schema):

@@ -38,11 +38,13 @@ class UndecodableError(ValueError):
     """The bytes are not one acceptable value of the source; the message says why."""
 
 
-def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, Any]:
+def parse_object(
+    value: bytes | None, violation: Violation | None, misfit: Callable[[bytes], str | None] | None = None
+) -> dict[str, Any]:
     """The JSON object that a record's value spells; of a repeated name the last one counts.
 
     With `violation` (a schema's test) the value must also fit the schema, repeat no name, and keep the limits on numbers and
-    names. Raises UndecodableError otherwise.
+    names, and `misfit`, a test of its bytes, must have nothing to say. Raises UndecodableError otherwise.
     """
     if value is None:
         raise UndecodableError("no value (tombstone)")
@@ -57,7 +59,7 @@ def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, 
         raise UndecodableError(f"nested deeper than {max_depth} levels")
     if violation is not None:
         _refuse_ambiguous(value, document)
-        if (sentence := violation(document)) is not None:
+        if (sentence := violation(document) or (misfit(value) if misfit else None)) is not None:
             raise UndecodableError(f"does not fit the schema: {sentence}")
     return document
 

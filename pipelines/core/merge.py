@@ -285,7 +285,7 @@ class _Merged(NamedTuple):
 def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
     """A source's parts of each merge record, by (event time, offset): those that are there already and the new ones."""
     mine = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
-    new = records.rows.select(["offset", "value"]).take(pa.array(mine))
+    new = records.rows.select(["partition", "offset", "value"]).take(pa.array(mine))
     old_lists = open_rows[source].combine_chunks()
     old = old_lists.flatten()
     labels = np.concatenate([merged.of_record[mine], merged.of_open[old_lists.value_parent_indices().to_numpy()]])
@@ -293,8 +293,9 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
     order = np.lexsort((offsets, times, labels))
     kind = _large(batch.value_types[source])
-    decode = batch.avro[source].decoder() if source in batch.avro else None
-    read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode)
+    decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
+    places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
+    read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places)
     values = _both(read, old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
         [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],

@@ -5,7 +5,7 @@ What is read depends on the record and the rules alone, so the same bytes are re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
@@ -102,9 +102,9 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     whatever its bytes. Where values name the schema that they were written with, the rows have the column `WRITER_SCHEMA` too,
     and what `AvroSchema.writers` raises for an id passes through.
     """
-    look = _look(rules)
+    look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    read = [_read_batch(batch, look) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
+    read = [_read_batch(batch, look, placed) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
     bronze = pa.Table.from_batches(read, BRONZE)
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
@@ -144,11 +144,12 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
     return look
 
 
-def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | None, int], _Read]) -> pa.RecordBatch:
+def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str]) -> pa.RecordBatch:
     # By way of numpy: five times as fast as to_pylist().
     keys, values = (kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
     times_ms = pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000).to_numpy().tolist()
-    read = list(zip(*map(look, keys, values, times_ms), strict=True)) or [()] * 5
+    places = [kafka.column(name).to_pylist() for name in placed]
+    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * 5
     columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES)]
     return pa.RecordBatch.from_arrays(columns, BRONZE.names).cast(BRONZE)
 
@@ -156,8 +157,10 @@ def _read_batch(kafka: pa.RecordBatch, look: Callable[[bytes | None, bytes | Non
 # -- one record
 
 
-def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _Read]:
-    """The function of Kafka's key, value and timestamp in ms that reads a record or refuses it."""
+def _look(rules: ReadingRules) -> Callable[..., _Read]:
+    """The function of Kafka's key, value and timestamp in ms, and with Avro of partition and offset, that reads a record or
+    refuses it.
+    """
     decode, time_of, key_of = _parts(rules)
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     decode_any, *_ = _parts(rules, is_checked=False)
@@ -172,13 +175,13 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
             raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
         return event_time
 
-    def look(key: bytes | None, value: bytes | None, kafka_time: int) -> _Read:
-        """What a record says, from Kafka's key, its value and Kafka's timestamp (ms): read, skipped, or refused with a reason."""
+    def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
+        """What a record says: it is read, skipped, or refused with a reason."""
         if value is None and skips_tombstones:
             return _SKIPPED
         if is_mine is not None:
             try:
-                if not is_mine(document := decode_any(value)):
+                if not is_mine(document := decode_any(value, *place)):
                     return None, event_time_of(document, value, kafka_time), True, None, None
             except _RefusedError:
                 return _SKIPPED
@@ -186,7 +189,7 @@ def _look(rules: ReadingRules) -> Callable[[bytes | None, bytes | None, int], _R
                 if rules.leaves_undecodable:
                     return _SKIPPED
         try:
-            document = decode(value)
+            document = decode(value, *place)
             heartbeat = is_heartbeat is not None and is_heartbeat(document)
             merge_key = None
             if not heartbeat:
@@ -209,12 +212,13 @@ def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Ca
     return lambda document: (found := find(document)) == right and is_same(found, right)
 
 
-def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[[bytes | None], Any], _Find, _Find]:
+def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..., Any], _Find, _Find]:
     """What decodes a value, and what finds the event time and the key in it; `is_checked`: JSON must fit its schema."""
     time_of, key_of = finder(rules.event_time), finder(rules.key or ())
     if isinstance(rules.schema, AvroSchema):
         return rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
-    return partial(parse_object, violation=rules.schema.validator() if rules.schema and is_checked else None), time_of, key_of
+    tests = (rules.schema.validator(), rules.schema.misfit) if rules.schema and is_checked else (None, None)
+    return partial(parse_object, violation=tests[0], misfit=tests[1]), time_of, key_of
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:

@@ -1,48 +1,122 @@
-"""What may change in the JSON Schema of a source while its lake goes on.
+"""What may change in the schema of a source, JSON Schema or Avro, while its lake goes on.
 
-A schema may gain optional fields, make a required field optional, let a field be null, and drop a field. Everything else would
-make another column of silver, or leave records behind that were read by other rules than they look to have been.
+A schema may gain optional fields, make a required field optional, let a field be null, drop a field, and add symbols to an enum;
+one of Avro may also widen int to long and float to double, which are one column each. Everything else would make another column
+of silver, or leave records behind that were read by other rules than they look to have been.
+
+Both kinds of schema are described in one way (`_Part`), and the rules are about the description.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from pipelines.core.avro_columns import Parsed, is_logical, parsed
 
 _ANNOTATIONS: Final = frozenset(["$id", "$schema", "$comment", "title", "description", "default", "examples", "deprecated"])
 _BY_NAME: Final = ("properties", "$defs", "definitions")
+_WIDER: Final = {"int": "long", "float": "double"}
 
 
-def refused_changes(before: str | None, after: str | None) -> list[str]:
-    """A sentence with the path for each change of a schema (as text; None: without one) that a living lake does not take."""
+@dataclass(frozen=True)
+class _Part:
+    """A part of a schema. `kind`: what stays, but may be widened; `is_nullable`: whether it may be null; `parts`: what is in it,
+    by the step that leads there; `needed`: the fields that a value must have; `symbols`: what it may be, None where that is open;
+    `facts`: all else that must stay, by the name that a sentence has for it.
+    """
+
+    kind: Hashable
+    is_nullable: bool = False
+    parts: Mapping[str, _Part] = field(default_factory=dict)
+    needed: frozenset[str] = frozenset()
+    symbols: frozenset[str] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def refused_changes(before: str | None, after: str | None, *, is_avro: bool = False) -> list[str]:
+    """A sentence with the path for each change of a schema (as text; None: without one) that a living lake does not take.
+
+    `is_avro`: both are Avro schemas that fit a table, else JSON Schemas.
+    """
     if before is None or after is None:
         said = "a schema cannot be added" if before is None else "the schema cannot be removed"
         return [] if before == after else [f"{said}: silver's column is {'text' if before is None else 'a struct'}"]
-    return list(_refused(json.loads(before), json.loads(after), "$"))
+    one, other = json.loads(before), json.loads(after)
+    if is_avro:
+        lacks = "has no default, which records without it need; give it one"
+        return list(_refused(_of_avro(parsed(one)), _of_avro(parsed(other)), "$", lacks))
+    return list(_refused(_of_json(one), _of_json(other), "$", "is required, and was not"))
 
 
-def _refused(before: Any, after: Any, path: str) -> Iterator[str]:
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        if before != after:
-            yield f"{path} is another schema"
-        return
-    for word in _BY_NAME:
-        old, new = before.get(word, {}), after.get(word, {})
-        for name in old.keys() & new.keys():
-            yield from _refused(old[name], new[name], f"{path}.{name}" if word == "properties" else f"{path}.{word}.{name}")
-    needed = set(after.get("required", ())) - set(before.get("required", ()))
-    yield from (f"{path}.{name} is required, and was not" for name in sorted(needed))
-    if "items" in before and "items" in after:
-        yield from _refused(before["items"], after["items"], f"{path}[]")
-    if _types(after) - {"null"} != _types(before) - {"null"} or _types(before) - _types(after):
+def _refused(before: _Part, after: _Part, path: str, lacks: str) -> Iterator[str]:
+    for step, part in before.parts.items():
+        if step in after.parts:
+            yield from _refused(part, after.parts[step], f"{path}{step}", lacks)
+    yield from (f"{path}.{name} {lacks}" for name in sorted(after.needed - before.needed))
+    if after.kind not in (before.kind, _WIDER.get(str(before.kind))) or (before.is_nullable and not after.is_nullable):
         yield f"{path} has another type"
-    passed = {*_ANNOTATIONS, *_BY_NAME, "required", "type", *(["items"] if "items" in before and "items" in after else [])}
-    for word in sorted((before.keys() | after.keys()) - passed):
-        if before.get(word) != after.get(word):
-            yield f"{path}: `{word}` differs"
+        return
+    if before.symbols and after.symbols and before.symbols - after.symbols:
+        yield f"{path} lacks values of its enum that it had"
+    for name in sorted(before.facts.keys() | after.facts.keys()):
+        if before.facts.get(name) != after.facts.get(name):
+            yield f"{path}: `{name}` differs"
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
-    found = schema.get("type", [])
-    return {found} if isinstance(found, str) else set(found)
+# -- JSON Schema
+
+
+def _of_json(schema: Any) -> _Part:
+    if not isinstance(schema, dict):
+        return _Part(("schema", schema))
+    parts = {
+        f".{name}" if word == "properties" else f".{word}.{name}": _of_json(part)
+        for word in _BY_NAME
+        for name, part in schema.get(word, {}).items()
+    }
+    if "items" in schema:
+        parts["[]"] = _of_json(schema["items"])
+    types = schema.get("type", [])
+    types = frozenset([types] if isinstance(types, str) else types)
+    facts = {word: schema[word] for word in schema.keys() - {*_ANNOTATIONS, *_BY_NAME, "required", "type", "items", "enum"}}
+    facts["items"] = "items" in schema
+    symbols = frozenset(map(json.dumps, schema["enum"])) if "enum" in schema else None
+    facts["enum"] = symbols is not None
+    return _Part(types - {"null"}, "null" in types, parts, frozenset(schema.get("required", ())), symbols, facts)
+
+
+# -- Avro
+
+
+def _of_avro(found: Parsed, schema: Any = None) -> _Part:
+    """The description of a schema, or of a part of it."""
+    schema = found.schema if schema is None else schema
+    if isinstance(schema, list):
+        [part] = [_of_avro(found, choice) for choice in schema if choice not in ("null", {"type": "null"})]
+        return _Part(part.kind, len(schema) > 1, part.parts, part.needed, part.symbols, part.facts)
+    if isinstance(schema, str):
+        return _of_avro(found, found.named[schema]) if schema in found.named else _Part(schema)
+    kind, facts = schema["type"], {}
+    if not isinstance(kind, str) or kind in found.named:
+        return _of_avro(found, kind)
+    if is_logical(schema):
+        facts = {word: schema[word] for word in ("logicalType", "precision") if word in schema}
+        facts |= {"scale": schema.get("scale", 0)} if "precision" in schema else {}
+    if "name" in schema:  # resolution compares it
+        facts["name"] = schema["name"].rpartition(".")[2]
+    match kind:
+        case "record" | "error":
+            parts = {f".{each['name']}": _of_avro(found, each["type"]) for each in schema["fields"]}
+            needed = frozenset(each["name"] for each in schema["fields"] if "default" not in each)
+            return _Part("record", False, parts, needed, None, facts)
+        case "array" | "map":
+            return _Part(kind, False, {"[]": _of_avro(found, schema["items" if kind == "array" else "values"])}, facts=facts)
+        case "enum":
+            facts["default"] = "default" in schema
+            return _Part(kind, False, symbols=frozenset(schema["symbols"]), facts=facts)
+        case "fixed":
+            facts["size"] = schema["size"]
+    return _Part(kind, facts=facts)

@@ -21,6 +21,20 @@ def parse_iso_8601(text: str) -> int | None:
 
     None where the text is something else: digits alone, a week or ordinal date, a 25th hour, a 61st second.
     """
+    found = _parsed(text)
+    return None if found is None else found[0] * 1000 + int(found[1][:3].ljust(3, "0"))
+
+
+def parse_microseconds(text: str) -> int:
+    """Epoch microseconds of a time as `parse_iso_8601` takes it. Raises ValueError where it is none, or is finer."""
+    found = _parsed(text)
+    if found is None or found[1][6:].strip("0"):
+        raise ValueError("not an ISO 8601 time in whole microseconds")
+    return found[0] * 1_000_000 + int(found[1][:6].ljust(6, "0"))
+
+
+def _parsed(text: str) -> tuple[int, str] | None:
+    """Epoch seconds, and the digits of the fraction; None where the text is no time."""
     match = _EXTENDED.fullmatch(text) or _BASIC.fullmatch(text)
     if match is None:
         return None
@@ -31,4 +45,4 @@ def parse_iso_8601(text: str) -> int | None:
         time = datetime(year, month, day, hour, minute, second, tzinfo=zone)
     except ValueError:
         return None
-    return (time - _EPOCH) // timedelta(milliseconds=1) + int((match["fraction"] or "")[1:4].ljust(3, "0"))
+    return (time - _EPOCH) // timedelta(seconds=1), (match["fraction"] or "")[1:]

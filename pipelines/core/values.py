@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal
+from itertools import repeat
 from math import isfinite, isnan
 from typing import Any, Final, TypeAlias
 
@@ -21,29 +23,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, int64s
+from pipelines.core.json_exact import exact, has_exact, is_exact
 from pipelines.core.types import TIME
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
 _LARGEST_TIME: Final = len('"9999-12-31T23:59:59.999999Z"')
 _LARGEST_ESCAPE: Final = len("\\u0000")  # for one byte
 _ROWS = 4_096
+_NOWHERE: Final[Iterator[tuple[int, ...]]] = repeat(())
 
 
 # -- from bytes to columns
 
 
 def typed_values(
-    values: pa.Array | pa.ChunkedArray, value_type: pa.DataType, decode: Callable[[bytes], Any] | None = None
+    values: pa.Array | pa.ChunkedArray,
+    value_type: pa.DataType,
+    decode: Callable[..., Any] | None = None,
+    places: Iterator[tuple[int, ...]] = _NOWHERE,
 ) -> Any:
     """Bronze's values (binary) as silver keeps them: as JSON text, or as the struct of the source's schema.
 
-    Chunks stay as they are; a null stays null. With `decode` the values are what it makes of their bytes, else they are JSON:
-    integers may be spelled 1.0 or 1e3, and are exact beyond 2**53; a field that is missing is null, one that the type does not
-    have is dropped. A field that does not fit its type is null: its record was read before the schema had the field. A value that
-    cannot be read is a defect of the reader: it raises ValueError.
+    Chunks stay as they are; a null stays null. With `decode` the values are what it makes of their bytes, and of the partition
+    and offset of each (`places`, in order), where it needs them. Else they are JSON: integers may be spelled 1.0 or 1e3, and are
+    exact beyond 2**53; a field that is missing is null, one that the type does not have is dropped. A field that does not fit its
+    type is null: its record was read before the schema had the field. A value that cannot be read is a defect of the reader: it
+    raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
-        return pa.chunked_array([typed_values(chunk, value_type, decode) for chunk in values.chunks], value_type)
+        return pa.chunked_array([typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type)
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
     texts, outline = values.to_numpy(zero_copy_only=False).tolist(), _outline(value_type)
@@ -51,13 +59,14 @@ def typed_values(
     if decode is None:
         pieces = [_structs(part, value_type, outline) for part in parts]
     else:
-        pieces = [pa.array([None if value is None else decode(value) for value in part], value_type) for part in parts]
+        placed = [zip(part, places, strict=False) for part in parts]
+        pieces = [pa.array([None if text is None else decode(text, *at) for text, at in part], value_type) for part in placed]
     return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
 
 
-_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | pa.DataType | None"
 """Where a type has numbers: by field of a struct, as the one item of a list, as that of a tuple for the values of a map, or the
-number's Python type; None: nowhere.
+number's Python type; the type itself where `is_exact`; None: nowhere.
 """
 
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
@@ -70,28 +79,29 @@ def _outline(kind: pa.DataType) -> _Outline:
         return [inner] if (inner := _outline(kind.value_type)) else None
     if pa.types.is_map(kind):
         return (inner,) if (inner := _outline(kind.item_type)) else None
-    return {pa.int64(): int, pa.float64(): float}.get(kind)
+    return kind if is_exact(kind) else {pa.int64(): int, pa.float64(): float}.get(kind)
 
 
 def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) -> pa.Array:
     documents = [None if text is None else orjson.loads(text) for text in texts]
+    any_text = has_exact(kind)
     for row, text in enumerate(texts):
-        if text and _FRACTION_OR_EXPONENT.search(text) and _has_fractional_integer(documents[row], outline):
+        if text and (any_text or _FRACTION_OR_EXPONENT.search(text)) and _has_fractional_integer(documents[row], outline):
             documents[row] = _exact(text, outline)
     try:
         return pa.array(documents, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if text is None else _fitting(_exact(text, outline), kind) for text in texts], kind)
+        return pa.array([None if text is None else fitting(_exact(text, outline), kind) for text in texts], kind)
 
 
-def _fitting(found: Any, kind: pa.DataType) -> Any:
-    """A value without what does not fit the type."""
+def fitting(found: Any, kind: pa.DataType) -> Any:
+    """A value in the fields of a type: null where it has none, or another that does not fit."""
     if pa.types.is_struct(kind):
-        return {field.name: _fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
+        return {field.name: fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
     if pa.types.is_list(kind):
-        return [_fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+        return [fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
     if pa.types.is_map(kind):
-        return {name: _fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
+        return {name: fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
     try:
         pa.scalar(found, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -100,11 +110,13 @@ def _fitting(found: Any, kind: pa.DataType) -> Any:
 
 
 def _has_fractional_integer(found: Any, where: _Outline) -> bool:
-    """Whether an integer is spelled with a fraction or an exponent."""
+    """Whether an integer is spelled with a fraction or an exponent, or what JSON has no type for is there."""
     if isinstance(where, type):
         return where is int and type(found) is float
     if found is None or where is None:
         return False
+    if isinstance(where, pa.DataType):
+        return True
     if isinstance(where, dict):
         return isinstance(found, dict) and any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
     if isinstance(where, tuple):
@@ -119,6 +131,10 @@ def _exact(text: bytes, outline: _Outline) -> Any:
 def _converted(found: Any, where: _Outline) -> Any:
     if found is None or where is None:
         return found
+    if isinstance(where, pa.DataType):
+        with suppress(ValueError):
+            return exact(found, where)
+        return None
     if isinstance(where, dict):
         known = found if isinstance(found, dict) else {}
         return known | {name: _converted(known.get(name), inner) for name, inner in where.items()}

@@ -147,8 +147,8 @@ def registered_river(kafka: str, folder: Path, name: str, registry: TestRegistry
     return river
 
 
-def send(river: River, schemas: dict[int, dict[str, Any]]) -> None:
-    """The next stretch of event time, in turns by all writers."""
+def send(river: River, schemas: dict[int, dict[str, Any]], *sources: str) -> None:
+    """The next stretch of event time, of both sources or of one; `tracking` in turns by all writers."""
     turns = 0
 
     def encode(value: bytes | None) -> bytes | None:
@@ -158,11 +158,11 @@ def send(river: River, schemas: dict[int, dict[str, Any]]) -> None:
         content = as_avro(value, schemas[schema_id])
         return content if content is None or content in BAD_BYTES else framed(schema_id, content)
 
-    river.encode = encode
-    river.flow("tracking")
-    river.chunks -= 1
-    river.encode = as_avro
-    river.flow("orders")
+    for source in sources or SOURCES:
+        river.encode = encode if source == "tracking" else as_avro
+        river.flow(source)
+        river.chunks -= 1
+    river.chunks += 1
 
 
 def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(

@@ -123,7 +123,7 @@ def test_it_shows_what_the_merge_model_makes_of_the_records(seeds: list[int]) ->
 
 def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"source": "tracking", "value": {"k": "a", "ts": 0}},
         {"source": "orders", "value": {"k": "a", "ts": 40}, "key": "x", "headers": {"h": "1", "n": None}},
         {"source": "tracking", "value": {"ts": 900, "type": "heartbeat"}},
@@ -256,3 +256,51 @@ def test_the_documented_test_of_a_rule_passes(tmp_path: Path, monkeypatch: pytes
     scope: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], scope)
     scope["test_an_order_without_a_visit_is_published"]()
+
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "k", "type": ["null", "string"]},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}, "default": "\u0000"},
+    ],
+}
+
+
+@pytest.mark.parametrize("registry", [None, {"url": "http://127.0.0.1:1"}])
+def test_values_of_an_avro_source_are_written_as_json(tmp_path: Path, registry: Found | None) -> None:
+    (tmp_path / "order.avsc").write_text(json.dumps(AVRO))
+    avro = {
+        "sources__orders__format": "avro",
+        "sources__orders__schema": str(tmp_path / "order.avsc"),
+        "sources__orders__key": "k",
+    }
+    configuration = settings_for(tmp_path, **avro, sources__orders__registry=registry)
+    file = tmp_path / "records.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"source": "orders", "value": {"ts": "1970-01-01T00:00:00.005Z", "k": "a", "price": 12345.6}},
+        {"source": "orders", "value": '{"ts": 6, "k": "a"}'},
+        {"source": "orders", "value": None},
+        {"source": "orders", "value": {"ts": 7}},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    found = try_file(configuration, file)
+    [message] = found["messages"]
+    assert orjson.loads(message["value"])["orders"] == [
+        {"ts": "1970-01-01T00:00:00.005000Z", "k": "a", "price": 12345.6},
+        {"ts": "1970-01-01T00:00:00.006000Z", "k": "a", "price": 0.0},
+    ]
+    assert '"price":12345.60}' in message["value"]
+    assert [(row["line"], row["reason"]) for row in found["quarantined"]] == [(3, "undecodable"), (4, "no_key")]
+    assert try_records(configuration, [{**line, "partition": 0} for line in lines])["messages"] == found["messages"]
+    for value, sentence in (
+        ({"ts": 5, "prize": 1}, "`value.prize` is no field of the schema; it has ts, k, price"),
+        ({"ts": 5, "price": 0.001}, "`value.price` does not fit decimal; write a number that fits its digits"),
+        ("x", "`value` is text that is no JSON, and the source's values are Avro; write an object"),
+    ):
+        file.write_text("\n\n" + json.dumps({"source": "orders", "value": value}))
+        with pytest.raises(ConfigurationError) as refused:
+            try_file(configuration, file)
+        assert str(refused.value) == f"{file}, line 3: {sentence}"

@@ -1,0 +1,104 @@
+"""Decimals, times and dates in JSON, which has no types for them: what a number or text is exactly, as a value of a column.
+
+A field of a JSON Schema has such a column where the keyword `x-watersmeet-type` says so. Nothing is rounded: what does not fit
+the column exactly is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from datetime import date, datetime, timedelta, timezone
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pipelines.core.json_text import UndecodableError
+from pipelines.core.times import parse_microseconds
+from pipelines.core.types import TIME, ddl
+
+KEYWORD: Final = "x-watersmeet-type"
+"""In a JSON Schema, beside `type`: the type of the column, where JSON has none for it."""
+
+MAX_DIGITS: Final = 38
+"""Of a decimal: as many as a table's column holds."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+_NAMED: Final = {"timestamp": TIME, "date": pa.date32()}
+_DECIMAL: Final = re.compile(r"decimal\((\d\d?), ?(\d\d?)\)", re.ASCII)
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_DATE_TIME: Final = re.compile(rf"{_DATE.pattern}T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)  # Spark reads these, too
+
+
+def named_type(name: object, json_type: str) -> pa.DataType | None:
+    """The column that `x-watersmeet-type` names for a field of a JSON type: `decimal(12, 2)` for a number or string, `timestamp`
+    and `date` for a string. None where it names none.
+    """
+    if isinstance(name, str) and json_type in ("number", "string") and (found := _DECIMAL.fullmatch(name)):
+        precision, scale = map(int, found.groups())
+        return pa.decimal128(precision, scale) if 0 < precision <= MAX_DIGITS and scale <= precision else None
+    return _NAMED.get(name) if isinstance(name, str) and json_type == "string" else None
+
+
+def is_exact(kind: pa.DataType) -> bool:
+    """Whether values of this type are spelled in JSON as something else."""
+    return bool(pa.types.is_decimal128(kind) or pa.types.is_date32(kind) or kind == TIME)
+
+
+def has_exact(kind: pa.DataType) -> bool:
+    """Whether a type is, or holds, one that `is_exact`."""
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return is_exact(kind) or any(map(has_exact, inner))
+
+
+def exact(found: Any, kind: pa.DataType) -> Any:
+    """What a number (int, Decimal) or text of JSON is, as a value of a type that `is_exact`; ValueError where it is none."""
+    if pa.types.is_decimal128(kind):
+        if isinstance(found, str) and not _NUMBER.fullmatch(found):
+            raise ValueError("not a number in plain digits")
+        if type(found) not in (int, Decimal, str):
+            raise ValueError("not a number")
+        return exact_decimal(kind.precision, kind.scale, Decimal(found))
+    pattern = _DATE_TIME if kind == TIME else _DATE
+    if not isinstance(found, str) or not pattern.fullmatch(found):
+        raise ValueError("not a time of RFC 3339")
+    if kind != TIME:
+        return date.fromisoformat(found)
+    try:
+        return EPOCH + timedelta(microseconds=parse_microseconds(found))
+    except OverflowError:
+        raise ValueError("in UTC before the year 1 or after the year 9999") from None
+
+
+def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
+    """A number with so many digits of a fraction. Raises UndecodableError where it has more of them, or more than `precision`."""
+    with suppress(Inexact, InvalidOperation):
+        exactly = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
+        if exactly.is_finite() and len(exactly.as_tuple().digits) <= precision:
+            return exactly or abs(exactly)  # a column has no -0
+    raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
+
+
+def misfit(value: bytes, kind: pa.DataType) -> str | None:
+    """The first place in a JSON text that is no value of its column; None where all are. JSON's own types are not looked at."""
+    return _misfit(json.loads(value, parse_float=Decimal), kind, "$")
+
+
+def _misfit(found: Any, kind: pa.DataType, where: str) -> str | None:
+    parts: list[tuple[Any, pa.DataType, str]] = []
+    if isinstance(found, dict) and pa.types.is_struct(kind):
+        parts = [(found.get(field.name), field.type, f"{where}.{field.name}") for field in kind]
+    elif isinstance(found, dict) and pa.types.is_map(kind):
+        parts = [(each, kind.item_type, f"{where}.{name}") for name, each in found.items()]
+    elif isinstance(found, list) and pa.types.is_list(kind):
+        parts = [(each, kind.value_type, f"{where}[{i}]") for i, each in enumerate(found)]
+    elif found is not None and is_exact(kind):
+        try:
+            exact(found, kind)
+        except ValueError:
+            return f"{where} is no {ddl(kind).lower()}"
+    return next(filter(None, (_misfit(*part) for part in parts)), None)
