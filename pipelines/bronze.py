@@ -36,7 +36,8 @@ from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import known_schemas
 from pipelines.observability import Reporter
 from pipelines.owner import Owner, now_ms
-from pipelines.settings import RegistrySettings, Settings
+from pipelines.settings import Settings
+from pipelines.settings_sources import RegistrySettings
 
 QUARANTINE_SAMPLE = 1000
 """The share of refused records is looked at once so many were read: of a few, half may well be bad."""

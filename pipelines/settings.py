@@ -8,14 +8,10 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -28,13 +24,10 @@ from pydantic import (
 from pipelines import settings_values as kinds
 from pipelines.errors import ConfigurationError
 from pipelines.settings_file import RefusedError, first_sentence, known_instead, read_values, sentence_of
+from pipelines.settings_sources import Part, RepartitionSettings, SourceSettings
 from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
-    import pyarrow as pa
-
-    from pipelines.core.avro_schema import AvroSchema
-    from pipelines.core.json_schema import ValueSchema
     from pipelines.core.reading import ReadingRules
 
 __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTimestamp", "load_settings", "parse_duration"]
@@ -48,190 +41,26 @@ _SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "eve
 _SINCE = "schema_since"
 """Beside the rule `schema`, where one of bare Avro has changed: by partition the first offset whose value was written with it."""
 
-_P = TypeVar("_P", bound="_Part")
-_SECRET = frozenset(["options", "storage", "spark"])
 
-
-class _Part(BaseModel):
-    """A mapping that has the fields of its class, under their names in YAML, and no others; `repr` never shows a secret."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_its_own_fields(cls, data: object, info: ValidationInfo) -> object:
-        if info.context is None or not isinstance(data, Mapping):  # built in Python, by the names of the attributes; or no part
-            return data
-        fields = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
-        for name in data:
-            if name not in fields:
-                raise RefusedError(f"unknown field `{{path}}`; {known_instead(str(name), list(fields))}", str(name))
-        for name, field in fields.items():
-            if field.is_required() and name not in data:
-                example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
-                raise RefusedError(f"required field `{{path}}` is missing; add it{example}", name)
-        return data
-
-    def changed(self: _P, **values: Any) -> _P:
-        """The part with other values of some attributes, and nothing computed from the old ones."""
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | values)
-
-    def __repr_args__(self) -> Any:
-        for name, value in super().__repr_args__():
-            yield name, dict.fromkeys(value, "***") if name in _SECRET else value
-
-
-class CatalogLake(_Part):
+class CatalogLake(Part):
     """A lake whose tables live in a schema of a catalog (Unity Catalog)."""
 
     catalog: kinds.Identifier = Field(examples=["main"])
     schema_name: kinds.Identifier = Field(validation_alias="schema", examples=["shop"])
 
 
-class KafkaSettings(_Part):
+class KafkaSettings(Part):
     """Where Kafka is and how it is read."""
 
     bootstrap_servers: kinds.Servers = Field(examples=["127.0.0.1:9092"])
-    options: kinds.KafkaOptions = {}
+    options: kinds.KafkaOptions = Field(default_factory=dict)
     start: kinds.Start = "earliest"
     max_offsets_per_batch: kinds.Count = 500_000
     on_data_loss: Literal["stop", "continue"] = "stop"
     quarantine_limit: kinds.Share = 0.5
 
 
-class Equality(_Part):
-    """Holds for a record where the value's `field` equals `equals`."""
-
-    field: kinds.DottedPath = Field(examples=["type"])
-    equals: kinds.Scalar = Field(examples=["heartbeat"])
-
-    @property
-    def parts(self) -> tuple[tuple[str, ...], str | int | float | bool]:
-        """The path, as field names from the outermost in, and what is to be found there."""
-        return tuple(self.field.split(".")), self.equals
-
-
-class EventTime(_Part):
-    """Where a value has its event time; `unit` is that of a number: text is ISO 8601."""
-
-    field: kinds.DottedPath = Field(examples=["ts"])
-    unit: Literal["s", "ms", "us", "ns"] = "ms"
-
-
-def _shape_of_event_time(value: object) -> str:
-    return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
-
-
-class RegistrySettings(_Part):
-    """The schema registry (of Confluent's API) that has the schemas which a source's values were written with."""
-
-    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"])
-    options: kinds.RegistryOptions = {}
-
-
-class RepartitionSettings(_Part):
-    """The topic that a source's records come from, and how many partitions the source's own topic has."""
-
-    from_topic: kinds.TopicName = Field(validation_alias="from", examples=["clicks"])
-    partitions: kinds.Count = Field(examples=["6"])
-
-
-class SourceSettings(_Part):
-    """One topic of the merge, and where its records carry their key and their event time."""
-
-    topic: kinds.TopicName = Field(examples=["tracking"])
-    repartition: RepartitionSettings | None = None
-    format: Literal["json", "avro"] = "json"
-    schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
-    registry: RegistrySettings | None = None
-    key: kinds.DottedPath | None = None
-    event_time: Annotated[
-        Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
-    ] = Field(examples=["ts"])
-    tombstone: Literal["quarantine", "skip"] = "quarantine"
-    where: Equality | None = None
-    heartbeat: Equality | None = None
-
-    @field_validator("event_time")
-    @classmethod
-    def _is_a_path_where_the_unit_is_usual(cls, found: "str | EventTime") -> "str | EventTime":
-        return found.field if isinstance(found, EventTime) and found.unit == "ms" else found
-
-    @property
-    def time(self) -> EventTime:
-        """Where the event time is, however that is written."""
-        return EventTime(field=self.event_time) if isinstance(self.event_time, str) else self.event_time
-
-    @model_validator(mode="after")
-    def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
-        if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
-            return self
-        if self.format == "avro" and self.schema_file is None:
-            raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
-        if self.registry is not None and self.format != "avro":
-            raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
-        return self
-
-    @cached_property
-    def value_schema(self) -> "ValueSchema | AvroSchema | None":
-        """The schema of the values; raises ConfigurationError where the file holds none."""
-        from pipelines.core.json_schema import value_schema
-
-        if self.format == "avro" or self.schema_file is None:
-            return self.avro_schema
-        return value_schema(self.schema_file.text, self.schema_file.path)
-
-    @cached_property
-    def avro_schema(self) -> "AvroSchema | None":
-        """The schema of values that are Avro; raises ConfigurationError where the file holds none.
-
-        With a registry, it does not know the schemas of its writers yet.
-        """
-        from pipelines.core.avro_schema import avro_schema
-
-        if self.format != "avro" or self.schema_file is None:
-            return None
-        found = avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
-        earlier = [source.avro_schema for source in self._earlier]
-        return replace(found, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
-
-    @property
-    def _earlier(self) -> "list[SourceSettings]":
-        """The source with each schema that a living lake had in this one's place."""
-        return [self.changed(schema_file=file) for file in self.schema_file.earlier] if self.schema_file else []
-
-    @cached_property
-    def read_type(self) -> "pa.DataType":
-        """What a value is read as: text, or the schema's struct."""
-        import pyarrow as pa
-
-        return self.value_schema.type if self.value_schema else pa.string()
-
-    @cached_property
-    def value_type(self) -> "pa.DataType":
-        """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
-        from pipelines.core.types import widened
-
-        return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
-
-    def reading_rules(self, max_future_ms: int, *, leaves_undecodable: bool = False) -> "ReadingRules":
-        """How this source's records are read; `leaves_undecodable`: to another source of the same topic."""
-        from pipelines.core.reading import ReadingRules
-
-        return ReadingRules(
-            event_time=tuple(self.time.field.split(".")),
-            max_future_ms=max_future_ms,
-            key=tuple(self.key.split(".")) if self.key else None,
-            where=self.where.parts if self.where else None,
-            heartbeat=self.heartbeat.parts if self.heartbeat else None,
-            schema=self.value_schema,
-            unit=self.time.unit,
-            skips_tombstones=self.tombstone == "skip",
-            leaves_undecodable=leaves_undecodable,
-        )
-
-
-class MergeSettings(_Part):
+class MergeSettings(Part):
     """How long a merge record stays open, and what a batch may take."""
 
     timeout_ms: kinds.PositiveDuration = Field(validation_alias="timeout", examples=["30m"])
@@ -240,13 +69,13 @@ class MergeSettings(_Part):
     idle_after_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="idle_after")
 
 
-class SilverSettings(_Part):
+class SilverSettings(Part):
     """How the table of the merge is kept."""
 
     change_data_feed: kinds.Flag = False
 
 
-class PublishSettings(_Part):
+class PublishSettings(Part):
     """The sink, which merge records go there, and as what."""
 
     topic: kinds.TopicName = Field(examples=["merged"])
@@ -265,7 +94,7 @@ class PublishSettings(_Part):
         return {table: topic for table, topic in topics.items() if topic is not None}
 
 
-class KeepSettings(_Part):
+class KeepSettings(Part):
     """How long, in event time behind the clock, rows of a table are kept; None: for ever."""
 
     bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
@@ -274,21 +103,21 @@ class KeepSettings(_Part):
     quarantine_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="quarantine")
 
 
-class QualitySettings(_Part):
+class QualitySettings(Part):
     """The user's suites of expectations, and after how many batches of silver a run checks them beside the stream."""
 
-    suites: list[kinds.Schema] = []
+    suites: list[kinds.Schema] = Field(default_factory=list)
     every: kinds.Count | None = None
 
 
-class MetricsSettings(_Part):
+class MetricsSettings(Part):
     """Where the metrics of a run are served."""
 
     port: kinds.Port = Field(examples=["9464"])
     address: kinds.Text = "127.0.0.1"
 
 
-class LineageSettings(_Part):
+class LineageSettings(Part):
     """Where OpenLineage events go: one of the two."""
 
     file: kinds.Location | None = None
@@ -305,7 +134,7 @@ def _shape_of_lake(value: object) -> str:
     return "<catalog>" if isinstance(value, (Mapping, CatalogLake)) else "<location>"
 
 
-class Settings(_Part):
+class Settings(Part):
     """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in their written order."""
 
     name: kinds.Name = Field(examples=["shop"])
@@ -313,8 +142,8 @@ class Settings(_Part):
     lake: Annotated[
         Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")], Discriminator(_shape_of_lake)
     ] = Field(examples=["./lake"])
-    storage: kinds.Options = {}
-    spark: kinds.Options = {}
+    storage: kinds.Options = Field(default_factory=dict)
+    spark: kinds.Options = Field(default_factory=dict)
     checkpoints: kinds.Location = Field(default=None, validate_default=True)
     kafka: KafkaSettings
     sources: dict[kinds.SourceName, SourceSettings] = Field(min_length=2)
@@ -346,7 +175,7 @@ class Settings(_Part):
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
         """These settings with the rules that `rules` gave of others, which came after these."""
-        changed: dict[tuple[str, ...], _Part] = {}
+        changed: dict[tuple[str, ...], Part] = {}
         for *path, part, names in self._ruled():
             values = {}
             for name, attribute in names.items():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from pipelines.settings import Settings, SourceSettings
+from pipelines.settings import Settings
+from pipelines.settings_sources import SourceSettings
 
 
 class Permission(NamedTuple):

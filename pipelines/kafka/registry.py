@@ -12,7 +12,8 @@ from pipelines.core.avro_schema import AvroSchema, self_contained
 from pipelines.core.reading import ReadingRules
 from pipelines.errors import ConfigurationError, RegistryAccessError, RegistryUnreachableError, UnknownWriterSchemaError
 from pipelines.kafka.cluster import TIMEOUT_S
-from pipelines.settings import RegistrySettings, Settings
+from pipelines.settings import Settings
+from pipelines.settings_sources import RegistrySettings
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, bronze_schema
 from pipelines.core.types import TIME, schema_of
-from pipelines.settings import Settings, SourceSettings
+from pipelines.settings import Settings
+from pipelines.settings_sources import SourceSettings
 
 SILVER = "silver"
 LATE = "late"

@@ -21,7 +21,7 @@ from pipelines.errors import (
     WatersmeetError,
 )
 from pipelines.kafka.registry import Registry
-from pipelines.settings import RegistrySettings
+from pipelines.settings_sources import RegistrySettings
 from tests.support.avro import as_text, encoded, framed
 from tests.support.registry import TestRegistry, gate
 

@@ -24,6 +24,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "observability",
         "settings",
         "settings_file",
+        "settings_sources",
         "settings_values",
     ),
     "core": ("core",),

@@ -12,7 +12,8 @@ from pipelines.core.types import columns_ddl
 from pipelines.dev import init
 from pipelines.dev.init import schemas_directory, write_example
 from pipelines.errors import ConfigurationError
-from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, SourceSettings, load_settings
+from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, load_settings
+from pipelines.settings_sources import SourceSettings
 
 FILES = [
     "watersmeet.yml",

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from pipelines.errors import ConfigurationError
 from pipelines.settings import (
     CatalogLake,
-    Equality,
     KafkaSettings,
     MergeSettings,
     PublishSettings,
@@ -28,6 +27,7 @@ from pipelines.settings import (
     load_settings,
     parse_duration,
 )
+from pipelines.settings_sources import Equality
 from tests.support.configurations import SMALLEST
 
 SECRET = "hunter2!secret"

@@ -1,0 +1,192 @@
+"""A source of the configuration, typed, and what every part of the configuration is."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from pipelines import settings_values as kinds
+from pipelines.settings_file import RefusedError, known_instead
+
+if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
+    import pyarrow as pa
+
+    from pipelines.core.avro_schema import AvroSchema
+    from pipelines.core.json_schema import ValueSchema
+    from pipelines.core.reading import ReadingRules
+
+
+_P = TypeVar("_P", bound="Part")
+_SECRET = frozenset(["options", "storage", "spark"])
+
+
+class Part(BaseModel):
+    """A mapping that has the fields of its class, under their names in YAML, and no others; `repr` never shows a secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_own_fields(cls, data: object, info: ValidationInfo) -> object:
+        if info.context is None or not isinstance(data, Mapping):  # built in Python, by the names of the attributes; or no part
+            return data
+        fields = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
+        for name in data:
+            if name not in fields:
+                raise RefusedError(f"unknown field `{{path}}`; {known_instead(str(name), list(fields))}", str(name))
+        for name, field in fields.items():
+            if field.is_required() and name not in data:
+                example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
+                raise RefusedError(f"required field `{{path}}` is missing; add it{example}", name)
+        return data
+
+    def changed(self: _P, **values: Any) -> _P:
+        """The part with other values of some attributes, and nothing computed from the old ones."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | values)
+
+    def __repr_args__(self) -> Any:
+        for name, value in super().__repr_args__():
+            yield name, dict.fromkeys(value, "***") if name in _SECRET else value
+
+
+class Equality(Part):
+    """Holds for a record where the value's `field` equals `equals`."""
+
+    field: kinds.DottedPath = Field(examples=["type"])
+    equals: kinds.Scalar = Field(examples=["heartbeat"])
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], str | int | float | bool]:
+        """The path, as field names from the outermost in, and what is to be found there."""
+        return tuple(self.field.split(".")), self.equals
+
+
+class EventTime(Part):
+    """Where a value has its event time; `unit` is that of a number: text is ISO 8601."""
+
+    field: kinds.DottedPath = Field(examples=["ts"])
+    unit: Literal["s", "ms", "us", "ns"] = "ms"
+
+
+def _shape_of_event_time(value: object) -> str:
+    return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
+
+
+class RegistrySettings(Part):
+    """The schema registry (of Confluent's API) that has the schemas which a source's values were written with."""
+
+    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"])
+    options: kinds.RegistryOptions = {}
+
+
+class RepartitionSettings(Part):
+    """The topic that a source's records come from, and how many partitions the source's own topic has."""
+
+    from_topic: kinds.TopicName = Field(validation_alias="from", examples=["clicks"])
+    partitions: kinds.Count = Field(examples=["6"])
+
+
+class SourceSettings(Part):
+    """One topic of the merge, and where its records carry their key and their event time."""
+
+    topic: kinds.TopicName = Field(examples=["tracking"])
+    repartition: RepartitionSettings | None = None
+    format: Literal["json", "avro"] = "json"
+    schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
+    registry: RegistrySettings | None = None
+    key: kinds.DottedPath | None = None
+    event_time: Annotated[
+        Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
+    ] = Field(examples=["ts"])
+    tombstone: Literal["quarantine", "skip"] = "quarantine"
+    where: Equality | None = None
+    heartbeat: Equality | None = None
+
+    @field_validator("event_time")
+    @classmethod
+    def _is_a_path_where_the_unit_is_usual(cls, found: "str | EventTime") -> "str | EventTime":
+        return found.field if isinstance(found, EventTime) and found.unit == "ms" else found
+
+    @property
+    def time(self) -> EventTime:
+        """Where the event time is, however that is written."""
+        return EventTime(field=self.event_time) if isinstance(self.event_time, str) else self.event_time
+
+    @model_validator(mode="after")
+    def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
+        if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
+            return self
+        if self.format == "avro" and self.schema_file is None:
+            raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
+        if self.registry is not None and self.format != "avro":
+            raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
+        return self
+
+    @cached_property
+    def value_schema(self) -> "ValueSchema | AvroSchema | None":
+        """The schema of the values; raises ConfigurationError where the file holds none."""
+        from pipelines.core.json_schema import value_schema
+
+        if self.format == "avro" or self.schema_file is None:
+            return self.avro_schema
+        return value_schema(self.schema_file.text, self.schema_file.path)
+
+    @cached_property
+    def avro_schema(self) -> "AvroSchema | None":
+        """The schema of values that are Avro; raises ConfigurationError where the file holds none.
+
+        With a registry, it does not know the schemas of its writers yet.
+        """
+        from pipelines.core.avro_schema import avro_schema
+
+        if self.format != "avro" or self.schema_file is None:
+            return None
+        found = avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
+        earlier = [source.avro_schema for source in self._earlier]
+        return replace(found, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
+
+    @property
+    def _earlier(self) -> "list[SourceSettings]":
+        """The source with each schema that a living lake had in this one's place."""
+        return [self.changed(schema_file=file) for file in self.schema_file.earlier] if self.schema_file else []
+
+    @cached_property
+    def read_type(self) -> "pa.DataType":
+        """What a value is read as: text, or the schema's struct."""
+        import pyarrow as pa
+
+        return self.value_schema.type if self.value_schema else pa.string()
+
+    @cached_property
+    def value_type(self) -> "pa.DataType":
+        """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
+        from pipelines.core.types import widened
+
+        return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
+
+    def reading_rules(self, max_future_ms: int, *, leaves_undecodable: bool = False) -> "ReadingRules":
+        """How this source's records are read; `leaves_undecodable`: to another source of the same topic."""
+        from pipelines.core.reading import ReadingRules
+
+        return ReadingRules(
+            event_time=tuple(self.time.field.split(".")),
+            max_future_ms=max_future_ms,
+            key=tuple(self.key.split(".")) if self.key else None,
+            where=self.where.parts if self.where else None,
+            heartbeat=self.heartbeat.parts if self.heartbeat else None,
+            schema=self.value_schema,
+            unit=self.time.unit,
+            skips_tombstones=self.tombstone == "skip",
+            leaves_undecodable=leaves_undecodable,
+        )
