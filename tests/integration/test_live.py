@@ -102,3 +102,28 @@ def test_a_catalog_has_it_as_a_view_of_its_own(spark: SparkSession, tmp_path: Pa
         here, there = live_rows(spark, settings).select(*columns), spark.table(view).select(*columns)
         assert here.exceptAll(there).isEmpty()
         assert here.count() == there.count()
+
+
+def test_decimals_and_times_of_json_wait_as_they_will_be_merged(spark: SparkSession, tmp_path: Path) -> None:
+    def named(name: str, kind: str = "string") -> dict[str, str]:
+        return {"type": kind, "x-watersmeet-type": name}
+
+    fields = {
+        "ts": {"type": "integer"},
+        "k": {"type": "string"},
+        "at": named("timestamp"),
+        "day": named("date"),
+        "price": named("decimal(38, 10)", "number"),
+        "tax": named("decimal(4, 2)"),
+    }
+    (tmp_path / "x.json").write_text(json.dumps({"type": "object", "properties": fields}))
+    spelled = b',"at":"0001-01-31T12:00:00.123456+01:00","day":"9999-12-31","price":12345678901234567890.5e1,"tax":"-0.190"}'
+    values: list[bytes | None] = [keyed("a", time)[:-1] + spelled for time in (10, 900)]
+    case = Case({"tracking": values, "orders": [heartbeat(500)]}, 100, ["tracking", "tracking", "orders"])
+    lake = case_lake(spark, settings_for(tmp_path, sources__tracking__schema=str(tmp_path / "x.json")), {0: case})
+    lake.arrive()
+    lake.merge()
+    rows = live_rows(spark, lake.settings).selectExpr("status", "inline(tracking)")
+    found = rows.selectExpr("status", *(f"CAST(value.{name} AS STRING)" for name in ("at", "day", "price", "tax"))).collect()
+    expected = ("0001-01-31 11:00:00.123456", "9999-12-31", "123456789012345678905.0000000000", "-0.19")
+    assert sorted(map(tuple, found)) == [(status, *expected) for status in ("timed_out", "waiting")]
