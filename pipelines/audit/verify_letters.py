@@ -76,7 +76,8 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
     lake or `forget` has changed since. Contents are compared of a sample of the records, or of all.
     """
     p, (first, end) = partition.number, box.bounds.get(partition.number, (0, 0))
-    sent: dict[str, list[Ints]] = {tp.source: [_NOTHING] for tp in partition.logs}
+    known = _of_table(partition, box)
+    sent: dict[str, list[Ints]] = {source: [_NOTHING] for source in known}
     last, said = dict.fromkeys(sent, -1), dict(box.noted.get(p, {}))
     stands: Mapping[str, Any] = {}
     where = ""
@@ -92,14 +93,16 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
             by_source[letter.source].append(letter)
         for source, letters in by_source.items():
             sent[source].append(np.array([letter.offset for letter in letters], np.int64))
-            _compare(partition, box, TopicPartition(source, p), letters, findings)
+            _compare(partition, box, TopicPartition(source, p), letters, known[source], findings)
     if where:
         for source, offset in _standing(stands, last, where, box, findings).items():
-            said[source] = max(offset, said.get(source, 0))
+            said[source] = max(min(offset, NEVER), said.get(source, 0))
     for source, found in sent.items():
         offsets = np.concatenate(found)
         begin = 0 if first == 0 else int(offsets.min(initial=NEVER))  # else retention has deleted letters
-        _check_missing(partition, box, TopicPartition(source, p), offsets, (begin, said.get(source, 0)), findings)
+        missing = np.setdiff1d(known[source], offsets)
+        missing = missing[(missing >= begin) & (missing < said.get(source, 0))]
+        _check_missing(partition, box, TopicPartition(source, p), missing, findings)
 
 
 def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings) -> Iterator[Letter]:
@@ -113,7 +116,8 @@ def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findi
             own.pop()
         ours = {name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]}
         source, offset, where = sources.get(ours.get(TOPIC, "")), ours.get(OFFSET, ""), f"{box.topic}[{p}]@{at}"
-        if tuple(ours) != _COORDINATES or source is None or not offset.isdecimal() or ours[PARTITION] != str(p):
+        is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < NEVER
+        if tuple(ours) != _COORDINATES or source is None or not is_offset or ours[PARTITION] != str(p):
             what = f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which record it was"
             findings.add(what, where, box.refill)
             continue
@@ -136,15 +140,15 @@ def _standing(stands: Mapping[str, Any], last: Mapping[str, int], where: str, bo
     return said
 
 
-def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[Letter], findings: Findings) -> None:
-    """Each is of a record that the table has, and as bronze has that."""
+def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[Letter], known: Ints, findings: Findings) -> None:
+    """Each is of a record that the table has, and as bronze has that. `known`: the offsets of the table's records, in order."""
     evidence = partition.evidence
     offsets = np.array([letter.offset for letter in letters], np.int64)
-    is_known = np.isin(offsets, _of_table(partition, box, tp))
-    is_sampled = (offsets + evidence.last_batch) % evidence.one_in == 0
-    asked = np.flatnonzero(np.where(is_known, is_sampled, _is_judged(partition, box, tp, offsets)))
-    records = _records(evidence, tp, offsets[asked])
-    for i in asked.tolist():
+    is_known = np.append(known, NEVER)[np.searchsorted(known, offsets)] == offsets
+    is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
+    is_asked[~is_known] = _is_judged(partition, box, tp, offsets[~is_known])
+    records = _records(evidence, tp, offsets[is_asked])
+    for i in np.flatnonzero(is_asked).tolist():
         letter, record = letters[i], records.get(letters[i].offset)
         if record is not None and _is_forgotten(record):
             continue
@@ -158,13 +162,9 @@ def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[L
                 findings.add(f"{' and '.join(differing)} {verb} from the record's", letter.where, box.refill)
 
 
-def _check_missing(
-    partition: Partition, box: Box, tp: TopicPartition, sent: Ints, due: tuple[int, int], findings: Findings
-) -> None:
-    """`due`: the offsets `[begin, until)` whose records must have been sent."""
-    wanted = np.setdiff1d(_of_table(partition, box, tp), sent)
-    wanted = wanted[(wanted >= due[0]) & (wanted < due[1])]
-    missing = wanted[~_is_found_again(partition, box, tp, wanted)]
+def _check_missing(partition: Partition, box: Box, tp: TopicPartition, missing: Ints, findings: Findings) -> None:
+    """The table has the records at these offsets, and later ones were sent."""
+    missing = missing[~_is_found_again(partition, box, tp, missing)]
     for begin in range(0, len(missing), READ):
         some = missing[begin : begin + READ]
         records = _records(partition.evidence, tp, some)
@@ -174,12 +174,15 @@ def _check_missing(
                 findings.add(f"a record of {box.table} is missing, although the topic has later ones", where, box.refill)
 
 
-def _of_table(partition: Partition, box: Box, tp: TopicPartition) -> Ints:
-    """The offsets of the records that must be in the topic, once they were sent, as far as the partition's history goes."""
+def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
+    """By source the offsets, in order, of the records that the table has, as far as the partition's history goes."""
     if box.table == tables.QUARANTINE:
-        return partition.logs[tp].quarantined
-    late = (part for outcome in partition.late for part in outcome.parts)
-    return np.array([offset for source, offset, *_ in late if source == tp.source], np.int64)
+        return {tp.source: np.unique(log.quarantined) for tp, log in partition.logs.items()}
+    late: dict[str, list[int]] = {tp.source: [] for tp in partition.logs}
+    for source, offset, *_ in (part for outcome in partition.late for part in outcome.parts):
+        if source in late:  # else check 1 says so
+            late[source].append(offset)
+    return {source: np.unique(np.array(offsets, np.int64)) for source, offsets in late.items()}
 
 
 def _is_judged(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:

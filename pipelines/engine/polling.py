@@ -20,23 +20,28 @@ def followed_source(
     """
     cluster = Cluster(source.kafka)
 
-    def ends() -> dict[int, int]:
-        """By partition of the source the exclusive end offset that Kafka has now."""
-        bounds = cluster.bounds(source.topic, len(source.offsets))
-        return {p: end for p, (_, end) in bounds.items() if p in source.offsets}
-
     def follow(stopping: threading.Event) -> None:
         """Takes batch after batch until `stopping` is set; with `once`, only up to the ends at the start."""
-        last = ends()
+        last = _ends(cluster, source)
         while not stopping.is_set():
             if take(last):
                 continue
             if once:
                 return
             stopping.wait(every_s)
-            last = ends()
+            last = _ends(cluster, source)
 
     return RunningThread(tables.bronze(source.source), follow)
+
+
+def has_news(source: KafkaInput) -> bool:
+    """Whether Kafka has offsets of a source beyond where reading begins. Raises KafkaUnreachableError and the like."""
+    return any(end > source.offsets[p] for p, end in _ends(Cluster(source.kafka), source).items())
+
+
+def _ends(cluster: Cluster, source: KafkaInput) -> dict[int, int]:
+    """By partition of the source the exclusive end offset that Kafka has now."""
+    return {p: end for p, (_, end) in cluster.bounds_of(source.topic, source.offsets).items()}
 
 
 def followed_versions(name: str, versions: Callable[[], list[int]], work: Callable[[], None], *, every_s: float) -> RunningThread:

@@ -24,6 +24,8 @@ from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
 from pipelines.engine.expressions import expression_problem
+from pipelines.engine.polling import has_news
+from pipelines.engine.threads import RunningThread
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
 from pipelines.lake import tables
@@ -247,7 +249,9 @@ class SparkEngine:
     # -- following
 
     def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> Running:
-        """See `Engine.follow_kafka`."""
+        """See `Engine.follow_kafka`. A query takes Spark seconds to start; where Kafka has nothing new, `once` needs none."""
+        if once and not has_news(source):
+            return RunningThread(tables.bronze(source.source), lambda _: None)
         kafka = kafka_source(f"watersmeet_{source.source}", self._reading(source), source.offsets, source.max_offsets_per_batch)
         stream = self.spark.readStream.format(register(self.spark, kafka)).load()
         trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}

@@ -112,6 +112,10 @@ def foreign(sent: list[Sent], i: int) -> tuple[list[Sent], list[Problem]]:
     return [*sent[:i], Sent(b"k", b"{}", ()), *sent[i:]], [(i, "", "not a dead letter of these sources")]
 
 
+def beyond_all_offsets(sent: list[Sent], i: int) -> tuple[list[Sent], list[Problem]]:
+    return [*sent[:i], sent[i].saying(OFFSET, 2**64), *sent[i:]], [(i, "", "not a dead letter of these sources")]
+
+
 def of_another_partition(sent: list[Sent], i: int) -> tuple[list[Sent], list[Problem]]:
     wrong = [(i, "", "not a dead letter of these sources"), (None, sent[i].place, "is missing")]
     return [*sent[:i], sent[i].saying(PARTITION, 77), *sent[i + 1 :]], wrong
@@ -138,6 +142,7 @@ BREAKINGS: list[Breaking] = [
     for_another_reason,
     unknown,
     foreign,
+    beyond_all_offsets,
     of_another_partition,
     without_its_end,
     standing_elsewhere,

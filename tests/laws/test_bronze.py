@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +122,23 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     lake.merge(lake.quick)
     assert lake.silver() == expected_silver(cases)
     assert lake.late() == expected_late(cases)
+
+
+@in_folders
+def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    """A query has a checkpoint, so its folder tells."""
+    lake = begin(new_lake, kafka, f"no-news-{kind}", {0: Case({source: [keyed("a", 5)] for source in SOURCES}, 100)})
+    queries = Path(lake.settings.checkpoints)
+    for source in SOURCES:
+        read(lake.owner(), lake, source)
+    shutil.rmtree(queries, ignore_errors=True)
+    for source in SOURCES:
+        read(lake.owner(), lake, source)
+    assert not queries.exists()
+    for source in SOURCES:
+        produce(kafka, lake.settings.sources[source].topic, [(0, keyed("b", 6))])
+        read(lake.owner(), lake, source)
+        assert [row[1] for row in records(lake, source)] == [0, 1]
 
 
 @in_folders
