@@ -88,6 +88,8 @@ class PartitionMerge:
     """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """After a lost lake: by key, the event times of messages read back from the sink (`core.recovery`)."""
+    ahead: Sequence[tuple[int, int]] = ()
+    """After a lost lake: of its epochs that are merged again, from this one on, the timeout (ms) and the clock at the end."""
     already_published: list[Record] = field(default_factory=list)
 
     def arrive(self, *records: Record) -> None:
@@ -126,7 +128,7 @@ class PartitionMerge:
         if record.event_time < (oldest if self.horizon is None else max(oldest, self.horizon)):
             self.late.append(LateRecord(record, position))
             return
-        if any(position <= event_time + self.rules.timeout_ms for event_time in self.recovered.get(record.key, ())):
+        if any(self._is_held(position, event_time) for event_time in self.recovered.get(record.key, ())):
             self.already_published.append(record)  # a part of that message, or of an earlier one of its key
             return
         row = self.open.get(record.key)
@@ -138,6 +140,20 @@ class PartitionMerge:
         parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
         parts[record.source].append(Part(record.event_time, record.offset))
         self.open[record.key] = MergeRecord(record.key, record.event_time, record.event_time, parts)
+
+    def _is_held(self, position: int, event_time: int) -> bool:
+        """Whether a message that was read back, or an earlier one of its key, holds the key's record at a position.
+
+        It may have joined in any epoch from this one to that which timed the message out.
+        """
+        if self.horizon is not None and event_time < self.horizon:
+            return False
+        timeouts: list[int] = []
+        for timeout_ms, clock in self.ahead:
+            timeouts.append(timeout_ms)
+            if event_time < clock - timeout_ms:
+                return position <= event_time + max(timeouts)
+        return position <= event_time + max([*timeouts, self.rules.timeout_ms])
 
     def published_order(self) -> list[MergeRecord]:
         """Finished records in the order of publication: event time, then the key's UTF-8 bytes."""

@@ -8,6 +8,7 @@ SEQ = "watersmeet.seq"
 ID = "watersmeet.id"
 MIN_OFFSETS = "watersmeet.min_offsets"
 IDLE = "watersmeet.idle"
+EPOCHS = "watersmeet.epochs"
 
 
 class Tail(NamedTuple):
