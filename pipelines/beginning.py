@@ -8,7 +8,7 @@ goes on: after the last row of bronze, or at the beginning that was kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.plan import TopicPartition
-from pipelines.core.recovery import SinkState, sink_state
+from pipelines.core.recovery import SinkState, Told, encode_told, sink_state
 from pipelines.core.sequence import FORGOTTEN, ID, parse_message_id
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
@@ -193,11 +193,15 @@ class Beginning:
             for decision in state.decisions.get(source, ())
         ]
         rows: list[tuple[Any, ...]] = [
-            (p, message.key, message.event_time, None, None, now) for p, state in states.items() for message in state.read_back
+            (p, message.key, message.event_time, None, None, now, None)
+            for p, state in states.items()
+            for message in state.read_back
         ]
+        lived = {p: state.lived(self.settings.merge.timeout_ms) for p, state in states.items()}
+        rows += [(p, *[None] * 4, now, encode_told(told).decode()) for p, told in lived.items() if told is not None]
         for source in self.settings.sources:
             begun = self._chosen(source, self._bounds(source))
-            rows += [(p, None, None, source, offset, now) for p, offset in begun.items()]
+            rows += [(p, None, None, source, offset, now, None) for p, offset in begun.items()]
         known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
         if idle and not known["decisions"][0].as_py():
             self._write(tables.IDLE_HEARTBEATS, decision_rows(self.settings, idle, now))
@@ -205,14 +209,26 @@ class Beginning:
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
-        """Per partition what the sink says; where there is no sink, or nothing in it, nothing."""
+        """Per partition what the sink says; where there is no sink, or nothing in it, nothing.
+
+        A partition whose last message was made before the timeout first changed says nothing of it, and others say what it was.
+        """
         topic, cluster = self.settings.publish.topic, Cluster(self.settings.kafka)
         nothing = {p: SinkState({}, {}, ()) for p in range(self.partitions)}
         if topic not in cluster.partition_counts([topic]):
             return nothing
-        found = {p: read_backwards(self.settings.kafka, topic, p) for p in nothing}
-        messages = {p: (one for one in every if FORGOTTEN not in dict(one.headers() or [])) for p, every in found.items()}
-        return {p: sink_state(map(_as_read_back, found), self.settings.merge.timeout_ms) for p, found in messages.items()}
+
+        def read(p: int, timeout_ms: int) -> SinkState:
+            messages = read_backwards(self.settings.kafka, topic, p)
+            said = (message for message in messages if FORGOTTEN not in dict(message.headers() or []))
+            return sink_state(map(_as_read_back, said), timeout_ms)
+
+        found = {p: read(p, self.settings.merge.timeout_ms) for p in nothing}
+        first_ms = next((state.told.first_ms for state in found.values() if state.told), None)
+        if first_ms is not None:
+            early = [p for p, state in found.items() if state.told is None]
+            found |= {p: replace(read(p, first_ms), told=Told(first_ms, first_ms)) for p in early}
+        return found
 
 
 def begun(questions: Questions, source: str) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, changes, read_epochs
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions, Where
+from pipelines.lake.stretches import read_lived
 from pipelines.observability import Reporter
 from pipelines.owner import now_ms
 from pipelines.run import LAYERS, Run
@@ -73,15 +74,21 @@ def _first_values(begun: Beginning, settings: Settings, found: Mapping[str, Any]
 
 
 def _too_early(questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None) -> Iterator[Problem]:
-    """The timeout says which records a message holds that was read back from the sink: it stays until all of them are past."""
+    """The timeout says which records a message holds that was left behind by a jump back: it stays until all of them are past.
+
+    What was read back from the sink does not depend on it: the lost lake's timeouts were kept (`lake.stretches`).
+    """
     if "merge.timeout" not in found or last is None or not questions.exists(tables.RECOVERED):
         return
+    lived = read_lived(questions)
     where: Where = [[("merge_key", "is not null", None)]]
     rows = questions.summary(tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, where).to_pylist()
     for row in rows:
+        if row["partition"] in lived:
+            continue
         until = row["last"] + max(found["merge.timeout"])
         if last[0].clocks.get(row["partition"], 0) <= until:
-            what = f"messages that were read back from the sink may still hold records of partition {row['partition']}"
+            what = f"messages that a jump back left may still hold records of partition {row['partition']}"
             yield Problem(what, "merge.timeout", f"wait until its clock has passed {utc(until)}")
 
 

@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
-from pipelines.core.recovery import encode_idle, encode_min_offsets, idle_header, min_offset
-from pipelines.core.sequence import FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
+from pipelines.core.recovery import Told, encode_idle, encode_min_offsets, encode_told, idle_header, min_offset, told_of
+from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
 from pipelines.engine import Engine, Rows
 from pipelines.events import Handled, Published
 from pipelines.extent import Extent, Pending, finished, pending
@@ -41,6 +41,7 @@ from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
+from pipelines.lake.stretches import read_lived, stretches_of
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 
@@ -203,11 +204,30 @@ class Gold:
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
                 offsets[p][source] = min_offset(records, decisions[p].get(source, ()), time, next_offset=0)
-        said = {}
+        said, told = {}, self._told(times)
         for p, by_source in offsets.items():
             idle = idle_header(decisions[p], by_source)
             said[p] = [(MIN_OFFSETS, encode_min_offsets(by_source)), *([(IDLE, encode_idle(idle))] if idle else [])]
+            said[p] += [(EPOCHS, encode_told(told[p]))] if p in told else []
         return said
+
+    def _told(self, times: Mapping[int, int]) -> dict[int, Told]:
+        """Per partition, under which timeouts a lost lake would have to merge again from these event times on; nothing where the
+        timeout has never changed.
+        """
+        lived, epochs = read_lived(self._engine.questions), self._epochs
+        first_ms = next((told.first_ms for told in lived.values()), epochs[0].settings.merge.timeout_ms)
+        all_ms = {told.timeout_ms for told in lived.values()} | {epoch.settings.merge.timeout_ms for epoch in epochs}
+        if all_ms == {first_ms}:
+            return {}
+        stretches, now_ms = stretches_of(self._engine.questions, epochs, lived, times), epochs.current.settings.merge.timeout_ms
+        found = {}
+        for p, time in times.items():
+            mine = lived.get(p)
+            is_open = mine is not None and mine.stretches[-1].offsets is None
+            timeout_ms, horizon = mine.timeout_ms if mine and is_open else now_ms, mine.horizon if mine else None
+            found[p] = told_of(stretches[p], timeout_ms, first_ms, horizon, time)
+        return found
 
     # -- the table `published`, and the sink
 

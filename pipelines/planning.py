@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelines.core.columns import NO_TIME, groups, int64s
 from pipelines.core.idle import IdleDecision
+from pipelines.core.model import horizon_after
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
     Available,
@@ -18,7 +19,9 @@ from pipelines.core.plan import (
     Cursor,
     End,
     Lateness,
+    Stretch,
     TopicPartition,
+    ahead_of,
     heads_of,
     plan_batch,
     positions_of,
@@ -38,7 +41,8 @@ class Planner:
 
     `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `ends`: where a
     rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons`: by partition, of earlier epochs
-    (ms). `epoch`: the number of the epoch of the settings, and the batch that it begins with.
+    (ms). `epoch`: the number of the epoch of the settings, and the batch that it begins with. `ahead`: by partition the stretches
+    of a lost lake that are to be merged again; those that have ended already are passed over.
     """
 
     questions: Questions
@@ -48,8 +52,9 @@ class Planner:
     clocks: Mapping[int, int]
     idle: dict[TopicPartition, list[IdleDecision]]
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
-    horizons: Mapping[int, int] = field(default_factory=dict)
+    horizons: dict[int, int] = field(default_factory=dict)
     epoch: tuple[int, int] = (0, 0)
+    ahead: dict[int, Sequence[Stretch]] = field(default_factory=dict)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
 
@@ -98,7 +103,7 @@ class Planner:
     @property
     def lateness(self) -> Lateness:
         """By which times a record is late."""
-        return Lateness(self.settings.merge.timeout_ms, self.horizons)
+        return Lateness(self.settings.merge.timeout_ms, self.horizons, self.ahead)
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Where bronze ended, as far as the last plan looked: the offset after the last record of each topic-partition."""
@@ -148,9 +153,35 @@ class Planner:
     def _plan(self) -> BatchPlan | None:
         number, since = self.epoch
         begins = number > 0 and since == self.next_batch
-        rows, beyond = self._available, self._heads_beyond
+        rows, ends_stretch = self._shown()
+        begins |= ends_stretch
+        beyond = {tp: head for tp, head in self._heads_beyond.items() if rows.get(tp) is self._available.get(tp)}
         plan = plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.lateness, beyond, begins_epoch=begins)
         return None if plan is None else replace(plan, epoch=number)
+
+    def take_up(self, plan: BatchPlan, clocks: Mapping[int, int]) -> None:
+        """Stands where it stood before a plan, after the batch with these clocks (ms)."""
+        self.cursors |= {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
+        self.clocks = clocks
+        self._shown()
+
+    def _shown(self) -> tuple[dict[TopicPartition, Available], bool]:
+        """What the next batch may see of what is available, stopping where a lost lake's stretches end; and whether one of them
+        has ended at the clock where it stands: what the next timeout closes does not wait for the clock to go on.
+        """
+        rows, is_here = dict(self._available), False
+        for p, stretches in self.ahead.items():
+            clock = self.clocks.get(p)
+            ended, seen = ahead_of(stretches, p, clock, self.cursors, rows, self.settings.merge.timeout_ms)
+            for stretch in ended:
+                at = stretch.clock if stretch.offsets is not None or clock is None else clock
+                self.horizons[p] = horizon_after(self.horizons.get(p), at, stretch.timeout_ms)
+                is_here |= at == clock
+            self.ahead = {**self.ahead, p: stretches[len(ended) :]}
+            rows |= {tp: shown for tp, shown in seen.items() if len(shown.offsets)}
+            for tp in [tp for tp, shown in seen.items() if not len(shown.offsets)]:
+                rows.pop(tp, None)
+        return rows, is_here
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
         """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""

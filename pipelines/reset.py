@@ -138,7 +138,7 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         tails = last_published(engine.questions)
         function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
         messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
-        rows = [(r["partition"], r["merge_key"], r["event_time"], None, None, now_ms()) for r in messages.to_pylist()]
+        rows = [(r["partition"], r["merge_key"], r["event_time"], None, None, now_ms(), None) for r in messages.to_pylist()]
         engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows(rows), commit)
     now, topics = now_ms(), {name: source.topic for name, source in settings.sources.items()}
     jumps = [

@@ -193,6 +193,7 @@ class Run:
                 widen(self.engine, [tables.SILVER, tables.PROGRESS])
                 keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:
+                widen(self.engine, [tables.RECOVERED])
                 Beginning(questions, self.settings, self.partitions, owner).decide()
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:

@@ -37,9 +37,10 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import horizons, read_epochs
 from pipelines.lake.floors import last_reset
-from pipelines.lake.progress import facts_of, last_batch, progress_rows
+from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.stretches import read_lived
 from pipelines.owner import Owner, now_ms
 from pipelines.planning import Planner
 from pipelines.reset import note_reset, reset_rows, taken_back
@@ -105,13 +106,19 @@ class Silver:
         cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in range(self.partitions)}
         questions, epochs = self._engine.questions, read_epochs(self._engine.questions, self.settings)
         epoch = epochs.current
-        passed = horizons(questions, epochs, last_reset(questions)) if self.horizons is None else self.horizons
-        since = epoch.number, epoch.from_batch
-        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, passed, since)
+        lived = read_lived(questions)
+        passed = horizons(questions, epochs, last_reset(questions), lived) if self.horizons is None else dict(self.horizons)
+        for p, told in lived.items():
+            if told.horizon is not None:
+                passed[p] = max(told.horizon, passed.get(p, told.horizon))
+        since, ahead = (epoch.number, epoch.from_batch), {p: told.stretches for p, told in lived.items()}
+        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, passed, since, ahead)
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
         if last is not None:
             plan, version, commit = last
             if not self._is_noted(plan):
+                if ahead:
+                    planner.take_up(plan, clocks_after(questions, plan.batch - 1))
                 self._note(plan, commit, version, planner)
             planner.done(plan)
         return planner

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pipelines.audit.show import utc
 from pipelines.core.columns import NO_TIME
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
+from pipelines.core.recovery import Told
 from pipelines.core.sequence import ID, message_id
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster
@@ -31,6 +32,7 @@ from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
 from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where
 from pipelines.lake.questions import answer as in_milliseconds
+from pipelines.lake.stretches import read_lived
 from pipelines.settings import Settings
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(milliseconds=1)
@@ -146,7 +148,10 @@ class _Life:
     def _reason(self, row: Found, clock: int | None) -> str:
         """Which rule has decided, in a sentence."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
-        limit = utc(row["event_time"] + epoch.settings.merge.timeout_ms)
+        again = () if row["partition"] not in self._lived else self._lived[row["partition"]].stretches
+        own_ms = epoch.settings.merge.timeout_ms
+        timeout_ms = next((stretch.timeout_ms for stretch in again if row["event_time"] < stretch.horizon), own_ms)
+        limit = utc(row["event_time"] + timeout_ms)
         now = "undefined" if clock is None else utc(clock)
         if row["status"] == "open":
             return f"open: times out once the clock has passed event time + timeout ({limit}); it is {now}"
@@ -158,6 +163,10 @@ class _Life:
     @cached_property
     def _epochs(self) -> Epochs:
         return read_epochs(self.questions, self.settings)
+
+    @cached_property
+    def _lived(self) -> Mapping[int, Told]:
+        return read_lived(self.questions)
 
     def _parts(self) -> dict[tuple[TopicPartition, int], Found]:
         """All parts of the key's merge records, each with the last batch that merged it, and its position there."""

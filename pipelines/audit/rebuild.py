@@ -25,6 +25,7 @@ from pipelines.audit.verify_eras import Evidence, read_evidence
 from pipelines.audit.verify_evidence import groups, place
 from pipelines.core.columns import int64s, looked_up
 from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
+from pipelines.core.recovery import encode_told
 from pipelines.core.reset import open_before
 from pipelines.core.types import TIME
 from pipelines.engine import Engine
@@ -76,7 +77,7 @@ def rebuild(
     here = open_engine(settings)
     if evidence.history:
         _begin(here, into, wanted, evidence)
-    for plan in _batches(into, rebuilt, evidence):
+    for plan in _batches(into, rebuilt, evidence, is_as_it_was=timeout_ms is None):
         tell(plan)
     now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{wanted.merge.timeout_ms} ms"}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
@@ -180,9 +181,11 @@ def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence) -
     return End(history.offsets[tp.source], history.clock)
 
 
-def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
+def _batches(
+    into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence, *, is_as_it_was: bool
+) -> Iterator[BatchPlan]:
     """Merges every era into `into`, from one reset to the next; yields each batch, resets too. `rebuilt`: the settings for it of
-    those of an epoch.
+    those of an epoch. `is_as_it_was`: under the timeouts that the lake had, and a lost lake before it.
 
     In each era, what is known of idle decisions and of messages read back is what was known then.
     """
@@ -192,7 +195,11 @@ def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Ev
             continue
         is_known = pc.less_equal if evidence.history else pc.equal
         messages = evidence.recovered.filter(is_known(evidence.recovered["era"], i)).to_pylist()
-        rows = [(row["partition"], row["merge_key"], row["event_time"], None, None, now_ms()) for row in messages]
+        rows: list[Row] = [
+            (row["partition"], row["merge_key"], row["event_time"], None, None, now_ms(), None) for row in messages
+        ]
+        if i == 0 and is_as_it_was:
+            rows += [(p, *[None] * 4, now_ms(), encode_told(told).decode()) for p, told in evidence.lived.items()]
         if rows:
             into.append(tables.RECOVERED, into.lake.layout[tables.RECOVERED].rows(rows))
         for epoch, end in era.epochs:
@@ -202,7 +209,9 @@ def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Ev
             begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
             known = [each for each in evidence.epochs if each.number <= epoch.number]
             like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known)
-            passed = horizons(evidence.questions, like_these, evidence.resets[i - 1].batch if i else -1)
+            passed = horizons(
+                evidence.questions, like_these, evidence.resets[i - 1].batch if i else -1, {} if i else evidence.lived
+            )
             silver = Silver(owner, settings, evidence.partitions, None, ends, era.ended_at, passed)
             yield from silver.drain()
         if reset is not None:

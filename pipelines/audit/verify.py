@@ -39,7 +39,8 @@ from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, 
 from pipelines.audit.verify_letters import check_letters, read_boxes
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
 from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, Record
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import Stretch, TopicPartition
+from pipelines.core.recovery import Told
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
@@ -235,7 +236,8 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
         era = evidence.eras[number]
         clock = era.clocks.get(p) if status == "open" else clocks.get(row.batch, era.clocks.get(p, NONE))
         epoch = era.epochs[-1][0] if status == "open" else evidence.epochs.of(row.batch)
-        timeout_ms = epoch.settings.merge.timeout_ms
+        timeouts_ms = _timeouts(evidence.stretches(p, number), clock, epoch.settings.merge.timeout_ms)
+        timeout_ms = max(timeouts_ms) if status == "open" else min(timeouts_ms)
         if status == "open":
             rows["open rows for one key", key, None, None] += 1
         if status != "reset":
@@ -251,6 +253,14 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
     for (what, key, time, _), n in rows.items():
         if n > 1:
             findings.add(f"{n} {what}", place(p, key, time))
+
+
+def _timeouts(stretches: Sequence[Stretch], clock: int | None, timeout_ms: int) -> list[int]:
+    """By which timeouts (ms) a batch with this clock may have closed rows: two where it stands at the end of a stretch."""
+    if clock is None:
+        return [timeout_ms]
+    now = next((s.timeout_ms for s in stretches if clock < s.clock), timeout_ms)
+    return [now, *(s.timeout_ms for s in stretches if clock == s.clock)]
 
 
 # -- check 4
@@ -357,7 +367,8 @@ def expected(partition: Partition) -> list[Outcome]:
                     waiting[tp.source].append((position, Record(tp.source, offset, time, key)))
     found, before = [], _open_before(partition)
     told = {part[:2]: part for parts in before.values() for part in parts}
-    for row in outcomes(tuple(settings.sources), eras, partition.number, arrived, partition.recovered, before):
+    lived = partition.evidence.lived.get(partition.number)
+    for row in outcomes(tuple(settings.sources), eras, partition.number, arrived, partition.recovered, before, lived):
         value = 2 if row.status == "late" else 3
         parts = (told.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value]) for part in row.parts)
         found.append(row._replace(parts=tuple(parts)))
@@ -380,10 +391,11 @@ def outcomes(
     arrived: Arrived,
     recovered: Iterable[tuple[int, str, int]],
     before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({}),
+    lived: Told | None = None,
 ) -> list[Outcome]:
     """The model's answer. `recovered`: the era that a message begins with, its key and event time. A reset closes what is open;
     what comes again after a jump back leaves its merge record, of which the rest is closed. `before`: by key the parts of what
-    was open when the last era's history begins.
+    was open when the last era's history begins. `lived`: what the first era merges again under a lost lake's timeouts.
     """
     found: list[Outcome] = []
     for i, era in enumerate(eras):
@@ -398,12 +410,10 @@ def outcomes(
             for source, offset, time, *_ in mine:
                 opened[source].append(Part(time, offset))
             model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
-        for epoch, end in era.epochs:
-            model.begin_epoch(epoch.settings.merge.timeout_ms)
-            clock = (era if end is None else end).clocks.get(partition)
-            if clock is None:
-                continue
-            untils = {s: NEVER if end is None else end.until.get(TopicPartition(s, partition), 0) for s in sources}
+        told = lived if i == 0 else None
+        model.horizon = None if told is None else told.horizon
+        for timeout_ms, clock, untils, model.ahead in _steps(era, partition, sources, () if told is None else told.stretches):
+            model.begin_epoch(timeout_ms)
             reached = {s: [one for one in waits if one[1].offset < untils[s]] for s, waits in left.items()}
             left = {s: [one for one in waits if one[1].offset >= untils[s]] for s, waits in left.items()}
             model.advance_to(dict.fromkeys(sources, clock), reached)
@@ -421,6 +431,28 @@ def outcomes(
             again = {s: since for s, since in begin.items() if since < era.until[TopicPartition(s, partition)]}
             found = [rest for row in found if (rest := _without(row, again)) is not None]
     return found
+
+
+def _steps(
+    era: Era, partition: int, sources: Sequence[str], again: Sequence[Stretch]
+) -> Iterator[tuple[int, int, Mapping[str, int], Sequence[tuple[int, int]]]]:
+    """Through which timeouts (ms) a partition went in an era, each with the clock (ms) and the exclusive end offsets at its end,
+    and, of a lost lake's stretches that were merged again, those from there on (`PartitionMerge.ahead`).
+    """
+    last, here = era.clocks.get(partition), {s: era.until.get(TopicPartition(s, partition), 0) for s in sources}
+    everything = dict.fromkeys(sources, NEVER)
+    for n, stretch in enumerate(again):
+        ahead = [each[:2] for each in again[n:]]
+        if last is not None and not stretch.is_past(last, here):
+            yield stretch.timeout_ms, last, everything, ahead
+        if not stretch.is_past(last, here):
+            return
+        yield stretch.timeout_ms, stretch.clock, stretch.offsets or {}, ahead
+    for epoch, end in era.epochs:
+        clock = (era if end is None else end).clocks.get(partition)
+        if clock is not None and (end is None or not again or clock >= again[-1].clock):
+            untils = everything if end is None else {s: end.until.get(TopicPartition(s, partition), 0) for s in sources}
+            yield epoch.settings.merge.timeout_ms, clock, untils, ()
 
 
 def _without(row: Outcome, again: Mapping[str, int]) -> Outcome | None:

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import Stretch, TopicPartition
+from pipelines.core.recovery import Told
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.floors import Floors, History, read_floors, read_history
@@ -26,6 +27,7 @@ from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.stretches import read_lived
 from pipelines.settings import Settings
 
 SAMPLED_RECORDS = 100_000
@@ -82,7 +84,7 @@ class Evidence:
     of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
     over, `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
     yet, and of the ends of the eras. `history`: where rows have been deleted, by partition from where on the last era is judged;
-    nothing before it is.
+    nothing before it is. `lived`: by partition, what the first era has merged again under a lost lake's timeouts.
     """
 
     questions: Questions
@@ -100,6 +102,7 @@ class Evidence:
     epochs: Epochs
     floors: Floors
     history: Mapping[int, History]
+    lived: Mapping[int, Told]
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
@@ -120,6 +123,10 @@ class Evidence:
             if era.begin.get(tp, 0) <= offset < era.until.get(tp, 0):
                 return next(epoch for epoch, end in era.epochs if end is None or offset < end.until.get(tp, 0))
         return self.epochs.current
+
+    def stretches(self, partition: int, era: int) -> Sequence[Stretch]:
+        """What an era of a partition has merged again of a lost lake's, or has still to."""
+        return self.lived[partition].stretches if era == 0 and partition in self.lived else ()
 
     def is_sampled(self, key: str | None) -> bool:
         """Whether a key belongs to the sample, which is another one after every batch; a null never does."""
@@ -180,7 +187,21 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
         skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
     floors, history = read_floors(questions), read_history(questions, settings, partitions, batch)
-    found = (version, batch, progress, resets, eras, skips, recovered, full, one_in, epochs, floors, history)
+    found = (
+        version,
+        batch,
+        progress,
+        resets,
+        eras,
+        skips,
+        recovered,
+        full,
+        one_in,
+        epochs,
+        floors,
+        history,
+        read_lived(questions),
+    )
     return Evidence(questions, settings, partitions, *found)
 
 

@@ -100,7 +100,7 @@ def merge(records: pa.Table, open_rows: pa.Table, batch: Batch, recovered: pa.Ta
     positioned = _positioned(wide, batch)
     on_time = positioned.where(~positioned.is_late(batch.lateness))
     if recovered is not None and recovered.num_rows:
-        on_time = on_time.where(~_is_published(on_time, recovered, batch.lateness.timeout_ms))
+        on_time = on_time.where(~_is_published(on_time, recovered, batch.lateness))
     return _changed(on_time, open_rows, batch)
 
 
@@ -161,15 +161,16 @@ def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDe
     return positions if rows.is_idle is None else positions[~rows.is_idle]
 
 
-def _is_published(records: _Positioned, recovered: pa.Table, timeout_ms: int) -> Booleans:
-    """Whether the sink already holds a record: a message of its key with `position <= event_time + timeout` was read back.
+def _is_published(records: _Positioned, recovered: pa.Table, lateness: Lateness) -> Booleans:
+    """Whether the sink already holds a record: a message of its key was read back that holds records up to its position.
 
     The latest message of a key decides: where it does not hold the record, no earlier one does.
     """
     of_record, of_message, count = _keys(records.rows, recovered)
     latest = np.full(count, NO_TIME)
-    np.maximum.at(latest, of_message, times_ms(recovered["event_time"]))
-    return np.asarray(records.positions <= latest[of_record] + timeout_ms, np.bool_)
+    messages = zip(recovered["partition"].to_pylist(), times_ms(recovered["event_time"]).tolist(), strict=True)
+    np.maximum.at(latest, of_message, np.array([lateness.held_until(*message) for message in messages], np.int64))
+    return np.asarray(records.positions <= latest[of_record], np.bool_)
 
 
 def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
@@ -191,7 +192,7 @@ def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Tabl
         raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
     times_of_keys = np.full(count, NEVER)
     times_of_keys[of_open] = open_times
-    nth = _nth_of_key(records, of_record, times_of_keys, batch.lateness.timeout_ms)
+    nth = _nth_of_key(records, of_record, times_of_keys, batch.lateness)
     # A merge record is known by its key and its number among those of the key that this batch sees.
     stride = int(nth.max(initial=0)) + 1
     of_record, of_open = of_record * stride + nth, of_open * stride
@@ -223,7 +224,7 @@ def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Tabl
     return pa.table(columns)
 
 
-def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, timeout_ms: int) -> Int64s:
+def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, lateness: Lateness) -> Int64s:
     """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
 
     `of_record`: the number of each record's key; `open_times` (ms): by key, of its open record, or `NEVER`. Nearly every key has
@@ -238,11 +239,11 @@ def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, tim
     ends = np.append(begins[1:], len(order))
     open_times = open_times[of_record[order[begins]]]
     first_times = np.minimum(open_times, np.minimum.reduceat(records.times[order], begins))
-    last_positions = records.positions[order[ends - 1]]
-    for key in np.flatnonzero(last_positions - timeout_ms > first_times):
+    oldest = lateness.oldest(int64s(records.rows["partition"]), records.positions)
+    for key in np.flatnonzero(oldest[order[ends - 1]] > first_times):
         number, time = (-1, None) if open_times[key] == NEVER else (0, int(open_times[key]))
         for row in order[begins[key] : ends[key]]:
-            if time is not None and time >= records.positions[row] - timeout_ms:
+            if time is not None and time >= oldest[row]:
                 time = min(time, int(records.times[row]))
             else:
                 number, time = number + 1, int(records.times[row])
@@ -252,8 +253,8 @@ def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, tim
 
 def _is_timed_out(partitions: Int64s, times: Int64s, batch: Batch) -> Booleans:
     """Rule 5, for open merge records with these event times (ms)."""
-    limits = {p: clock - batch.lateness.timeout_ms for p, clock in batch.plan.clocks.items()}
-    return np.asarray(times < looked_up(partitions, limits, NO_TIME), np.bool_)
+    clocks = looked_up(partitions, batch.plan.clocks, NO_TIME)
+    return np.asarray((clocks != NO_TIME) & (times < batch.lateness.oldest(partitions, clocks)), np.bool_)
 
 
 class _Merged(NamedTuple):

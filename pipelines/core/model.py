@@ -24,13 +24,18 @@ class MergeRules:
     """What a merge is: its sources, in the order of their columns, once and for all, and its window in ms of event time.
 
     A merge record is open for `gap_ms` after its last part, and for `max_ms` after its first (None: `gap_ms` too, which is a
-    timeout). `lag_ms`: how far a tenant's clock may be behind the clock of all; 0 where there are no tenants.
+    timeout). `lag_ms`: how far a tenant's clock may be behind the clock of all; None where there are no tenants.
     """
 
     sources: tuple[str, ...]
     gap_ms: int
     max_ms: int | None = None
-    lag_ms: int = 0
+    lag_ms: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is neither a window by gap nor a tenant: merge records close in order of event time."""
+        return self.max_ms is None and self.lag_ms is None
 
     def due(self, event_time: int, last_event_time: int) -> int:
         """The last moment at which a merge record with these event times can be joined."""
@@ -79,6 +84,7 @@ class MergeRecord:
     """Everything merged for one key of a tenant while it was open, by source.
 
     `due` and `closed_at` are set when it times out: until when it could be joined, and the first clock at which that was over.
+    They stay unset as long as all rules have been plain: then the event time decides where it is published.
     """
 
     key: str
@@ -100,9 +106,9 @@ class MergeRecord:
         return self.key, self.event_time, self.last_event_time, tuple(tuple(sorted(p)) for p in self.parts.values())
 
     def place(self) -> tuple[int, bytes, int, bytes]:
-        """The order of publication: closed at, tenant, due, key, texts as UTF-8 bytes. Raises ValueError while it is open."""
+        """The order of publication: closed at, tenant, due, key, texts as UTF-8 bytes. Without these: event time, key."""
         if self.due is None or self.closed_at is None:
-            raise ValueError(f"{self.key} is still open")
+            return NEVER, b"", self.event_time, self.key.encode()
         return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
 
 
@@ -216,10 +222,14 @@ class PartitionMerge:
     """The same for the other tenants."""
     begun_at: int = NEVER
     """The clock at which this epoch began: what times out in it does so later."""
+    is_plain: bool = True
+    """Whether the rules of this epoch and of all before it are plain."""
     has_advanced: bool = False
     """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """After a lost lake: by key, the event times of messages read back from the sink (`core.recovery`)."""
+    ahead: Sequence[tuple[int, int]] = ()
+    """After a lost lake: of its epochs that are merged again, from this one on, the timeout (ms) and the clock at the end."""
     already_published: list[Record] = field(default_factory=list)
 
     @property
@@ -232,7 +242,10 @@ class PartitionMerge:
         for record in records:
             self.sources.setdefault(record.source, Reading()).arrive(record)
 
-    def begin_epoch(self, gap_ms: int, max_ms: int | None = None, lag_ms: int = 0) -> None:
+    def __post_init__(self) -> None:
+        self.is_plain = self.rules.is_plain
+
+    def begin_epoch(self, gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None) -> None:
         """From now on the window and the lag are others. What was late stays late, so that what is out stays first in order."""
         if self.has_advanced and self.clock is not None:
             seen = {tenant for reading in self.sources.values() for tenant in reading.own}
@@ -241,8 +254,9 @@ class PartitionMerge:
             self.begun_at = self.clock
             if lag_ms != self.rules.lag_ms:
                 for reading in self.sources.values():
-                    reading.keep_behind(self.rules.lag_ms)
+                    reading.keep_behind(self._lag)
         self.rules = replace(self.rules, gap_ms=gap_ms, max_ms=max_ms, lag_ms=lag_ms)
+        self.is_plain &= self.rules.is_plain
         self.has_advanced = False
 
     def advance(self) -> None:
@@ -255,7 +269,7 @@ class PartitionMerge:
             was_waiting, self.waiting = self.waiting, []
             self._judge(was_waiting)
         for reading in self.sources.values():
-            self._judge(reading.read(self.clock, self.rules.lag_ms))
+            self._judge(reading.read(self.clock, self._lag))
         clocks = {tenant: self.tenant_clock(tenant) for tenant in self.tenants()}
         reached = [each for each in self.waiting if each[0] <= clocks[_tenant(each[1])]]
         self.waiting = [each for each in self.waiting if each[0] > clocks[_tenant(each[1])]]
@@ -283,8 +297,7 @@ class PartitionMerge:
         """
         if self.clock is None:
             raise ValueError("the clock is undefined")
-        lag = self.rules.lag_ms
-        return min(self.clock, *(each.position_at_cut(tenant, self.clock, lag) for each in self.sources.values()))
+        return min(self.clock, *(each.position_at_cut(tenant, self.clock, self._lag) for each in self.sources.values()))
 
     def published_order(self) -> list[MergeRecord]:
         """Finished records in the order of publication."""
@@ -308,7 +321,7 @@ class PartitionMerge:
 
     def _merge(self, position: int, record: Record) -> None:
         key, tenant = record.key or "", _tenant(record)
-        if any(position <= event_time + self.rules.gap_ms for event_time in self.recovered.get(key, ())):
+        if any(self._is_held(position, event_time) for event_time in self.recovered.get(key, ())):
             self.already_published.append(record)  # a part of that message, or of an earlier one of its key
             return
         row = self.open.get((tenant, key))
@@ -321,14 +334,33 @@ class PartitionMerge:
         parts[record.source].append(Part(record.event_time, record.offset))
         self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
 
+    def _is_held(self, position: int, event_time: int) -> bool:
+        """Whether a message that was read back, or an earlier one of its key, holds the key's record at a position.
+
+        It may have joined in any epoch from this one to that which timed the message out.
+        """
+        if self.horizon is not None and event_time < self.horizon:
+            return False
+        timeouts: list[int] = []
+        for timeout_ms, clock in self.ahead:
+            timeouts.append(timeout_ms)
+            if event_time < clock - timeout_ms:
+                return position <= event_time + max(timeouts)
+        return position <= event_time + max([*timeouts, self.rules.gap_ms])
+
     def _due(self, row: MergeRecord) -> int:
         return self.rules.due(row.event_time, row.last_event_time)
 
     def _time_out(self, row: MergeRecord) -> None:
-        row.due = due = self._due(row)
-        passed = [reading.before_passing(row.tenant, due, self.rules.lag_ms) for reading in self.sources.values()]
-        row.closed_at = 1 + int(max(due, self.begun_at, *passed))
+        if not self.is_plain:
+            row.due = due = self._due(row)
+            passed = [reading.before_passing(row.tenant, due, self._lag) for reading in self.sources.values()]
+            row.closed_at = 1 + int(max(due, self.begun_at, *passed))
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
+
+    @property
+    def _lag(self) -> int:
+        return self.rules.lag_ms or 0
 
     def _horizon_after(self, tenant: str | None) -> int:
         before = self.horizon if tenant is None else self.horizons.get(tenant, self.horizon)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -74,21 +75,87 @@ class Cursor:
     position: int | None = None
 
 
+class Stretch(NamedTuple):
+    """What a partition merged under one timeout (ms), by where it ended: at a batch that left the clock there (ms), and every
+    source at these exclusive end offsets.
+
+    A lost lake's last stretch has no offsets: whoever takes the lake up ends it with the first batch whose clock reaches `clock`.
+    """
+
+    timeout_ms: int
+    clock: int
+    offsets: Mapping[str, int] | None
+
+    @property
+    def horizon(self) -> int:
+        """The event time (ms) before which nothing was open any more at the end."""
+        return self.clock - self.timeout_ms
+
+    def is_past(self, clock: int | None, until: Mapping[str, int]) -> bool:
+        """Whether the merge, with its clock (ms) and next offsets, has come to the end of the stretch."""
+        if clock is None or clock < self.clock:
+            return False
+        is_beyond = clock > self.clock or self.offsets is None
+        return is_beyond or all(until.get(source, 0) >= offset for source, offset in (self.offsets or {}).items())
+
+    def within(self, source: str, cursor: Cursor, rows: Available) -> Available:
+        """What a batch may see of a source, so that it ends where the stretch does, and no later.
+
+        A source whose position had come to the clock at the end is shown up to its offset there. Every other one had a record
+        behind the clock then, which waits by itself. Without offsets, a source is shown up to its first record at the clock.
+        """
+        positions = positions_of(cursor, rows)
+        if self.offsets is None:
+            count = int(np.searchsorted(positions, self.clock)) + 1
+        else:
+            end = self.offsets.get(source, 0)
+            is_in = rows.offsets < end
+            if rows.is_idle is not None:  # a decision has the next record's offset
+                is_in |= rows.is_idle & (rows.offsets == end) & (rows.event_times <= self.clock)
+            count = int(np.count_nonzero(is_in))
+            if _last(positions[:count], cursor.position) != self.clock:
+                return rows
+        is_idle = None if rows.is_idle is None else rows.is_idle[:count]
+        return Available(rows.offsets[:count], rows.event_times[:count], is_idle)
+
+
+NO_STRETCHES: Mapping[int, Sequence[Stretch]] = {}
+
+
 @dataclass(frozen=True)
 class Lateness:
     """By which times (ms) a record is late: `timeout_ms`, and by partition the horizon of earlier epochs, where there is one.
 
     The horizon is the largest clock - timeout of the epochs before: nothing that timed out in them sorts behind it, and whatever
-    is merged later does, so that what is published stays first in order.
+    is merged later does, so that what is published stays first in order. `ahead`: by partition the stretches of a lost lake that
+    are merged again: until their ends, their timeouts hold, the first one now.
     """
 
     timeout_ms: int
     horizons: Mapping[int, int] = field(default_factory=dict)
+    ahead: Mapping[int, Sequence[Stretch]] = field(default_factory=lambda: NO_STRETCHES)
 
     def oldest(self, partitions: Int64s, positions: Int64s) -> Int64s:
-        """Per record, the event time (ms) before which it is late."""
-        oldest = positions - self.timeout_ms
+        """Per record, the event time (ms) before which it is late, and before which an open merge record has timed out."""
+        now = {p: mine[0].timeout_ms for p, mine in self.ahead.items() if mine}
+        oldest = positions - (looked_up(partitions, now, self.timeout_ms) if now else self.timeout_ms)
         return np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME)) if self.horizons else oldest
+
+    def held_until(self, partition: int, event_time: int) -> int:
+        """The last position (ms) at which a record of its key may be a part of a message that is out, or of an earlier one;
+        `NO_TIME` where it had timed out before.
+
+        The message timed out in the first stretch at whose end its event time (ms) had passed. A record that was merged before
+        that joined by the timeout of its own stretch, and each one after it, which may have lowered the event time, by its own.
+        """
+        if event_time < self.horizons.get(partition, NO_TIME):
+            return NO_TIME
+        longest = 0
+        for stretch in self.ahead.get(partition, ()):
+            longest = max(longest, stretch.timeout_ms)
+            if event_time < stretch.horizon:
+                return event_time + longest
+        return event_time + max(longest, self.timeout_ms)
 
 
 @dataclass(frozen=True)
@@ -134,6 +201,30 @@ class BatchPlan:
     def cursors(self) -> dict[TopicPartition, Cursor]:
         """Where the merge stands once this batch is done."""
         return {tp: Cursor(r.until_offset, r.position) for tp, r in self.ranges.items()}
+
+
+def ahead_of(
+    stretches: Sequence[Stretch],
+    partition: int,
+    clock: int | None,
+    cursors: Mapping[TopicPartition, Cursor],
+    available: Mapping[TopicPartition, Available],
+    timeout_ms: int,
+) -> tuple[list[Stretch], dict[TopicPartition, Available]]:
+    """Of a lost lake's stretches of a partition, those that have ended at its clock (ms); and what the next batch may see of it,
+    so that it stops where the next one ends.
+
+    A source stands at its first available record: what lies before that is a hole. Nothing stops at an open end after which the
+    timeout (ms) stays as it is.
+    """
+    mine = {tp: cursor for tp, cursor in cursors.items() if tp.partition == partition}
+    seen = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in mine}
+    until = {tp.source: int(seen[tp].offsets[0]) if len(seen[tp].offsets) else c.next_offset for tp, c in mine.items()}
+    ended = list(takewhile(lambda stretch: stretch.is_past(clock, until), stretches))
+    for stretch in stretches[len(ended) : len(ended) + 1]:
+        if stretch.offsets is not None or stretch.timeout_ms != timeout_ms:
+            seen = {tp: stretch.within(tp.source, cursor, seen[tp]) for tp, cursor in mine.items()}
+    return ended, seen
 
 
 def plan_batch(

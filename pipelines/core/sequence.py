@@ -18,6 +18,7 @@ SEQ = "watersmeet.seq"
 ID = "watersmeet.id"
 MIN_OFFSETS = "watersmeet.min_offsets"
 IDLE = "watersmeet.idle"
+EPOCHS = "watersmeet.epochs"
 FORGOTTEN = "watersmeet.forgotten"
 """Of a tombstone: a JSON object with `seq` and `id` of the last message before it that has them."""
 

@@ -7,11 +7,14 @@ rules of its epoch, whenever that happens. The first epoch begins with batch 0, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pipelines.core.model import horizon_after
+from pipelines.core.plan import Stretch
+from pipelines.core.recovery import Told
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
@@ -98,19 +101,34 @@ def keep_first_epoch(questions: Questions, append: Append, settings: Settings, n
         begin_epoch(questions, append, settings, 0, now_ms)
 
 
-def horizons(questions: Questions, epochs: Epochs, after: int) -> dict[int, int]:
-    """By partition, the largest clock - timeout (ms) at the ends of the epochs before the last, as far as they ended after the
-    batch `after`: the last reset, which begins with fresh state.
+def epoch_ends(
+    questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})
+) -> dict[int, list[Stretch]]:
+    """By partition, where the epochs before the last ended, as far as that was after the batch `after`: the last reset, which
+    begins with fresh state. What a lost lake `lived` comes before any epoch of this one.
     """
     ends = {last: epoch.settings.merge.timeout_ms for epoch, last in epochs.ends() if last > after}
-    found: dict[int, int] = {}
     if not ends:
-        return found
-    rows = questions.select(tables.PROGRESS, ["batch", "partition", "clock"], [[("batch", "in", sorted(ends))]])
-    for row in rows.to_pylist():
-        if row["clock"] is not None:
-            found[row["partition"]] = horizon_after(found.get(row["partition"]), row["clock"], ends[row["batch"]])
-    return found
+        return {}
+    columns = ["batch", "partition", "source", "clock", "until_offset"]
+    rows = questions.select(
+        tables.PROGRESS, columns, [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
+    ).to_pylist()
+    found: dict[int, dict[int, Stretch]] = {}
+    for row in sorted(rows, key=itemgetter("batch")):
+        p, batch = row["partition"], row["batch"]
+        if p not in lived or row["clock"] >= lived[p].stretches[-1].clock:
+            stretch = found.setdefault(p, {}).setdefault(batch, Stretch(ends[batch], row["clock"], {}))
+            found[p][batch] = stretch._replace(offsets={**(stretch.offsets or {}), row["source"]: row["until_offset"]})
+    return {p: list(mine.values()) for p, mine in found.items()}
+
+
+def horizons(
+    questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})
+) -> dict[int, int]:
+    """By partition, the largest clock - timeout (ms) at these ends (`epoch_ends`)."""
+    found = epoch_ends(questions, epochs, after, lived)
+    return {p: max(stretch.horizon for stretch in mine) for p, mine in found.items()}
 
 
 def _read(questions: Questions) -> Sequence[tuple[int, dict[str, Any]]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit, last_decision
-from pipelines.lake.questions import Questions
+from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
 
 
@@ -66,6 +66,13 @@ def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, comm
         of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
         rows.append((plan.batch, tp.source, settings.sources[tp.source].topic, tp.partition, *of_range, *of_batch))
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
+
+
+def clocks_after(questions: Questions, batch: int) -> dict[int, int]:
+    """By partition, the clock (ms) that a batch left, where there is one."""
+    where: Where = [[("batch", "=", batch), ("clock", "is not null", None)]]
+    rows = questions.select(tables.PROGRESS, ["partition", "clock"], where).to_pylist()
+    return {row["partition"]: row["clock"] for row in rows}
 
 
 LastBatch: TypeAlias = tuple[BatchPlan, int, Commit]

@@ -150,10 +150,14 @@ _OTHERS = (
     # Where merge records were whose key was forgotten: the sink may have messages of them. It does not name the key.
     Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
     # What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source the
-    # offset at which reading began (`source`, `offset`). A row is one or the other; the rest of it is null.
+    # offset at which reading began (`source`, `offset`), and under which timeouts the lost lake had merged (`epochs`: JSON, as in
+    # the header `watersmeet.epochs`). A row is one of these; the rest of it is null.
     Table(
         RECOVERED,
-        schema_of("partition int, merge_key string, event_time timestamp, source string, offset bigint, recovered_at timestamp"),
+        schema_of(
+            "partition int, merge_key string, event_time timestamp, source string, offset bigint, recovered_at timestamp, "
+            "epochs string"
+        ),
     ),
     # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the silver batch merged, and the
     # time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.

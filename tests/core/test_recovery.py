@@ -8,18 +8,23 @@ import pytest
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.plan import Stretch
 from pipelines.core.recovery import (
     ReadBack,
     SinkState,
+    Told,
     encode_idle,
     encode_min_offsets,
+    encode_told,
     idle_header,
     min_offset,
     parse_idle,
     parse_min_offsets,
+    parse_told,
     sink_state,
+    told_of,
 )
-from pipelines.core.sequence import IDLE, MIN_OFFSETS, SEQ
+from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, SEQ
 from tests.support.sequences import by_key
 
 T = 100
@@ -179,7 +184,7 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
         telling(310, "a", BEGIN, orders=[IdleDecision(2, 5)]),
     )
     state = sink_state(backwards(first, last), T)
-    assert state == SinkState(BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")))
+    assert state == SinkState(BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")), None, 310)
 
 
 def test_decisions_are_those_of_the_message_that_says_where_to_begin() -> None:
@@ -209,7 +214,38 @@ def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() ->
 
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
-    assert sink_state(backwards(plain(0, "a"), plain(900, "b")), T) == SinkState({}, {}, (ReadBack(0, "a"), ReadBack(900, "b")))
+    assert sink_state(backwards(plain(0, "a"), plain(900, "b")), T) == SinkState(
+        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), None, 900
+    )
+
+
+TOLD = Told(T, 30, 120, (Stretch(3 * T, 400, {"tracking": 7, "orders": 9}), Stretch(30, 431, None)))
+
+
+def test_what_a_message_tells_of_timeouts_is_read_as_it_was_written() -> None:
+    assert parse_told(encode_told(TOLD)) == TOLD
+    assert parse_told(encode_told(Told(T, 30))) == Told(T, 30, None, ())
+
+
+@pytest.mark.parametrize("header", [None, b"", b"[]", b"{}", b'{"first":1,"timeout":"2","horizon":null,"ended":[]}'])
+def test_a_header_that_tells_of_no_timeouts_is_refused(header: bytes | None) -> None:
+    with pytest.raises(ValueError, match=EPOCHS):
+        parse_told(header)
+
+
+def test_a_message_tells_of_the_stretches_whose_clock_reaches_it_and_of_the_horizon_before() -> None:
+    stretches = [Stretch(T, 200, {"a": 1}), Stretch(10, 250, {"a": 2}), Stretch(T, 300, {"a": 3})]
+    assert told_of(stretches, 30, T, None, 300) == Told(T, 30, 240, stretches[2:])
+    assert told_of(stretches, 30, T, 260, 301) == Told(T, 30, 260, [])
+
+
+def test_messages_are_read_back_to_the_longest_timeout_that_may_have_held_their_parts() -> None:
+    telling_of_epochs = (500, "c", {**telling(500, "c", BEGIN)[2], EPOCHS: encode_told(TOLD)})
+    state = sink_state(backwards(plain(199, "a"), plain(200, "b"), telling_of_epochs), T)
+    assert state.read_back == ((200, "b"), (500, "c"))
+    lived = state.lived(T)
+    assert lived is not None
+    assert lived.stretches == (TOLD.stretches[0], Stretch(30, 531, None)), "until the last message was out"
 
 
 def test_no_more_is_read_than_is_needed() -> None:

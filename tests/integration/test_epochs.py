@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from pipelines.engine.choice import open_engine
 from pipelines.faults import IN_EVOLVE
 from pipelines.lake import tables
+from tests.support.cases import SOURCES, keyed
 from tests.support.commands import without_java
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
-from tests.support.topics import published
+from tests.support.topics import consume, published
 
 POINTS = ("silver.merge", "silver.notes", "gold.publish", "publisher.committed", "silver.progress")
 FIRST: dict[str, Any] = {"ts": {"type": "integer"}, "k": {"type": "string"}, "n": {"type": "integer"}, "type": {"type": "string"}}
@@ -214,7 +219,7 @@ def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it(kafka: s
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_timeout_stays_until_messages_that_were_read_back_are_past(kafka: str, tmp_path: Path) -> None:
+def test_the_timeout_stays_until_messages_that_a_jump_back_left_are_past(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "read-back", lake=EMBEDDED)
     river.flow()
     river.finish()
@@ -224,7 +229,7 @@ def test_the_timeout_stays_until_messages_that_were_read_back_are_past(kafka: st
     river.config["merge"]["timeout"] = "400ms"
     river.write()
     [problem] = evolve(river, apply=False, exit_code=2)["problems"]
-    assert problem["what"] == "messages that were read back from the sink may still hold records of partition 0"
+    assert problem["what"] == "messages that a jump back left may still hold records of partition 0"
     river.config["merge"]["timeout"] = first
     river.write()
     river.flow()
@@ -232,3 +237,78 @@ def test_the_timeout_stays_until_messages_that_were_read_back_are_past(kafka: st
     river.config["merge"]["timeout"] = "400ms"
     river.write()
     assert evolve(river)["applied"], "the clock is at 2000, and 900 + 400 is past"
+
+
+def lose(river: River) -> None:
+    """The lake and its checkpoints are gone; it is taken up from the sink."""
+    shutil.rmtree(river.folder / "lake")
+    river.config["kafka"]["start"] = "sink"
+    river.write()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_lake_that_is_lost_near_a_change_of_the_timeout_is_taken_up_through_its_epochs(
+    kafka: str, tmp_path: Path, seed: int
+) -> None:
+    """Down and up, before the loss and right after it; what is out stays, and what comes is what the epochs make of it."""
+    river = River.make(kafka, tmp_path, f"lost-epochs-{seed}", lake=EMBEDDED, seed=seed)
+    for timeout in ("1500ms", "100ms", "700ms"):
+        river.flow()
+        river.finish()
+        river.config["merge"]["timeout"] = timeout
+        river.write()
+        evolve(river)
+        river.flow()
+        river.finish()
+    sent = consume(river.kafka, river.sink, river.partitions)
+    assert any("watersmeet.epochs" in dict(message.headers()) for message in sent), "the sink tells of the changes"
+    before = published(river.kafka, river.sink, river.partitions)
+    lose(river)
+    river.config["merge"]["timeout"] = "300ms"
+    river.write()
+    river.finish("bronze")
+    river.finish()
+    is_sound(river, "at-once")
+    river.config["merge"]["timeout"] = "2s"
+    river.write()
+    assert evolve(river)["applied"], "at once: what was read back does not depend on it"
+    river.flow()
+    river.finish()
+    is_sound(river, "in-the-end")
+    after = published(river.kafka, river.sink, river.partitions)
+    for p in range(river.partitions):
+        of_p = [message for message in after if message.partition == p]
+        out = [message for message in before if message.partition == p]
+        assert of_p[: len(out)] == out
+        assert [message.seq for message in of_p] == list(range(len(of_p)))
+        assert all((one.timestamp, one.key) < (other.timestamp, other.key) for one, other in pairwise(of_p))
+        values = [orjson.loads(message.value or b"") for message in of_p]
+        parts = Counter((source, part["ts"], part["n"]) for value in values for source in SOURCES for part in value[source])
+        assert max(parts.values()) == 1, "no record is in two messages"
+
+
+def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "redriven", lake=EMBEDDED)
+    with_schema(river, FIRST)
+    for p in range(river.partitions):
+        river.send("orders", p, keyed("a", 10, n="not a number, and refused as such"))
+        river.send("orders", p, orjson.dumps({"ts": 20, "id": "b"}))
+    river.flow()
+    river.finish()
+    refused = river.questions.select(
+        tables.QUARANTINE, ["partition", "value", "reason"], [[("source", "=", "orders")]]
+    ).to_pylist()
+    assert sum(b'"id"' in (row["value"] or b"") for row in refused) == river.partitions
+    river.config["sources"]["orders"]["key"] = "id"
+    with_schema(river, {name: kind for name, kind in FIRST.items() if name not in ("n", "k")} | {"id": {"type": "string"}})
+    assert evolve(river)["applied"]
+    for reason in ("no_key", "undecodable"):
+        said = json.loads(without_java(river, "redrive", "--reason", reason, "--apply", "--json"))
+        assert said["sent"] > 0
+    river.flow()
+    river.finish()
+    silver = river.questions.select(tables.SILVER, ["partition", "merge_key"]).to_pylist()
+    late = river.questions.select(tables.LATE, ["partition", "merge_key"], [[("source", "=", "orders")]]).to_pylist()
+    found = {(row["partition"], row["merge_key"]) for row in [*silver, *late]}
+    assert {(p, "b") for p in range(river.partitions)} <= found, "they have a key by the new rules"
+    is_sound(river, "redriven")

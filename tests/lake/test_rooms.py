@@ -44,7 +44,7 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, last_key STRING, "
         "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING",
         "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset BIGINT, "
-        "recovered_at TIMESTAMP",
+        "recovered_at TIMESTAMP, epochs STRING",
         "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
         "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING, silver_version BIGINT, "
         "epoch INT",

@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
-from pipelines.core.recovery import SinkState, encode_idle, encode_min_offsets, idle_header, min_offset, sink_state
-from pipelines.core.sequence import IDLE, MIN_OFFSETS, Tail
+from pipelines.core.plan import (
+    Available,
+    Cursor,
+    Lateness,
+    Stretch,
+    TopicPartition,
+    ahead_of,
+    heads_of,
+    plan_batch,
+    positions_of,
+)
+from pipelines.core.recovery import (
+    SinkState,
+    encode_idle,
+    encode_min_offsets,
+    encode_told,
+    idle_header,
+    min_offset,
+    sink_state,
+    told_of,
+)
+from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, Tail
 from tests.support.cases import KEYS
 from tests.support.sequences import by_key, in_sequence
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
 SEEDS = range(500)
+TIMEOUTS = (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)
 
 Decisions = dict[str, list[IdleDecision]]
 Content = tuple[str, int, int, tuple[tuple[tuple[int, int], ...], ...]]
 
 
 class Message(NamedTuple):
-    """A message of the sink, and what the test knows besides: the decisions that its headers stand for."""
+    """A message of the sink, and what the test knows besides: the decisions, stretches and timeout that its headers stand for."""
 
     seq: int
     content: Content
     headers: Mapping[str, bytes]
     decisions: Decisions
+    stretches: tuple[Stretch, ...]
+    timeout_ms: int
 
 
 @dataclass
@@ -49,23 +73,34 @@ class Kafka:
 
 @dataclass
 class Lake:
-    """What gets lost: bronze, the idle policy's decisions, silver. Gold keeps nothing but the sink."""
+    """What gets lost: bronze, the idle policy's decisions, silver, its epochs. Gold keeps nothing but the sink."""
 
-    rules: MergeRules
+    sources: Sequence[str]
+    timeout_ms: int
+    """Of its configuration."""
     kafka: Kafka
     state: SinkState
+    before: tuple[Stretch, ...] = ()
+    """What the test knows besides: the stretches that ended before those that the sink tells of."""
     bronze: dict[str, list[Record]] = field(default_factory=dict)
     decisions: Decisions = field(default_factory=dict)
-    unmerged: list[Record] = field(default_factory=list)
-    """Bronze and decisions in the order in which they came, as far as silver has not taken them."""
+    ended: list[Stretch] = field(default_factory=list)
+    """Those that this lake has merged to their ends."""
+    clock: int | None = None
+    is_begun: bool = True
+    """Whether this epoch has had a batch, or none is due since it is the first one."""
 
     def __post_init__(self) -> None:
-        self.silver = PartitionMerge(self.rules, recovered=by_key(self.state.read_back))
-        self.told = {source: list(self.state.decisions.get(source, ())) for source in self.rules.sources}
-        self.heads: dict[str, int | None] = dict.fromkeys(self.rules.sources)
-        for source in self.rules.sources:
-            self.bronze[source], self.decisions[source] = [], list(self.told[source])
-            self._take_up_decisions(source)
+        lived = self.state.lived(self.timeout_ms)
+        self.first_ms = self.timeout_ms if lived is None else lived.first_ms
+        self.horizon = None if lived is None else lived.horizon
+        self.ahead = [] if lived is None else list(lived.stretches)
+        self.has_changed = self.state.told is not None
+        self.silver = PartitionMerge(MergeRules(tuple(self.sources), self.timeout_ms), recovered=by_key(self.state.read_back))
+        self.silver.horizon = self.horizon
+        self.cursors = {source: Cursor() for source in self.sources}
+        for source in self.sources:
+            self.bronze[source], self.decisions[source] = [], list(self.state.decisions.get(source, ()))
 
     def next_offset(self, source: str) -> int:
         mine = self.bronze[source]
@@ -73,43 +108,93 @@ class Lake:
 
     def read(self, source: str, count: int) -> None:
         since = self.next_offset(source)
-        for record in islice((record for record in self.kafka.written[source] if record.offset >= since), count):
-            self.bronze[source].append(record)
-            self._come(record)
-            self._take_up_decisions(source)
+        self.bronze[source] += islice((record for record in self.kafka.written[source] if record.offset >= since), count)
 
-    def _take_up_decisions(self, source: str) -> None:
-        """Those that the sink told of, each in its place: once bronze has come to it again."""
-        told = self.told[source]
-        while told and told[0].after_offset < self.next_offset(source):
-            self._come(Record(source, *told.pop(0)))
-
-    def _come(self, record: Record) -> None:
-        self.heads[record.source] = max(record.event_time, self.heads[record.source] or 0)
-        self.unmerged.append(record)
+    def available(self, source: str, count: int) -> Available:
+        """Bronze and decisions from the cursor on, as a plan sees them."""
+        cursor, until = self.cursors[source], self.next_offset(source)
+        mine = [record for record in self.bronze[source] if record.offset >= cursor.next_offset][:count]
+        if len(mine) == count:
+            until = mine[-1].offset
+        rows = Available(np.array([r.offset for r in mine], np.int64), np.array([r.event_time for r in mine], np.int64))
+        known = -1 if cursor.position is None else cursor.position
+        spoken = [d for d in self.decisions[source] if cursor.next_offset <= d.after_offset + 1 <= until and d.event_time > known]
+        return rows.with_idle(spoken)
 
     def decide(self, quiet: set[str]) -> Decisions:
         """Silent are those of the quiet of which bronze has everything that Kafka has."""
         silent = {s for s in quiet if not any(record.offset >= self.next_offset(s) for record in self.kafka.written[s])}
-        idle = decide(self.heads, silent)
+        rows = {TopicPartition(s, 0): self.available(s, 10_000) for s in self.sources}
+        heads = heads_of({TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}, rows)
+        idle = decide({tp.source: head for tp, head in heads.items()}, silent)
         if idle is None:
             return {}
         taken = {source: IdleDecision(self.next_offset(source) - 1, idle.event_time) for source in idle.sources}
         for source, decision in taken.items():
             self.decisions[source].append(decision)
-            self._come(Record(source, *decision))
         return {source: [decision] for source, decision in taken.items()}
 
-    def merge(self, count: int) -> None:
-        self.silver.arrive(*self.unmerged[:count])
-        del self.unmerged[:count]
-        self.silver.advance()
+    @property
+    def timeout_now(self) -> int:
+        return self.ahead[0].timeout_ms if self.ahead else self.timeout_ms
+
+    def end(self, timeout_ms: int) -> None:
+        """A stretch has ended here."""
+        until = {source: cursor.next_offset for source, cursor in self.cursors.items()}
+        self.ended.append(Stretch(timeout_ms, self.clock or 0, until))
+        self.silver.begin_epoch(timeout_ms)
+        self.silver.advance_to(dict.fromkeys(self.sources, self.clock or 0), {})
+        self.silver.begin_epoch(timeout_ms)
+
+    def evolve(self, timeout_ms: int) -> None:
+        if not self.ahead and self.is_begun and self.clock is not None:
+            self.end(self.timeout_ms)
+        self.has_changed |= timeout_ms != self.timeout_ms
+        self.timeout_ms, self.is_begun = timeout_ms, False
+
+    def merge(self, count: int) -> bool:
+        """One batch, which stops where a stretch of a lost lake did; whether there was something to do."""
+        available = {TopicPartition(s, 0): self.available(s, count) for s in self.sources}
+        cursors = {TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}
+        seen, available = ahead_of(self.ahead, 0, self.clock, cursors, available, self.timeout_ms)
+        for stretch in seen:
+            self.end(stretch.timeout_ms)
+        del self.ahead[: len(seen)]
+        clocks = {} if self.clock is None else {0: self.clock}
+        horizons = {} if self.silver.horizon is None else {0: self.silver.horizon}
+        lateness, begins = Lateness(self.timeout_ms, horizons, {0: self.ahead}), bool(seen) or not self.is_begun
+        plan = plan_batch(0, cursors, available, clocks, lateness, begins_epoch=begins)
+        if plan is None:
+            return False
+        self.is_begun, self.clock = True, plan.clocks.get(0)
+        self.silver.begin_epoch(self.timeout_now)
+        self.silver.has_advanced = False
+        self.silver.ahead = [stretch[:2] for stretch in self.ahead]
+        reached = {}
+        for source in self.sources:
+            done = plan.ranges[TopicPartition(source, 0)]
+            rows = available[TopicPartition(source, 0)]
+            positions = dict(zip(rows.offsets.tolist(), positions_of(self.cursors[source], rows).tolist(), strict=True))
+            known = [(positions[r.offset], r) for r in self.bronze[source] if done.from_offset <= r.offset < done.until_offset]
+            reached[source] = known
+            self.cursors[source] = Cursor(done.until_offset, done.position)
+        if self.clock is not None:
+            self.silver.advance_to(dict.fromkeys(self.sources, self.clock), reached)
+        return True
 
     def pending(self) -> list[tuple[int, MergeRecord]]:
         finished = {(row.event_time, row.key): row for row in self.silver.published_order()}
         last = self.kafka.sink[-1] if self.kafka.sink else None
         tail = None if last is None else Tail(last.seq, last.content[1], last.content[0], 0)
         return [(seq, finished[place]) for seq, place in in_sequence(finished, tail)]
+
+    def stretches(self) -> tuple[Stretch, ...]:
+        """All that this lake knows of, those that it has still to come to included."""
+        return (*self.ended, *self.ahead)
+
+    @property
+    def timeout_told(self) -> int:
+        return self.ahead[-1].timeout_ms if self.ahead else self.timeout_ms
 
     def headers(self, event_time: int) -> dict[str, bytes]:
         offsets = {
@@ -119,10 +204,15 @@ class Lake:
                 event_time,
                 self.next_offset(source),
             )
-            for source in self.rules.sources
+            for source in self.sources
         }
         idle = idle_header(self.decisions, offsets)
-        return {MIN_OFFSETS: encode_min_offsets(offsets), **({IDLE: encode_idle(idle)} if idle else {})}
+        told = told_of(self.stretches(), self.timeout_told, self.first_ms, self.horizon, event_time)
+        return {
+            MIN_OFFSETS: encode_min_offsets(offsets),
+            **({IDLE: encode_idle(idle)} if idle else {}),
+            **({EPOCHS: encode_told(told)} if self.has_changed else {}),
+        }
 
 
 @dataclass
@@ -133,20 +223,24 @@ class Life:
     disorder: int = 0
     is_idling: bool = False
     is_in_transactions: bool = True
+    is_changing: bool = False
     losses: int = 0
     told: int = 0
     """Decisions that the sink told of, over all losses."""
     woken: int = 0
     recovered: int = 0
     """Records known again as already published, after the last loss."""
+    changes: int = 0
+    stretches: int = 0
+    """Ends of epochs that the sink told of, over all losses."""
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
-        self.rules = MergeRules(ALL_SOURCES[: rng.choice([2, 2, 3])], TIMEOUT_MS)
-        self.arrivals = {source: self._records(source) for source in self.rules.sources}
+        self.sources = ALL_SOURCES[: rng.choice([2, 2, 3])]
+        self.arrivals = {source: self._records(source) for source in self.sources}
         self.kafka = Kafka({source: list(mine) for source, mine in self.arrivals.items()}, {s: [] for s in self.arrivals})
-        self.lake = Lake(self.rules, self.kafka, SinkState({}, {}, ()))
-        self.decisions: Decisions = {source: [] for source in self.rules.sources}
+        self.lake = Lake(self.sources, TIMEOUT_MS, self.kafka, SinkState({}, {}, ()))
+        self.decisions: Decisions = {source: [] for source in self.sources}
         """All that were taken, but for those that a loss made forgotten."""
         self.quiet: set[str] = set()
 
@@ -169,21 +263,22 @@ class Life:
             self.step()
         while self.losses == 0:
             self.lose()
-        for source in self.rules.sources:
+        for source in self.sources:
             self.kafka.write(source, 1000)
             self.lake.read(source, 1000)
-        self.lake.merge(10_000)
+        while self.lake.merge(10_000):
+            pass
         while self.publish(is_cut_off=False):
             pass
         self.recovered = len(self.lake.silver.already_published)
         return self
 
     def step(self) -> None:
-        rng, source = self.rng, self.rng.choice(self.rules.sources)
+        rng, source = self.rng, self.rng.choice(self.sources)
         action = rng.random()
         if action < 0.2:
             if self.is_idling and rng.random() < 0.3:
-                self.quiet = {each for each in self.rules.sources if rng.random() < 0.4}
+                self.quiet = {each for each in self.sources if rng.random() < 0.4}
             if source not in self.quiet:
                 self.woken += bool(self.decisions[source] and self.decisions[source][-1].after_offset == self._end(source))
                 self.kafka.write(source, rng.randint(1, 5))
@@ -198,6 +293,20 @@ class Life:
             self.publish(is_cut_off=not self.is_in_transactions and rng.random() < 0.5)
         elif action > 0.975:
             self.lose()
+        elif self.is_changing:
+            self.evolve()
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether messages that are out come again: then they must come as they were, and the timeout has to stay."""
+        return bool(self.kafka.sink) and self.kafka.sink[-1].seq < max(message.seq for message in self.kafka.sink)
+
+    def evolve(self) -> None:
+        if self.is_repeating:
+            return
+        timeout_ms = self.rng.choice(TIMEOUTS)
+        self.changes += timeout_ms != self.lake.timeout_ms
+        self.lake.evolve(timeout_ms)
 
     def _end(self, source: str) -> int:
         written = self.kafka.written[source]
@@ -215,7 +324,8 @@ class Life:
         for seq, row in out:
             is_telling = seq == batch[-1][0] or (seq == batch[0][0] and not self.is_in_transactions)
             headers = self.lake.headers(row.event_time) if is_telling else {}
-            self.kafka.sink.append(Message(seq, as_content(row), headers, decisions))
+            stretches = (*self.lake.before, *self.lake.stretches())
+            self.kafka.sink.append(Message(seq, as_content(row), headers, decisions, stretches, self.lake.timeout_told))
         if is_cut_off and self.rng.random() < 0.3:
             self.kafka.sink += self.kafka.sink[len(self.kafka.sink) - len(out) :][: self.rng.randint(0, len(out))]
         return bool(batch)
@@ -224,11 +334,24 @@ class Life:
         """Everything but Kafka."""
         self.losses += 1
         sink = ((message.content[1], message.content[0], message.headers) for message in reversed(self.kafka.sink))
-        state = sink_state(sink, TIMEOUT_MS)
-        last = self.kafka.sink[-1].decisions if self.kafka.sink else {}
-        self.decisions = {source: list(last.get(source, ())) for source in self.rules.sources}
+        last = self.kafka.sink[-1] if self.kafka.sink else None
+        wanted = self.lake.timeout_ms
+        if last is not None and (self.is_repeating or not any(EPOCHS in each.headers for each in self.kafka.sink)):
+            wanted = last.timeout_ms  # a change that no message has told of is made again, afterwards
+        state = sink_state(sink, wanted)
+        self.decisions = {source: list(last.decisions.get(source, ()) if last else ()) for source in self.sources}
         self.told += sum(map(len, state.decisions.values()))
-        self.lake = Lake(self.rules, self.kafka, state)
+        # Without a word of the sink all of them had one timeout, and so their ends say nothing.
+        stretches: tuple[Stretch, ...] = ()
+        told: tuple[Stretch, ...] = ()
+        if last is not None and state.told is not None:
+            stretches, told = last.stretches, tuple(state.told.stretches)
+        self.stretches += len(told)
+        before = stretches[: len(stretches) - len(told)]
+        assert stretches == (*before, *told)
+        self.lake = Lake(self.sources, wanted, self.kafka, state, before=before)
+        if self.is_changing and self.rng.random() < 0.3:
+            self.evolve()
 
     def published(self) -> list[tuple[int, Content]]:
         """Without the repeats."""
@@ -242,13 +365,25 @@ class Life:
 
     def undisturbed(self) -> list[tuple[int, Content]]:
         """What one merge publishes that is told everything, and never loses anything."""
-        model = PartitionMerge(self.rules)
+        final = self.lake.timeout_now
+        lake = PartitionMerge(MergeRules(self.sources, final))
         for source, records in self.arrivals.items():
             beats = [Record(source, *decision) for decision in self.decisions[source]]
             # A decision comes after the record of its offset.
-            model.arrive(*sorted([*records, *beats], key=lambda record: record.offset))
-        model.advance()
-        return list(enumerate(map(as_content, model.published_order())))
+            lake.arrive(*sorted([*records, *beats], key=lambda record: record.offset))
+        if not all(source in lake.heads for source in self.sources):
+            return []
+        arrived, heads = lake.unread(), lake.heads
+        lake.sources.clear()
+        for timeout_ms, clock, offsets in (*self.lake.before, *self.lake.ended):
+            assert offsets is not None
+            lake.begin_epoch(timeout_ms)
+            reached = {s: [one for one in mine if one[1].offset < offsets[s]] for s, mine in arrived.items()}
+            arrived = {s: [one for one in mine if one[1].offset >= offsets[s]] for s, mine in arrived.items()}
+            lake.advance_to(dict.fromkeys(self.sources, clock), reached)
+        lake.begin_epoch(final)
+        lake.advance_to(heads, arrived)
+        return list(enumerate(map(as_content, lake.published_order())))
 
 
 def as_content(row: MergeRecord) -> Content:
@@ -286,3 +421,13 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_idle_decisions_that_published_
 @DISORDERS
 def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: int) -> None:
     lives(disorder, is_idling=True, is_in_transactions=False)
+
+
+@DISORDERS
+@pytest.mark.parametrize(
+    "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
+)
+def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, bool]) -> None:
+    found = lives(disorder, is_changing=True, **how)
+    assert sum(life.changes for life in found) >= 1000
+    assert sum(life.stretches for life in found) >= 300

@@ -1,0 +1,54 @@
+"""What each partition merged under which timeout, as far as it has ended: of a lost lake, as the sink told it, and of this one.
+
+A lost lake's stretches are rows of `recovered`. Until they have been merged again, each to its end, their timeouts hold in their
+partition, whatever this lake's epochs say. A deliberate reset begins with fresh state, and without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pipelines.core.plan import Stretch
+from pipelines.core.recovery import Told, parse_told
+from pipelines.lake import tables
+from pipelines.lake.epochs import Epochs, epoch_ends
+from pipelines.lake.floors import last_reset
+from pipelines.lake.questions import Questions, Where
+
+
+def read_lived(questions: Questions) -> dict[int, Told]:
+    """By partition, what the lost lake did that this one takes up (`SinkState.lived`), with the open end of its last stretch
+    where this lake has come to it; nothing after a reset.
+    """
+    is_told = questions.exists(tables.RECOVERED) and "epochs" in questions.columns(tables.RECOVERED).names
+    if not is_told or (questions.exists(tables.PROGRESS) and last_reset(questions) >= 0):
+        return {}
+    rows = questions.select(tables.RECOVERED, ["partition", "epochs"], [[("epochs", "is not null", None)]]).to_pylist()
+    lived = {row["partition"]: parse_told(row["epochs"].encode()) for row in rows}
+    ends = _ends(questions, {p: told.stretches[-1] for p, told in lived.items() if told.stretches[-1].offsets is None})
+    return {p: told._replace(stretches=(*told.stretches[:-1], ends.get(p, told.stretches[-1]))) for p, told in lived.items()}
+
+
+def stretches_of(
+    questions: Questions, epochs: Epochs, lived: Mapping[int, Told], partitions: Iterable[int]
+) -> dict[int, list[Stretch]]:
+    """By partition all stretches in their order: the lost lake's, also those that are still to come, and this lake's own since
+    the last reset.
+    """
+    own = epoch_ends(questions, epochs, last_reset(questions), lived)
+    return {p: [*(lived[p].stretches if p in lived else ()), *own.get(p, ())] for p in partitions}
+
+
+def _ends(questions: Questions, last: Mapping[int, Stretch]) -> dict[int, Stretch]:
+    """Where open ends came to be, in the first batch whose clock had reached them; absent where there was none yet."""
+    if not last or not questions.exists(tables.PROGRESS):
+        return {}
+    reached: Where = [[("partition", "=", p), ("clock", ">=", stretch.clock)] for p, stretch in last.items()]
+    firsts = questions.summary(tables.PROGRESS, ["partition"], {"batch": ("min", "batch")}, reached).to_pylist()
+    found: dict[int, Stretch] = {}
+    for first in firsts:
+        where: Where = [[("partition", "=", first["partition"]), ("batch", "=", first["batch"])]]
+        rows = questions.select(tables.PROGRESS, ["source", "until_offset", "clock"], where).to_pylist()
+        until = {row["source"]: row["until_offset"] for row in rows}
+        found[first["partition"]] = Stretch(last[first["partition"]].timeout_ms, rows[0]["clock"], until)
+    return found

@@ -1,0 +1,202 @@
+"""Random rules, one epoch after the other, between random batches: the tables are what a reader and the merge model that know the
+epochs make of the input, and `verify`, `rebuild` and `verify --against` agree.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from confluent_kafka import Producer
+
+from pipelines.audit.rebuild import rebuild, verify_against
+from pipelines.audit.verify import verify
+from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.evolve import evolve, preview
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.location import Lake
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
+from tests.support.cases import SOURCES
+from tests.support.rivers import EMBEDDED, River
+from tests.support.topics import client_options, published
+
+TEXT, INTEGER = {"type": "string"}, {"type": "integer"}
+PATHS = {"ts": INTEGER, "ts2": INTEGER, "k": TEXT, "k2": TEXT, "type": TEXT}
+STEP_MS = 1000
+KAFKA_MS = 10_000
+"""What Kafka says of every record: so `max_future` counts from there."""
+
+
+@dataclass
+class Rules:
+    """What a configuration says, and a reader of plain Python that follows it."""
+
+    timeout_ms: int = 300
+    max_future_ms: int = 86_400_000
+    max_bytes: int = 8_388_608
+    key: str = "k"
+    event_time: str = "ts"
+    fields: dict[str, dict[str, str]] = field(default_factory=lambda: {"n": INTEGER, "m": INTEGER})
+    required: frozenset[str] = frozenset({"m"})
+
+    def written(self, river: River) -> None:
+        """Into the configuration and the schema of the orders."""
+        schema = {"type": "object", "properties": {**PATHS, **self.fields}, "required": sorted(self.required)}
+        (river.folder / "orders.json").write_text(json.dumps(schema))
+        config = river.config
+        config["merge"] = {"timeout": f"{self.timeout_ms}ms", "max_future": f"{self.max_future_ms}ms"}
+        config["publish"]["max_bytes"] = self.max_bytes
+        for source in config["sources"].values():
+            source |= {"key": self.key, "event_time": self.event_time}
+        config["sources"]["orders"]["schema"] = "orders.json"
+        river.write()
+
+    def changed(self, rng: random.Random) -> Rules:
+        """Some of it, as a living lake may change."""
+        fields, required = dict(self.fields), self.required
+        change = rng.choice(["gain", "optional", "drop", "none"])
+        if change == "gain":
+            fields[f"extra{len(fields)}"] = TEXT
+        elif change == "optional":
+            required = frozenset()
+        elif change == "drop" and not required:
+            fields.pop("m", None)
+        return Rules(
+            rng.choice([30, 300, 300, 700, 1500]),
+            rng.choice([86_400_000, 86_400_000, 500]),
+            rng.choice([8_388_608, 400, 200]),
+            rng.choice(["k", "k2"]),
+            rng.choice(["ts", "ts2"]),
+            fields,
+            required,
+        )
+
+    def read(self, source: str, offset: int, value: bytes) -> Record | str:
+        """The record, or why it is refused."""
+        try:
+            found = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return "undecodable"
+        if source == "orders":
+            known = {**PATHS, **self.fields}
+            if not self.required <= found.keys() or not all(_fits(found[name], known[name]) for name in found if name in known):
+                return "undecodable"
+        is_heartbeat = found.get("type") == "heartbeat"
+        if not is_heartbeat and not found.get(self.key):
+            return "no_key"
+        if self.event_time not in found:
+            return "no_event_time"
+        if found[self.event_time] > KAFKA_MS + self.max_future_ms:
+            return "event_time_in_future"
+        return Record(source, offset, found[self.event_time], None if is_heartbeat else found[self.key])
+
+
+def _fits(value: object, kind: dict[str, str]) -> bool:
+    return type(value) is {"string": str, "integer": int}[kind["type"]]
+
+
+def some_values(rng: random.Random, begin: int, count: int) -> list[bytes]:
+    """Records whose two keys and two event times differ, some of which only some rules take; a heartbeat at the end."""
+    values = []
+    for _ in range(count):
+        time = begin + rng.randrange(STEP_MS) - rng.choice([0, 0, 0, 50, 900])
+        found: dict[str, Any] = {"ts": max(0, time), "ts2": max(0, time - rng.choice([0, 20])), "k": rng.choice("abé")}
+        found |= {"k2": rng.choice("abz"), "n": rng.randrange(1000), "m": rng.randrange(9)}
+        roll = rng.random()
+        if roll < 0.1:
+            found["n"] = rng.choice([0.5, "text"])
+        elif roll < 0.2:
+            del found[rng.choice(["m", "k2", "k", "ts2"])]
+        elif roll < 0.25:
+            found["ts"] = found["ts2"] = KAFKA_MS + 600 + rng.randrange(100)
+        elif roll < 0.4:
+            found["extra2"] = rng.choice(["seen by some", 7])
+        values.append(orjson.dumps(found))
+    return [*values, orjson.dumps({"ts": begin + STEP_MS, "ts2": begin + STEP_MS, "type": "heartbeat", "m": 0})]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    river = River.make(kafka, tmp_path, f"random-{seed}", lake=EMBEDDED, publish__valid="true")
+    rules = Rules()
+    models = {p: PartitionMerge(MergeRules(SOURCES, rules.timeout_ms)) for p in range(river.partitions)}
+    offsets = {(source, p): 0 for source in SOURCES for p in models}
+    read = dict(offsets)
+    refused: set[tuple[object, ...]] = set()
+    judged: dict[tuple[int, str, int], int] = {}
+    values: dict[tuple[str, int, int], bytes] = {}
+    for step in range(6):
+        rules.written(river)
+        if step:
+            assert preview(river.questions, river.settings)["problems"] == []
+            evolve(river.questions, river.settings, Reporter())
+        producer = Producer(client_options(kafka))
+        for (source, p), since in offsets.items():
+            mine = some_values(rng, step * STEP_MS, rng.choice([0, 5, 15]))
+            for offset, value in enumerate(mine, since):
+                producer.produce(river.config["sources"][source]["topic"], value, partition=p, timestamp=KAFKA_MS)
+                values[source, p, offset] = value
+            offsets[source, p] = since + len(mine)
+        assert producer.flush(30) == 0
+        Run(river.settings, LAYERS, Reporter()).once()
+        for p, model in models.items():
+            model.begin_epoch(rules.timeout_ms)
+            for source, offset in ((s, o) for s, q, o in values if q == p and o >= read[s, q]):
+                found = rules.read(source, offset, values[source, p, offset])
+                if isinstance(found, str):
+                    refused.add((source, p, offset, found))
+                else:
+                    model.arrive(found)
+            model.advance()
+            for row in model.timed_out:
+                judged.setdefault((p, row.key, row.event_time), rules.max_bytes)
+        read, rules = dict(offsets), rules.changed(rng)
+    settings, questions = river.settings, river.questions
+    rows = questions.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"]).to_pylist()
+    assert Counter(tuple(row.values()) for row in rows) == Counter(refused)
+    rows = questions.select(tables.LATE, ["source", "partition", "offset", "merge_key", "event_time", "position"]).to_pylist()
+    late = [(late.record, late.position, p) for p, model in models.items() for late in model.late]
+    assert Counter(tuple(row.values()) for row in rows) == Counter(
+        (r.source, p, r.offset, r.key, r.event_time, position) for r, position, p in late
+    )
+    told = {
+        (p, row.key, row.event_time, status, *(tuple(part.offset for part in sorted(mine)) for mine in row.parts.values()))
+        for p, model in models.items()
+        for status, mine_of in (("open", model.open.values()), ("timed_out", model.timed_out))
+        for row in mine_of
+    }
+    columns = ["partition", "merge_key", "event_time", "status", *SOURCES, "valid"]
+    rows = questions.select(tables.SILVER, columns).to_pylist()
+    assert len(rows) == len(told)
+    assert {
+        (
+            row["partition"],
+            row["merge_key"],
+            round(row["event_time"].timestamp() * 1000) if not isinstance(row["event_time"], int) else row["event_time"],
+            row["status"],
+            *(tuple(part["offset"] for part in row[source]) for source in SOURCES),
+        )
+        for row in rows
+    } == told
+    out = published(river.kafka, river.sink, river.partitions)
+    for message in out:
+        place = message.partition, message.key.decode(), int(message.id.split("/")[1])
+        assert len(message.value or b"") <= judged[place], "judged by the epoch that timed it out"
+    valid = {(row["partition"], row["merge_key"]) for row in rows if row["valid"]}
+    assert len(out) == sum(bool(row["valid"]) for row in rows)
+    assert {(message.partition, message.key.decode()) for message in out} == valid
+    assert verify(questions, settings, full=True)["problems"] == []
+    into = tmp_path / "again"
+    rebuild(questions, settings, into)
+    there = DeltaRsQuestions(Lake(settings.model_copy(update={"lake": str(into)})))
+    assert verify_against(questions, there, settings, into)["problems"] == []
