@@ -21,7 +21,7 @@ from pipelines.cli import app
 from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
-from pipelines.core.sequence import ID, IDLE, MIN_OFFSETS, SEQ, message_id
+from pipelines.core.sequence import EPOCHS, ID, IDLE, MIN_OFFSETS, SEQ, message_id
 from pipelines.core.types import TIME
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
@@ -361,7 +361,7 @@ def test_every_reason_has_a_row_in_order() -> None:
 
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
-    assert described == [SEQ, ID, MIN_OFFSETS, IDLE, REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS]
+    assert described == [SEQ, ID, MIN_OFFSETS, IDLE, EPOCHS, REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS]
 
 
 def test_every_state_of_a_source_has_a_row() -> None:
