@@ -40,7 +40,7 @@ LAYOUT_VERSION = 2
 """The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
 
 
-ADDED = {PROGRESS: frozenset(["epoch"])}
+ADDED = {RECOVERED: frozenset(["epochs"]), PROGRESS: frozenset(["epoch"])}
 """By table, the columns that lakes of earlier layouts lack; their owner adds them."""
 
 

@@ -29,6 +29,11 @@ class River:
     rules: MergeRules
     records: list[Record]
 
+    @property
+    def lag(self) -> int:
+        """How far a tenant's clock may be behind."""
+        return self.rules.lag_ms or 0
+
     def merged(self, pieces: Iterable[Sequence[Record]] | None = None) -> PartitionMerge:
         *_, model = self.through([self.records] if pieces is None else [*pieces, []])
         return model
@@ -73,7 +78,7 @@ def rivers(draw: st.DrawFn, max_size: int = 40, tenants: Sequence[str] = TENANTS
     for source, kind, tenant, key, step, disorder in draw(st.lists(row, max_size=max_size)):
         times[source] += step
         if kind == "idle":
-            decision = None if is_calm else idle_decision(records, source, rules.lag_ms)
+            decision = None if is_calm else idle_decision(records, source, lag)
             if decision is not None:
                 records.append(decision)
             continue
@@ -221,7 +226,7 @@ def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(data: st.
             continue
         for tenant in TENANTS:
             clock = model.tenant_clock(tenant)
-            assert model.clock - river.rules.lag_ms <= clock <= model.clock
+            assert model.clock - river.lag <= clock <= model.clock
             assert clock >= before.get(tenant, NEVER)
             before[tenant] = clock
             assert all(
@@ -233,7 +238,7 @@ def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(data: st.
                     assert row.due is not None
                     assert row.closed_at is not None
                     assert row.due < clock
-                    assert row.due + 1 <= row.closed_at <= row.due + 1 + river.rules.lag_ms
+                    assert row.due + 1 <= row.closed_at <= row.due + 1 + river.lag
 
 
 @law
@@ -260,7 +265,7 @@ def _tenant_clock_at(river: River, tenant: str, clock: int) -> int:
             head = max(head, record.event_time)
             if head >= clock:
                 break
-        at = heads_by_tenant(cut, river.rules.lag_ms)[source]
+        at = heads_by_tenant(cut, river.lag)[source]
         found = min(found, at.get(tenant, at[None]))
     return found
 
@@ -280,7 +285,7 @@ def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(river:
         positions[record.source, record.offset] = heads[record.source], mine
     for late in river.merged().late:
         head, mine = positions[late.record.source, late.record.offset]
-        is_far_behind = late.record.event_time < head - river.rules.lag_ms - river.rules.gap_ms
+        is_far_behind = late.record.event_time < head - river.lag - river.rules.gap_ms
         assert is_far_behind or late.record.event_time < mine - river.rules.gap_ms
 
 
@@ -288,13 +293,13 @@ def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(river:
 @given(river=rivers(is_calm=True))
 def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(river: River) -> None:
     """Before its first record a tenant is as far behind as may be, so each begins with a heartbeat of its own."""
-    lag, first = river.rules.lag_ms, min((r.event_time for r in river.records), default=0)
+    lag, first = river.lag, min((r.event_time for r in river.records), default=0)
     begin = [Record(s, -5, first, tenant=tenant) for s in SOURCES for tenant in TENANTS]
     river = replace(river, records=_kept_close([*begin, *river.records], lag)).with_end()
     model = river.merged()
     for tenant in TENANTS:
         alone = [record for record in river.records if record.tenant in (tenant, None)]
-        of_alone = replace(river, rules=replace(river.rules, lag_ms=0), records=alone).merged()
+        of_alone = replace(river, rules=replace(river.rules, lag_ms=None), records=alone).merged()
         mine = [row for row in model.published_order() if row.tenant == tenant]
         assert sorted(r.content() for r in mine) == sorted(r.content() for r in of_alone.timed_out)
         lates = {(each.record.source, each.record.offset) for each in model.late if each.record.tenant == tenant}
@@ -326,10 +331,10 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(riv
     """A record of the silent source at the tenant's time on the other one comes in time after the decision."""
     silent, other = SOURCES
     records = [record for record in river.records if record.source == other and record.told is None]
-    decision = idle_decision(records, silent, river.rules.lag_ms)
+    decision = idle_decision(records, silent, river.lag)
     if decision is None:
         return
-    at = heads_by_tenant(records, river.rules.lag_ms)[other]
+    at = heads_by_tenant(records, river.lag)[other]
     for tenant in TENANTS:
         time = max(0, at.get(tenant, at[None]))
         model = replace(river, records=[*records, decision, Record(silent, 1, time, "a", tenant)]).with_end().merged()
@@ -345,7 +350,7 @@ def test_one_tenant_is_equal_to_none(river: River) -> None:
     """Decisions of the idle policy are told to the tenant, where there is one: here its position is everybody's."""
     records = [r if r.told is None else replace(r, told=None) for r in river.records]
     one = replace(river, records=_all_of_one(records)).merged()
-    none = replace(river, rules=replace(river.rules, lag_ms=0), records=[replace(r, tenant=ALL) for r in records]).merged()
+    none = replace(river, rules=replace(river.rules, lag_ms=None), records=[replace(r, tenant=ALL) for r in records]).merged()
     assert [(r.due, r.closed_at, r.content()) for r in one.published_order()] == [
         (r.due, r.closed_at, r.content()) for r in none.published_order()
     ]
@@ -373,11 +378,13 @@ def test_without_a_lag_every_clock_is_the_same(river: River) -> None:
 @law
 @given(records=arrivals(), gap=GAPS)
 def test_a_window_whose_gap_is_its_max_is_a_timeout(records: list[Record], gap: int) -> None:
-    one, other = (River(MergeRules(SOURCES, gap, longest), records).merged() for longest in (None, gap))
-    assert outcome(one) == outcome(other)
-    order = one.published_order()
-    assert order == sorted(order, key=lambda row: (row.event_time, row.key.encode()))
+    timeout, window = (River(MergeRules(SOURCES, gap, longest), records).merged() for longest in (None, gap))
+    order = window.published_order()
     assert all(row.due == row.event_time + gap for row in order)
+    for row in window.timed_out:
+        row.due = row.closed_at = None
+    assert outcome(window) == outcome(timeout)
+    assert [row.content() for row in order] == [row.content() for row in timeout.published_order()]
 
 
 # -- epochs
@@ -467,7 +474,7 @@ def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
         out = order[: data.draw(st.integers(1, len(order)))]
         longest = rules.gap_ms if rules.max_ms is None else rules.max_ms
         assert out[-1].closed_at is not None
-        since = out[-1].closed_at - 1 - rules.lag_ms - longest
+        since = out[-1].closed_at - 1 - river.lag - longest
         model = Recovered(rules, since=since)
         for row in out:
             if row.closed_at is not None and row.closed_at > since:
@@ -487,4 +494,4 @@ def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
         assert closed([*out, *again]) == closed(order)
 
     taken_up()
-    assert min(found[each] for each in ("left out", "again", "known")) > 300, found
+    assert min(found[each] for each in ("left out", "again", "known")) > 100, found
