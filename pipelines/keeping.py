@@ -90,8 +90,7 @@ def _forget_before(owner: Owner, table: str, limits: Mapping[int, int], *, is_sp
     if not terms or (is_sparing and not _is_worth_it(owner.engine.questions, table, rows)):
         return
     _note(owner, [(table, p, None, limit) for p, limit in further.items()])
-    if rows:
-        _delete(owner, table, terms)
+    _delete(owner, table, terms)
 
 
 def _forget_batches(

@@ -174,6 +174,19 @@ def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: R
     is_as_if_the_key_had_never_been(river, tmp_path)
 
 
+def test_a_run_that_waits_for_it_is_ended_by_a_signal(river: River) -> None:
+    holding = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, command="forget")
+    holding.await_held()
+    run = RunProcess(river.file)
+    until(lambda: "waiting for `watersmeet forget` to end" in run.said(), "the run")
+    assert run.stop() == 0
+    assert json.loads(watersmeet(river, "status", "--json"))["partitions"]
+    assert "try again when that one has ended" in watersmeet(river, "maintain", exit_code=1)
+    holding.let_go()
+    assert holding.wait() == 0
+    assert counts(forget(river), "before")["silver"] == 0
+
+
 def tombstones(river: River) -> list[tuple[Any, ...]]:
     """Partition, key, value and headers of every tombstone of the sink."""
     found = consume(river.kafka, river.sink, 2)

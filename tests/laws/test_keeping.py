@@ -144,27 +144,29 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: Cas
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(lake: CaseLake, kind: str) -> None:
-    deletions, exact = 0, lake.settings
-    for step in range(1, 5 * STEPS + 1):
-        lake.arrive(step / (5 * STEPS))
+def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: MakeLake, kind: str) -> None:
+    cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
+    lake = new_lake(cases, keep=dict.fromkeys(KEEP, "1600ms"), merge__timeout=f"{TIMEOUT_MS}ms")
+    deletions, steps = 0, 30
+    for step in range(1, steps + 1):
+        lake.arrive(step / steps)
         lake.merge()
         note_published(lake)
         before, versions = counts(lake), {name: lake.questions.version(name) for name in every_table(lake)}
         for table in every_table(lake):
-            expire(lake.owner(), exact, table, is_sparing=True)
+            expire(lake.owner(), lake.settings, table, is_sparing=True)
         for name, rows in counts(lake).items():
             if rows < before[name]:
                 deletions += 1
                 assert 8 * (before[name] - rows) >= before[name]
             else:
                 assert lake.questions.version(name) == versions[name], "nothing is rewritten in vain"
-        assert step % STEPS or broken(lake) == []
-    assert 8 <= deletions < 2 * 5 * STEPS, "of five times as many occasions"
+        assert step % 10 or broken(lake) == []
+    assert 8 <= deletions < 2 * steps, "of five times as many occasions"
     spared = counts(lake)
     let_go(lake)
     assert all(8 * (spared[name] - rows) < spared[name] for name, rows in counts(lake).items()), "little was left to delete"
-    assert lake.silver() == left_of(lake, 900)
+    assert lake.silver() == left_of(lake, 1600)
 
 
 @in_folders
