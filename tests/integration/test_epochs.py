@@ -292,7 +292,7 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(ka
     with_schema(river, FIRST)
     for p in range(river.partitions):
         river.send("orders", p, keyed("a", 10, n="not a number, and refused as such"))
-        river.send("orders", p, orjson.dumps({"ts": 20, "id": "b"}))
+        river.send("orders", p, orjson.dumps({"ts": 20, "id": "sent again"}))
     river.flow()
     river.finish()
     refused = river.questions.select(
@@ -310,5 +310,5 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(ka
     silver = river.questions.select(tables.SILVER, ["partition", "merge_key"]).to_pylist()
     late = river.questions.select(tables.LATE, ["partition", "merge_key"], [[("source", "=", "orders")]]).to_pylist()
     found = {(row["partition"], row["merge_key"]) for row in [*silver, *late]}
-    assert {(p, "b") for p in range(river.partitions)} <= found, "they have a key by the new rules"
+    assert {(p, "sent again") for p in range(river.partitions)} <= found, "they have a key by the new rules"
     is_sound(river, "redriven")
