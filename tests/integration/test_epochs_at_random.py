@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from confluent_kafka import Producer
 
 from pipelines.audit.rebuild import rebuild, verify_against
 from pipelines.audit.verify import verify
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.evolve import evolve, preview
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -35,6 +36,21 @@ KAFKA_MS = 10_000
 """What Kafka says of every record: so `max_future` counts from there."""
 
 
+VALID: dict[str, Callable[[MergeRecord], bool]] = {
+    "true": lambda _: True,
+    "size(orders) > 0": lambda row: bool(row.parts["orders"]),
+    "size(tracking) > 1": lambda row: len(row.parts["tracking"]) > 1,
+    "merge_key <> 'a'": lambda row: row.key != "a",
+}
+"""Predicates, and what they mean."""
+
+VALUES: dict[str | None, Callable[[MergeRecord], bytes]] = {
+    "concat(merge_key, ':', size(orders))": lambda row: f"{row.key}:{len(row.parts['orders'])}".encode(),
+    "concat(size(tracking), ' of ', merge_key)": lambda row: f"{len(row.parts['tracking'])} of {row.key}".encode(),
+}
+"""Expressions for a message's value, and what they mean."""
+
+
 @dataclass
 class Rules:
     """What a configuration says, and a reader of plain Python that follows it."""
@@ -46,6 +62,8 @@ class Rules:
     event_time: str = "ts"
     fields: dict[str, dict[str, str]] = field(default_factory=lambda: {"n": INTEGER, "m": INTEGER})
     required: frozenset[str] = frozenset({"m"})
+    valid: str = "true"
+    value: str | None = None
 
     def written(self, river: River) -> None:
         """Into the configuration and the schema of the orders."""
@@ -53,13 +71,13 @@ class Rules:
         (river.folder / "orders.json").write_text(json.dumps(schema))
         config = river.config
         config["merge"] = {"timeout": f"{self.timeout_ms}ms", "max_future": f"{self.max_future_ms}ms"}
-        config["publish"]["max_bytes"] = self.max_bytes
+        config["publish"] |= {"max_bytes": self.max_bytes, "valid": self.valid, "value": self.value}
         for source in config["sources"].values():
             source |= {"key": self.key, "event_time": self.event_time}
         config["sources"]["orders"]["schema"] = "orders.json"
         river.write()
 
-    def changed(self, rng: random.Random) -> Rules:
+    def changed(self, rng: random.Random, *, has_expressions: bool) -> Rules:
         """Some of it, as a living lake may change."""
         fields, required = dict(self.fields), self.required
         change = rng.choice(["gain", "optional", "drop", "none"])
@@ -77,6 +95,8 @@ class Rules:
             rng.choice(["ts", "ts2"]),
             fields,
             required,
+            rng.choice([*VALID]) if has_expressions else "true",
+            rng.choice([None, *VALUES]) if has_expressions else None,
         )
 
     def read(self, source: str, offset: int, value: bytes) -> Record | str:
@@ -124,16 +144,16 @@ def some_values(rng: random.Random, begin: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "has_expressions"), [(0, False), (1, False), (2, False), (3, True)])
+def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Path, seed: int, has_expressions: bool) -> None:
     rng = random.Random(seed)
-    river = River.make(kafka, tmp_path, f"random-{seed}", lake=EMBEDDED, publish__valid="true")
+    river = River.make(kafka, tmp_path, f"random-{seed}", lake=EMBEDDED)
     rules = Rules()
     models = {p: PartitionMerge(MergeRules(SOURCES, rules.timeout_ms)) for p in range(river.partitions)}
     offsets = {(source, p): 0 for source in SOURCES for p in models}
     read = dict(offsets)
     refused: set[tuple[object, ...]] = set()
-    judged: dict[tuple[int, str, int], int] = {}
+    judged: dict[tuple[int, str, int], Rules] = {}
     values: dict[tuple[str, int, int], bytes] = {}
     for step in range(6):
         rules.written(river)
@@ -159,8 +179,8 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
                     model.arrive(found)
             model.advance()
             for row in model.timed_out:
-                judged.setdefault((p, row.key, row.event_time), rules.max_bytes)
-        read, rules = dict(offsets), rules.changed(rng)
+                judged.setdefault((p, row.key, row.event_time), rules)
+        read, rules = dict(offsets), rules.changed(rng, has_expressions=has_expressions)
     settings, questions = river.settings, river.questions
     rows = questions.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"]).to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == Counter(refused)
@@ -189,12 +209,19 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
         for row in rows
     } == told
     out = published(river.kafka, river.sink, river.partitions)
+    finished = {(p, row.key, row.event_time): row for p, model in models.items() for row in model.timed_out}
+    may_be_out = {place for place, row in finished.items() if VALID[judged[place].valid](row)}
+    is_out = set()
     for message in out:
         place = message.partition, message.key.decode(), int(message.id.split("/")[1])
-        assert len(message.value or b"") <= judged[place], "judged by the epoch that timed it out"
-    valid = {(row["partition"], row["merge_key"]) for row in rows if row["valid"]}
-    assert len(out) == sum(bool(row["valid"]) for row in rows)
-    assert {(message.partition, message.key.decode()) for message in out} == valid
+        row, by = finished[place], judged[place]
+        assert len(message.value or b"") <= by.max_bytes, "judged by the epoch that timed it out"
+        if by.value is not None:
+            assert message.value == VALUES[by.value](row)
+        is_out.add(place)
+    assert len(is_out) == len(out) == sum(bool(row["valid"]) for row in rows)
+    assert is_out <= may_be_out
+    assert all(judged[place].max_bytes < 8_388_608 for place in may_be_out - is_out), "nothing else is too large"
     assert verify(questions, settings, full=True)["problems"] == []
     into = tmp_path / "again"
     rebuild(questions, settings, into)
