@@ -219,6 +219,7 @@ class Beginning:
             return nothing
 
         def read(p: int, timeout_ms: int) -> SinkState:
+            """What a sink partition says, whose messages had this timeout (ms) unless they tell of another one."""
             messages = read_backwards(self.settings.kafka, topic, p)
             said = (message for message in messages if FORGOTTEN not in dict(message.headers() or []))
             return sink_state(map(_as_read_back, said), timeout_ms)

@@ -138,6 +138,7 @@ def run(
         chosen = LAYERS if layers == "all" else (layers,)
 
         def begin() -> None:
+            """Runs the layers until they are done or stopped."""
             this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
             if once:
                 this_run.once()

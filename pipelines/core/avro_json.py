@@ -55,6 +55,7 @@ def encoder(text: str) -> Callable[[Any], bytes]:
     schema = parse_schema(json.loads(text), named)
 
     def encode(value: Any) -> bytes:
+        """A JSON value as bare Avro. Raises UnencodableError where it does not fit the schema."""
         content = BytesIO()
         schemaless_writer(content, schema, _Parts(named).of(schema, value, "value"))
         return content.getvalue()
@@ -69,6 +70,7 @@ class _Parts:
     named: Mapping[str, Any]
 
     def of(self, schema: Any, found: Any, where: str) -> Any:
+        """A JSON value, at a dotted path `where`, as the writer takes it. Raises UnencodableError where it does not fit."""
         if found is None and _may_be_null(schema):
             return None
         schema = self._defined(schema)

@@ -83,6 +83,7 @@ class AvroSchema:
         written = [(each.since, _decoder(each.text, self.text)) for each in (self, *reversed(self.earlier))]
 
         def decode(value: bytes | None, partition: int = 0, offset: int = 0) -> dict[str, Any]:
+            """The value at an offset, by the schema that values were written with then. Raises UndecodableError."""
             return next(read for since, read in written if offset >= since.get(partition, 0))(value)
 
         return decode
@@ -98,6 +99,7 @@ class AvroSchema:
         decoders = [other.decoder() for other in reversed(others)]
 
         def decode_accepted(value: bytes | None, *place: int) -> dict[str, Any]:
+            """A value that bronze has accepted, by the first of the schemas that can read it, the present one first."""
             try:
                 return decode(value, *place)
             except UndecodableError:

@@ -187,7 +187,7 @@ class Reading:
         return max(own, self.whole.last(), self.every.last() - lag)
 
     def position_at_cut(self, tenant: str | None, clock: int, lag: int) -> int:
-        """The same at the end of the cut at a clock."""
+        """A tenant's position at the end of the cut at a clock: up to and including the first record that has come to it."""
         own = self.own[tenant].at_cut(clock) if tenant in self.own else NEVER
         return max(own, self.whole.at_cut(clock), self.every.at_cut(clock) - lag)
 

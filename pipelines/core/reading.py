@@ -167,6 +167,7 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
+        """The event time in a decoded value (ms). Raises _RefusedError where it has none that counts."""
         event_time = _event_time(time_of(document), rules.event_time, value, exponent)
         # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
         if 0 <= kafka_time < event_time - rules.max_future_ms:

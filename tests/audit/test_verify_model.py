@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from pipelines.audit.problems import SHOWN, Findings, Problem, answer
-from pipelines.audit.verify import PUBLISHED, Outcome, gaps, outcomes  # type: ignore[attr-defined]
+from pipelines.audit.verify import gaps
 from pipelines.audit.verify_eras import Era
+from pipelines.audit.verify_evidence import Outcome
+from pipelines.audit.verify_model import PUBLISHED, outcomes
 from pipelines.core.model import Record
 from pipelines.core.plan import TopicPartition
 from pipelines.lake.epochs import Epoch
