@@ -32,7 +32,7 @@ from pipelines.lake.conflicts import is_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.schemas import avro_schemas
 from pipelines.observability import Reporter
 from pipelines.owner import Owner, now_ms
@@ -120,9 +120,10 @@ class Forgetting:
 
     @cached_property
     def _unmerged(self) -> dict[str, Places]:
-        """By source, tombstones that were skipped, and heartbeats, that have the key as Kafka's key."""
-        of_key: Where = [[("key", "=", self.key.encode()), ("merge_key", "is null", None), ("reason", "is null", None)]]
-        return {s: _places(self.questions.select(tables.bronze(s), _PLACE, of_key)) for s in self.settings.sources}
+        """By source, heartbeats, also those that are records of another source, and skipped tombstones, that have the key:
+        as Kafka's key, or where the value has it by the rules of any epoch of a source of the topic.
+        """
+        return {source: list(self._with_key(source, tables.bronze(source), _UNMERGED)) for source in self.settings.sources}
 
     def _in_bronze(self, source: str) -> Places:
         return [*self._read[source], *self._unmerged[source], *self._refused[source]]
@@ -132,14 +133,17 @@ class Forgetting:
         """By source, the refused records that have the key all the same: as Kafka's key, or where the value has it by the rules
         of any epoch.
         """
-        return {source: list(self._refused_of(source)) for source in self.settings.sources}
+        refused = {source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.sources}
+        return {source: list(self._with_key(source, tables.QUARANTINE, mine)) for source, mine in refused.items()}
 
-    def _refused_of(self, source: str) -> Iterator[tuple[int, int]]:
-        key_of, as_bytes = [value_key(rules) for rules in self._rules(source)], self.key.encode()
-        of_source = [("source", "=", source), NOT_FORGOTTEN]
-        every = self.questions.select(tables.QUARANTINE, _PLACE, [of_source])
-        for piece in pieces_of(self.questions, source, tables.QUARANTINE, *(int64s(every[name]) for name in _PLACE)):
-            rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], of_source)
+    def _with_key(self, source: str, table: str, conditions: Sequence[Condition]) -> Iterator[tuple[int, int]]:
+        """The records of a table that meet the conditions and have the key, which the table has not as a merge key."""
+        topic, as_bytes = self.settings.sources[source].topic, self.key.encode()
+        readers = [name for name, other in self.settings.sources.items() if other.topic == topic]
+        key_of = [value_key(rules) for name in readers for rules in self._rules(name)]
+        every = self.questions.select(table, _PLACE, [conditions])
+        for piece in pieces_of(self.questions, source, table, *(int64s(every[name]) for name in _PLACE)):
+            rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():
                 if row["key"] == as_bytes or any(look(row["value"]) == self.key for look in key_of):
                     yield row["partition"], row["offset"]
@@ -221,6 +225,7 @@ class Forgetting:
 
 
 _PLACE = ["partition", "offset"]
+_UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
 
 
 def _places(found: pa.Table) -> Places:

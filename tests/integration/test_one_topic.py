@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from pipelines.forget import forgotten
 from pipelines.lake import tables
+from pipelines.observability import Reporter
 from tests.support.cases import KEYS, SOURCES, heartbeat, keyed
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import produce
 
 
 def of_one_topic(kafka: str, folder: Path, lake: str) -> River:
-    name = f"one-topic-{lake}"
+    name = f"one-topic-{folder.name[-20:].strip('_').replace('_', '-')}"
     changes: dict[str, Any] = {f"sources__{s}__where": {"field": "role", "equals": s} for s in SOURCES}
     return River.make(kafka, folder, name, lake=lake, sources__orders__topic=f"{name}-tracking", **changes)
 
@@ -48,4 +50,18 @@ def test_a_topic_is_merged_with_itself_by_role(kafka: str, tmp_path: Path, lake:
     found = river.questions.summary(tables.SILVER, ["status"], {"rows": ("count", "merge_key")})
     assert dict(zip(found["status"].to_pylist(), found["rows"].to_pylist(), strict=True))["timed_out"] > 20
     assert river.losses() == Losses()
+    assert river.broken_promises() == []
+
+
+def test_a_forgotten_key_is_gone_from_every_source_of_the_topic_and_from_what_belongs_to_none(kafka: str, tmp_path: Path) -> None:
+    river, rng = of_one_topic(kafka, tmp_path, EMBEDDED), random.Random(8)
+    send(river, rng, 80)
+    river.finish()
+    has_key = [("value", "is not null", None)]
+    before = [row for s in SOURCES for row in river.questions.select(tables.bronze(s), ["value"], [has_key]).to_pylist()]
+    assert sum(b'"k":"b"' in row["value"] for row in before) > 20
+    forgotten(river.settings, "b", Reporter())
+    after = [row for s in SOURCES for row in river.questions.select(tables.bronze(s), ["value"], [has_key]).to_pylist()]
+    assert not any(b'"k":"b"' in row["value"] for row in after)
+    assert sum(b'"k":"a"' in row["value"] for row in after) == sum(b'"k":"a"' in row["value"] for row in before)
     assert river.broken_promises() == []
