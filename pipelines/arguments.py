@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from pipelines.core.times import parse_iso_8601
+from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
+from pipelines.settings import parse_duration
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
@@ -28,6 +30,20 @@ def parse_as_of(text: str) -> int | datetime:
     if text.isdecimal():
         return int(text)
     return datetime.fromtimestamp(parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc)
+
+
+def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> Window | None:
+    """Another window than the lake's, by `--timeout`, or by `--gap` and `--max`; None where none is asked for."""
+    if (gap is None) != (longest is None) or (timeout is not None and gap is not None):
+        raise ConfigurationError("--gap, --max: give both, or --timeout alone")
+    if gap is not None and longest is not None:
+        window = Window(parse_duration(gap), parse_duration(longest))
+        if not 0 < window.gap_ms <= window.longest_ms:
+            raise ConfigurationError(
+                f"--gap, --max: from `{gap}` to `{longest}` is no window; give a gap that is no longer than the max"
+            )
+        return window
+    return None if timeout is None else Window(parse_duration(timeout))
 
 
 def parse_time_ms(option: str, text: str, others: str = "") -> int:

@@ -16,8 +16,9 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.plan import TopicPartition
-from pipelines.core.recovery import SinkState, Told, encode_told, sink_state
-from pipelines.core.sequence import FORGOTTEN, ID, parse_message_id
+from pipelines.core.recovery import ReadBack, SinkState, Told, encode_told, sink_state
+from pipelines.core.sequence import FORGOTTEN, PLAIN, standing
+from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import read_backwards
@@ -192,43 +193,57 @@ class Beginning:
             for source in self.settings.sources
             for decision in state.decisions.get(source, ())
         ]
-        rows: list[tuple[Any, ...]] = [
-            (p, message.key, message.event_time, None, None, now, None)
+        rows: list[dict[str, Any]] = [
+            {"partition": p, "merge_key": m.key, "event_time": m.event_time, "due": m.due, "closed_at": m.closed_at}
             for p, state in states.items()
-            for message in state.read_back
+            for m in state.read_back
         ]
-        lived = {p: state.lived(self.settings.merge.timeout_ms) for p, state in states.items()}
-        rows += [(p, *[None] * 4, now, encode_told(told).decode()) for p, told in lived.items() if told is not None]
+        lived = {p: state.lived(self.settings.merge.window) for p, state in states.items()}
+        rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in lived.items() if told is not None]
         for source in self.settings.sources:
             begun = self._chosen(source, self._bounds(source))
-            rows += [(p, None, None, source, offset, now, None) for p, offset in begun.items()]
+            rows += [{"partition": p, "source": source, "offset": offset} for p, offset in begun.items()]
         known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
         if idle and not known["decisions"][0].as_py():
             self._write(tables.IDLE_HEARTBEATS, decision_rows(self.settings, idle, now))
-        self._write(tables.RECOVERED, tables.layout(self.settings)[tables.RECOVERED].rows(rows))
+        table = tables.layout(self.settings)[tables.RECOVERED]
+        self._write(tables.RECOVERED, table.rows_of({**row, "recovered_at": now} for row in rows))
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
         """Per partition what the sink says; where there is no sink, or nothing in it, nothing.
 
-        A partition whose last message was made before the timeout first changed says nothing of it, and others say what it was.
+        A partition whose last message was made before the window first changed says nothing of it, and others say what it was.
+        Raises ConfigurationError where messages were not made with the window of the configuration, and do not say with which.
         """
         topic, cluster = self.settings.publish.topic, Cluster(self.settings.kafka)
         nothing = {p: SinkState({}, {}, ()) for p in range(self.partitions)}
         if topic not in cluster.partition_counts([topic]):
             return nothing
 
-        def read(p: int, timeout_ms: int) -> SinkState:
-            """What a sink partition says, whose messages had this timeout (ms) unless they tell of another one."""
+        def read(p: int, window: Window) -> SinkState:
+            """What a sink partition says, whose messages had this window unless they tell of another one."""
             messages = read_backwards(self.settings.kafka, topic, p)
             said = (message for message in messages if FORGOTTEN not in dict(message.headers() or []))
-            return sink_state(map(_as_read_back, said), timeout_ms)
+            return sink_state(map(_as_read_back, said), window)
 
-        found = {p: read(p, self.settings.merge.timeout_ms) for p in nothing}
-        first_ms = next((state.told.first_ms for state in found.values() if state.told), None)
-        if first_ms is not None:
+        merge = self.settings.merge
+        found = {p: read(p, merge.window) for p in nothing}
+        first = next((state.told.first for state in found.values() if state.told), None)
+        if first is not None:
             early = [p for p, state in found.items() if state.told is None]
-            found |= {p: replace(read(p, first_ms), told=Told(first_ms, first_ms)) for p in early}
+            found |= {p: replace(read(p, first), told=Told(first, first, is_plain=first.is_timeout)) for p in early}
+        for state in found.values():
+            if state.last is not None and not merge.has_due and state.last.closed_at != PLAIN:
+                raise ConfigurationError(
+                    f"merge.timeout: the messages of {topic} were made with a window by gap; give the `window` of the lake, "
+                    f"or one whose gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"
+                )
+            if state.last is not None and state.told is None and not merge.window.is_timeout and state.last.closed_at == PLAIN:
+                raise ConfigurationError(
+                    f"merge.window: the messages of {topic} were made with a timeout; begin with that one as `merge.timeout`, "
+                    "and change it with `watersmeet evolve`"
+                )
         return found
 
 
@@ -240,10 +255,10 @@ def begun(questions: Questions, source: str) -> list[tuple[int, int]]:
     return [tuple(row.values()) for found in (resets, recovered) for row in found.to_pylist()]
 
 
-def _as_read_back(message: Message) -> tuple[int, str, Mapping[str, bytes | None]]:
+def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
     headers: dict[str, Any] = dict(message.headers() or [])
     try:
-        _, event_time, key = parse_message_id(headers[ID].decode())
-    except (KeyError, ValueError):
+        stands = standing(headers)
+    except ValueError:
         raise ForeignMessageError(message.topic() or "", message.partition() or 0, message.offset() or 0) from None
-    return event_time, key, headers
+    return ReadBack(stands.event_time, stands.key, stands.due, stands.closed_at), headers

@@ -16,12 +16,12 @@ import typer
 
 import pipelines
 from pipelines.answers import answer, print_json, print_text
-from pipelines.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms
+from pipelines.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms, parse_window
 from pipelines.audit import show
 from pipelines.cli_broker import broker_app
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
-from pipelines.settings import Settings, load_settings, parse_duration
+from pipelines.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from pipelines.lake.questions import Questions
@@ -223,6 +223,8 @@ def verify(
 def rebuild(
     into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
     timeout: Annotated[str | None, typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m.")] = None,
+    gap: Annotated[str | None, typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max.")] = None,
+    longest: Annotated[str | None, typer.Option("--max", help="Another merge.window.max than the lake's, with --gap.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -230,10 +232,10 @@ def rebuild(
     from pipelines.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
-    timeout_ms = None if timeout is None else parse_duration(timeout)
+    window = parse_window(timeout, gap, longest)
     with reporting() as reporter:
         found = derive_again(
-            _questions(settings), settings, into, timeout_ms, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
+            _questions(settings), settings, into, window, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
         )
     answer(found, as_json, show.rebuild_view)
 

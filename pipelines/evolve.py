@@ -19,7 +19,8 @@ from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.faults import IN_EVOLVE, reach
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, begin_epoch, changes, read_epochs
+from pipelines.lake.epochs import Epochs, begin_epoch, changes, epoch_ends, read_epochs
+from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.stretches import read_lived
@@ -35,11 +36,12 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
     """
     epochs, last = read_epochs(questions, settings), last_batch(questions)
     found = changes(epochs, settings)
+    problems = [*_problems(epochs, settings, found), *_too_early(questions, found, last, epochs, settings)]
     return {
         "epoch": epochs.current.number + (1 if found else 0),
         "from_batch": (0 if last is None else last[0].batch + 1) if found else epochs.current.from_batch,
         "changes": [{"field": field, "before": before, "after": after} for field, (before, after) in found.items()],
-        "problems": [problem._asdict() for problem in [*_problems(epochs, settings, found), *_too_early(questions, found, last)]],
+        "problems": [problem._asdict() for problem in problems],
         "applied": False,
     }
 
@@ -73,23 +75,35 @@ def _first_values(begun: Beginning, settings: Settings, found: Mapping[str, Any]
     return rules
 
 
-def _too_early(questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None) -> Iterator[Problem]:
-    """The timeout says which records a message holds that was left behind by a jump back: it stays until all of them are past.
+def _too_early(
+    questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None, epochs: Epochs, after: Settings
+) -> Iterator[Problem]:
+    """The window says which records a message holds that was left behind by a jump back: it stays until all of them are past.
 
-    What was read back from the sink does not depend on it: the lost lake's timeouts were kept (`lake.stretches`).
+    What was read back from the sink does not depend on it: the lost lake's windows were kept (`lake.stretches`). And where merge
+    records say when they were closed, the clock of a partition that has merged something must have moved in each epoch: else
+    nobody could tell from a message in which epoch it was closed, when a lost lake is taken up.
     """
-    if "merge.timeout" not in found or last is None or not questions.exists(tables.RECOVERED):
+    field = next((field for field in ("merge.timeout", "merge.window") if field in found), None)
+    if field is None or last is None or not questions.exists(tables.RECOVERED):
         return
-    lived = read_lived(questions)
+    before = epochs.current.settings
+    lived, longest_ms = read_lived(questions), max(each.merge.window.longest_ms for each in (before, after))
+    ends = epoch_ends(questions, epochs, last_reset(questions), lived) if before.merge.has_due or after.merge.has_due else {}
+    for p, (*_, end) in ends.items():
+        until = {tp.source: done.until_offset for tp, done in last[0].ranges.items() if tp.partition == p}
+        if last[0].clocks.get(p) == end.clock and until != end.offsets:
+            what = f"the clock of partition {p} stands since the last change, and records were merged meanwhile"
+            yield Problem(what, field, f"wait until its clock has passed {utc(end.clock)}")
     where: Where = [[("merge_key", "is not null", None)]]
     rows = questions.summary(tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, where).to_pylist()
     for row in rows:
         if row["partition"] in lived:
             continue
-        until = row["last"] + max(found["merge.timeout"])
+        until = row["last"] + longest_ms
         if last[0].clocks.get(row["partition"], 0) <= until:
             what = f"messages that a jump back left may still hold records of partition {row['partition']}"
-            yield Problem(what, "merge.timeout", f"wait until its clock has passed {utc(until)}")
+            yield Problem(what, field, f"wait until its clock has passed {utc(until)}")
 
 
 def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]) -> list[Problem]:

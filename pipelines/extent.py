@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipelines.core.columns import Int64s, groups, int64s, looked_up
-from pipelines.core.sequence import Tail
+from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, looked_up
+from pipelines.core.sequence import Tail, place_of
+from pipelines.core.types import DUE
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where, bytes_of, neighbours
+from pipelines.lake.order import Order, orders
+from pipelines.lake.questions import Condition, Questions, Where, bytes_of, neighbours
 
 PIECE_BYTES, LIMIT_BYTES = 16 * 1024 * 1024, 512 * 1024 * 1024
 """About so much of silver's files goes into a piece, and into a publication, where their rows are large."""
@@ -20,17 +22,18 @@ _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
 class Extent(NamedTuple):
-    """What is published of a partition: the event times (ms) of the first and the last of the records."""
+    """What is published of a partition: the times (ms) by which they are ordered of the first and the last of the records."""
 
     first: int
     last: int
 
 
 class Pending(NamedTuple):
-    """What is published next: one piece after the other, each by partition; and whether there is more."""
+    """What is published next: one piece after the other, each by partition; whether there is more; and in which order."""
 
     pieces: list[dict[int, Extent]]
     has_more: bool
+    order: Order
 
     @property
     def extents(self) -> dict[int, Extent]:
@@ -41,19 +44,46 @@ class Pending(NamedTuple):
         return extents
 
 
-def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, limit: int, size: int) -> Pending:
+def pending(
+    questions: Questions,
+    tails: Mapping[int, Tail],
+    partitions: int,
+    limit: int,
+    size: int,
+    clocks: Mapping[int, int] | None = None,
+) -> Pending:
     """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
     and fewer where records are large.
 
-    All records of one event time go together. Whatever times out later has a later event time, so that an extent stays what it
-    is while silver moves on. Where there are more than `limit`, each partition gives about an equal share of its records.
+    All records of one time go together. Whatever times out later has a later one, so that an extent stays what it is while silver
+    moves on. Where there are more than `limit`, each partition gives about an equal share of its records. `clocks`: by partition
+    the clock (ms) up to which all that is closed is known; None where every finished record is closed at or before it.
     """
-    since = {p: _time(tails, p) for p in range(partitions)}
-    found = questions.select(tables.SILVER, ["partition", "event_time"], finished(since))
-    of_rows, times = int64s(found["partition"]), int64s(found["event_time"])
-    after = looked_up(of_rows, since, -1)
+    *earlier, last = orders(questions)
+    for order in earlier:
+        found = _pending(questions, tails, order, order.since(tails, range(partitions)), limit, size)
+        if found.pieces:
+            return found._replace(has_more=True)
+    return _pending(questions, tails, last, last.since(tails, range(partitions)), limit, size, clocks)
+
+
+def _pending(
+    questions: Questions,
+    tails: Mapping[int, Tail],
+    order: Order,
+    since: Mapping[int, int],
+    limit: int,
+    size: int,
+    clocks: Mapping[int, int] | None = None,
+) -> Pending:
+    found = questions.select(tables.SILVER, ["partition", order.column], finished(order, since))
+    of_rows, times = int64s(found["partition"]), int64s(found[order.column])
+    after = looked_up(of_rows, since, NEVER)
     is_tie = times == after
-    is_pending = (times > after) | (is_tie & np.isin(of_rows, _with_ties(questions, tails, np.unique(of_rows[is_tie]).tolist())))
+    tied = _with_ties(questions, tails, order, np.unique(of_rows[is_tie]).tolist())
+    is_pending = (times > after) | (is_tie & np.isin(of_rows, tied))
+    if clocks is not None and order.column == "closed_at":
+        is_pending &= times <= looked_up(of_rows, clocks, NO_TIME)
     of_rows, times = of_rows[is_pending], times[is_pending]
     if in_all := bytes_of(questions, {tables.SILVER: len(times)}):
         size = max(1, min(size, len(times) * PIECE_BYTES // in_all))
@@ -70,7 +100,7 @@ def pending(questions: Questions, tails: Mapping[int, Tail], partitions: int, li
             mine = _first(left, room)
             pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
             left, room = left[len(mine) :], room - len(mine)
-    return Pending(pieces, share < 1.0)
+    return Pending(pieces, share < 1.0, order)
 
 
 def _first(times: Int64s, count: int) -> Int64s:
@@ -78,32 +108,35 @@ def _first(times: Int64s, count: int) -> Int64s:
     return times[: np.searchsorted(times, times[min(count, len(times)) - 1], side="right")]
 
 
-def finished(since: Mapping[int, int], until: Mapping[int, int] | None = None) -> Where:
-    """Finished, valid records of these partitions from an event time (ms) on, up to another one (inclusive); and more of them."""
+def finished(order: Order, since: Mapping[int, int], until: Mapping[int, int] | None = None) -> Where:
+    """Finished, valid records of an order and these partitions from a time (ms) on, up to another one (inclusive); and more."""
     where = []
     for mine in neighbours(sorted(since, key=since.__getitem__)):
-        terms = [*_FINISHED, ("partition", "in", sorted(mine)), ("event_time", ">=", min(since[p] for p in mine))]
+        terms = [*_FINISHED, *order.conditions, ("partition", "in", sorted(mine))]
+        terms.append((order.column, ">=", min(since[p] for p in mine)))
         if until is not None:
-            terms.append(("event_time", "<=", max(until[p] for p in mine)))
+            terms.append((order.column, "<=", max(until[p] for p in mine)))
         where.append(terms)
-    return where
+    return where or [[("partition", "in", [])]]
 
 
-def _time(tails: Mapping[int, Tail], partition: int) -> int:
-    """The event time (ms) of a partition's tail, -1 where it has none."""
-    return tails[partition].event_time if partition in tails else -1
+def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
+    """Finished, valid records that may sort after their partition's tail."""
+    known = list(partitions)
+    return [term for order in orders(questions) for term in finished(order, order.since(tails, known))]
 
 
-def _with_ties(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> list[int]:
-    """The partitions that have a record of the tail's very event time that sorts after it, by its key as UTF-8 bytes.
+def _with_ties(questions: Questions, tails: Mapping[int, Tail], order: Order, partitions: Iterable[int]) -> list[int]:
+    """The partitions that have a record of the tail's very time that sorts after it.
 
-    Only a failure leaves such a record behind, since all records of one event time are published together.
+    Only a failure leaves such a record behind, since all records of one time are published together.
     """
-    times = {p: tails[p].event_time for p in partitions}
+    times = order.since({p: tails[p] for p in partitions}, partitions)
     if not times:
         return []
-    where = [[*_FINISHED, ("partition", "in", list(times)), ("event_time", "in", sorted(set(times.values())))]]
-    names = ["partition", "event_time", "merge_key"]
+    same: Condition = (order.column, "in", sorted(set(times.values())))
+    where = [[*_FINISHED, *order.conditions, ("partition", "in", list(times)), same]]
+    names = ["partition", "event_time", "merge_key", *(DUE.names if order.column == "closed_at" else ())]
     found = questions.select(tables.SILVER, names, where)
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
-    return sorted({p for p, time, key in rows if times.get(p) == time and key.encode() > tails[p].key.encode()})
+    return sorted({p for p, *place in rows if p in times and place_of(*place) > tails[p].place})

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
 from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
+from pipelines.core.sequence import place_of
 from pipelines.errors import KafkaAccessError
 from pipelines.faults import IN_FORGET, reach
 from pipelines.kafka.cluster import Cluster
@@ -31,6 +32,7 @@ from pipelines.lake.commits import FORGETTING, Commit
 from pipelines.lake.conflicts import is_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
+from pipelines.lake.order import due_columns
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.schemas import avro_schemas
@@ -100,7 +102,7 @@ class Forgetting:
 
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
-        columns = ["partition", "event_time", "status", "valid"]
+        columns = ["partition", "event_time", "status", "valid", *due_columns(self.questions)]
         found: list[dict[str, Any]] = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]]).to_pylist()
         return found
 
@@ -176,8 +178,8 @@ class Forgetting:
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 yield self._of_topic(cluster, kept.repartition.from_topic, places)
         tails = last_published(self.questions)
-        finished = [(row["event_time"], tails.get(row["partition"])) for row in self._silver if row["valid"]]
-        of_sink = [time for time, tail in finished if tail is not None and (time, self.key.encode()) <= tail.place]
+        stands = [(row, place_of(row["event_time"], self.key, row.get("due"), row.get("closed_at"))) for row in self._silver]
+        of_sink = [row for row, place in stands if row["valid"] and (p := row["partition"]) in tails and place <= tails[p].place]
         yield self._of_topic(cluster, self.settings.publish.topic, of_sink)
         for table, topic in self.settings.publish.dead_letter_topics.items():
             found = self._late if table == tables.LATE else self._refused

@@ -1,4 +1,5 @@
-"""Gold: what silver has finished goes to Kafka, per partition one gapless sequence in order of (event time, key).
+"""Gold: what silver has finished goes to Kafka, per partition one gapless sequence in order of (event time, key); where the merge
+has a window by gap, of (closed at, due, key).
 
 The sink itself says where the sequence stands. There is one publisher, the process that owns gold. A publication is made in these
 steps:
@@ -28,8 +29,18 @@ import pyarrow.compute as pc
 from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
-from pipelines.core.recovery import Told, encode_idle, encode_min_offsets, encode_told, idle_header, min_offset, told_of
+from pipelines.core.recovery import (
+    Told,
+    encode_idle,
+    encode_min_offsets,
+    encode_told,
+    idle_header,
+    min_offset,
+    read_again_from,
+    told_of,
+)
 from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
+from pipelines.core.types import DUE
 from pipelines.engine import Engine, Rows
 from pipelines.events import Handled, Published
 from pipelines.extent import Extent, Pending, finished, pending
@@ -39,9 +50,11 @@ from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.order import Order
+from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
-from pipelines.lake.stretches import read_lived, stretches_of
+from pipelines.lake.stretches import longest, read_lived, stretches_of, windows_of
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 
@@ -52,7 +65,7 @@ MAX_PER_PIECE = 50_000
 """About so many rows are read at a time: they are held in memory."""
 
 Headers = Mapping[int, list[tuple[str, bytes]]]
-"""Further headers of messages, by event time (ms)."""
+"""Further headers of messages, by the time (ms) that orders them."""
 
 
 class Publication(NamedTuple):
@@ -80,7 +93,8 @@ class Gold:
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is out
             with self.owner.step("gold", "plan"):
-                found = pending(self._engine.questions, tails, self.partitions, MAX_PER_TRANSACTION, MAX_PER_PIECE)
+                limits = self.partitions, MAX_PER_TRANSACTION, MAX_PER_PIECE, self._clocks()
+                found = pending(self._engine.questions, tails, *limits)
             publications = self._publish(found, tails) if found.pieces else []
             self._tails = tails | {p.partition: p.tail for p in publications}
             self._tell_published(publications, self._tails)
@@ -122,6 +136,15 @@ class Gold:
         self._publisher.send([tombstones(key, [(p, tails[p]) for p in wanted])])
         return len(wanted)
 
+    def _clocks(self) -> Mapping[int, int] | None:
+        """By partition the clock (ms), where an epoch may have closed records in advance: at the clock where it began, they are
+        closed at the next one, and so may others be that another epoch closes.
+        """
+        if len(self._epochs) == 1 and not read_lived(self._engine.questions):
+            return None
+        last = last_batch(self._engine.questions)
+        return {} if last is None else last[0].clocks
+
     def _publish(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
         """Steps 1 to 5 for what is pending."""
         headers = self._headers(found)
@@ -146,20 +169,22 @@ class Gold:
         """Steps 2 and 3."""
         ends = dict(tails)
         for piece in found.pieces:
-            rows = self._rows(piece).sort_by([("event_time", "ascending"), ("merge_key", "ascending")])  # the key as UTF-8 bytes
+            rows = self._rows(piece, found.order).sort_by([(name, "ascending") for name in found.order.columns])  # texts as UTF-8
             for partition, extent in piece.items():
                 mine = rows.filter(pc.equal(rows["partition"], partition))
-                times = times_ms(mine["event_time"])
+                times = times_ms(mine[found.order.column])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
                 made = messages(mine, mine["value"], ends.get(partition), headers[partition])
                 if made.num_rows:
                     ends[partition] = _end_of(made)
                     yield made
 
-    def _rows(self, piece: Mapping[int, Extent]) -> pa.Table:
+    def _rows(self, piece: Mapping[int, Extent], order: Order) -> pa.Table:
         """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""
         columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
-        where = finished({p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()})
+        columns += DUE.names if "closed_at" in order.columns else []
+        firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
+        where = finished(order, firsts, lasts)
         found, until = [], None
         for epoch in reversed(self._epochs):
             of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]
@@ -184,13 +209,18 @@ class Gold:
         ends = [{p: extent.last for p, extent in found.extents.items()}]
         if self.settings.publish.delivery != "exactly_once":
             ends.append({p: extent.first for p, extent in found.extents.items()})
+        lived, is_closed = read_lived(self._engine.questions), found.order.column == "closed_at"
+        longest_ms = longest(self._epochs, lived)
         for times in ends:
-            for partition, said in self._beginnings(times).items():
+            positions = {p: read_again_from(time, longest_ms if is_closed else None) for p, time in times.items()}
+            told = self._told(positions, lived, is_plain=not is_closed)
+            for partition, said in self._beginnings(positions).items():
+                said += [(EPOCHS, encode_told(told[partition]))] if partition in told else []
                 headers[partition][times[partition]] = said
         return dict(headers)
 
     def _beginnings(self, times: Mapping[int, int]) -> dict[int, list[tuple[str, bytes]]]:
-        """Per partition, by source: the first offset at a position >= an event time, and the idle decisions from there on.
+        """Per partition, by source: the first offset at a position (ms) >= a time, and the idle decisions from there on.
 
         A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
         since the clock has passed that time in all of them.
@@ -204,29 +234,27 @@ class Gold:
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
                 offsets[p][source] = min_offset(records, decisions[p].get(source, ()), time, next_offset=0)
-        said, told = {}, self._told(times)
+        said = {}
         for p, by_source in offsets.items():
             idle = idle_header(decisions[p], by_source)
             said[p] = [(MIN_OFFSETS, encode_min_offsets(by_source)), *([(IDLE, encode_idle(idle))] if idle else [])]
-            said[p] += [(EPOCHS, encode_told(told[p]))] if p in told else []
         return said
 
-    def _told(self, times: Mapping[int, int]) -> dict[int, Told]:
-        """Per partition, under which timeouts a lost lake would have to merge again from these event times on; nothing where the
-        timeout has never changed.
+    def _told(self, positions: Mapping[int, int], lived: Mapping[int, Told], *, is_plain: bool) -> dict[int, Told]:
+        """Per partition, under which windows a lost lake would have to merge again from these positions (ms) on; nothing where
+        the window has never changed. `is_plain`: whether timeouts closed the messages that say it, which do not say when.
         """
-        lived, epochs = read_lived(self._engine.questions), self._epochs
-        first_ms = next((told.first_ms for told in lived.values()), epochs[0].settings.merge.timeout_ms)
-        all_ms = {told.timeout_ms for told in lived.values()} | {epoch.settings.merge.timeout_ms for epoch in epochs}
-        if all_ms == {first_ms}:
+        windows, now = windows_of(self._epochs, lived), self._epochs.current.settings.merge.window
+        if len(windows) == 1:
             return {}
-        stretches, now_ms = stretches_of(self._engine.questions, epochs, lived, times), epochs.current.settings.merge.timeout_ms
-        found = {}
-        for p, time in times.items():
+        first = next((told.first for told in lived.values()), self._epochs[0].settings.merge.window)
+        longest_ms = None if all(window.is_timeout for window in windows) else longest(self._epochs, lived)
+        stretches, found = stretches_of(self._engine.questions, self._epochs, lived, positions), {}
+        for p, position in positions.items():
             mine = lived.get(p)
             is_open = mine is not None and mine.stretches[-1].offsets is None
-            timeout_ms, horizon = mine.timeout_ms if mine and is_open else now_ms, mine.horizon if mine else None
-            found[p] = told_of(stretches[p], timeout_ms, first_ms, horizon, time)
+            window, horizon = mine.window if mine and is_open else now, mine.horizon if mine else None
+            found[p] = told_of(Told(first, window, horizon, (), is_plain, longest_ms), stretches[p], position)
         return found
 
     # -- the table `published`, and the sink
@@ -236,8 +264,10 @@ class Gold:
         if not publications:
             return
         now, sink = now_ms(), self._sink
+        table = self._engine.lake.layout[tables.PUBLISHED]
+        closing = [(t.due, t.closed_at) if "last_due" in table.schema.names else () for _, _, t in publications]
         rows = [(p, first, t.seq, t.event_time, t.key, t.offset, now, sink) for p, first, t in publications]
-        self.owner.append(tables.PUBLISHED, self._engine.lake.layout[tables.PUBLISHED].rows(rows))
+        self.owner.append(tables.PUBLISHED, table.rows([(*row, *more) for row, more in zip(rows, closing, strict=True)]))
 
     def _tell_published(self, publications: Sequence[Publication], tails: Mapping[int, Tail]) -> None:
         topic, messages = self.settings.publish.topic, sum(p.tail.seq - p.first_seq + 1 for p in publications)
@@ -300,4 +330,4 @@ def _followed(pieces: Iterator[pa.Table], ends: dict[int, Tail]) -> Iterator[pa.
 def _end_of(found: pa.Table) -> Tail:
     """Where a partition's sequence stands after these messages of it, which are one or more; no offset is known yet."""
     [last] = found.slice(found.num_rows - 1).to_pylist()
-    return Tail(last["seq"], last["event_time"], last["key"].decode(), None)
+    return Tail(last["seq"], last["event_time"], last["key"].decode(), None, last["due"], last["closed_at"])

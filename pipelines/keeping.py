@@ -16,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from pipelines.extent import finished
+from pipelines.core.recovery import read_again_from
+from pipelines.extent import not_out
 from pipelines.lake import tables
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.floors import batch_ends, last_reset, read_floors
 from pipelines.lake.maintenance import FILE_BYTES
+from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where
+from pipelines.lake.stretches import longest, read_lived
 from pipelines.letters import not_sent
 from pipelines.owner import Owner, now_ms
 from pipelines.pieces import NOT_FORGOTTEN
@@ -50,7 +53,9 @@ def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = F
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
-        needed = _needed(questions, limits) if table == tables.SILVER else _first_not_sent(questions, settings, table, limits)
+        longest_ms = longest(read_epochs(questions, settings), read_lived(questions))
+        of_silver = table == tables.SILVER
+        needed = _needed(questions, limits, longest_ms) if of_silver else _first_not_sent(questions, settings, table, limits)
         _forget_before(owner, table, {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()}, is_sparing=is_sparing)
     else:
         _forget_batches(owner, settings, table, limits, last[0].clocks, is_sparing=is_sparing)
@@ -62,13 +67,18 @@ def kept_ms(keep: KeepSettings, table: str) -> int | None:
     return keep.bronze_ms if table.startswith(tables.bronze("")) else known.get(table)
 
 
-def _needed(questions: Questions, partitions: Mapping[int, int]) -> dict[int, int]:
-    """By partition the smallest event time (ms) of merge records that are open or not published; absent where there are none."""
-    tails = last_published(questions)
-    since = {p: tails[p].event_time if p in tails else -1 for p in partitions}
-    where: Where = [[("status", "=", "open")], *finished(since)]
-    rows = questions.summary(tables.SILVER, ["partition"], {"first": ("min", "event_time")}, where)
-    return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
+def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
+    """By partition the smallest event time (ms) of merge records that are open or not published, or where a lost lake would be
+    taken up after one, if that is smaller; absent where there are none.
+    """
+    where: Where = [[("status", "=", "open")], *not_out(questions, last_published(questions), partitions)]
+    firsts = {"event_time": ("min", "event_time")} | {
+        name: ("min", name) for name in due_columns(questions) if name == "closed_at"
+    }
+    rows = questions.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
+    begins = {row["partition"]: row.get("closed_at") for row in rows}
+    again = {p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None}
+    return {row["partition"]: min(row["event_time"], again.get(row["partition"], row["event_time"])) for row in rows}
 
 
 def _first_not_sent(questions: Questions, settings: Settings, table: str, partitions: Mapping[int, int]) -> dict[int, int]:
@@ -99,9 +109,9 @@ def _forget_batches(
     """Rows of bronze before the end of a batch at whose end every position was older than the limit (ms)."""
     questions, reset = owner.engine.questions, last_reset(owner.engine.questions)
     floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch > reset}
-    needed, letters = _needed(questions, limits), _first_not_sent(questions, settings, tables.LATE, limits)
-    timeout_ms = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings))
-    bounds = {p: min(limit, clocks[p] - timeout_ms, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
+    longest_ms = longest(read_epochs(questions, settings), read_lived(questions))
+    needed, letters = _needed(questions, limits, longest_ms), _first_not_sent(questions, settings, tables.LATE, limits)
+    bounds = {p: min(limit, clocks[p] - longest_ms, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
     batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, reset).items() if batch > floors.get(p, -1)}
     # Also what an earlier time had left: after a crash, or because another source's owner has written the floor.
     source = table.removeprefix(tables.bronze(""))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.types import ddl, quoted
+from pipelines.core.types import DUE, ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
 from pipelines.lake.epochs import read_epochs
@@ -69,6 +70,8 @@ def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None, *
     """
     sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
     columns = ", ".join(f"`{source}`" for source in sources)
+    due = DUE if settings.merge.has_due else ()
+    closing, no_closing = ("".join(f", {each}" for each in found) for found in (map(attrgetter("name"), due), map(_null, due)))
     unmerged = {source: _beyond(source, lake, settings, known.get(source, {}), decodes) for source in sources}
     beyond = ", ".join(f"beyond_{source} AS ({query})" for source, query in unmerged.items())
     heads = " ".join(
@@ -90,13 +93,17 @@ def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None, *
         ), waiting AS (
             {" UNION ALL ".join(_waiting(source, settings) for source in sources)}
         )
-        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch,
+        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch{closing},
             CAST(NULL AS ARRAY<STRING>) AS waits_for
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {", ".join(map(_sorted_parts, sources))},
-            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT), FIRST(waits_for)
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){no_closing}, FIRST(waits_for)
         FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"""
+
+
+def _null(column: pa.Field) -> str:
+    return f"CAST(NULL AS {ddl(column.type)})"
 
 
 def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:

@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from pipelines.core.columns import NO_TIME, groups, int64s
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import horizon_after
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
     Available,
     BatchPlan,
     Cursor,
     End,
-    Lateness,
+    Rules,
     Stretch,
     TopicPartition,
     ahead_of,
@@ -26,6 +25,7 @@ from pipelines.core.plan import (
     plan_batch,
     positions_of,
 )
+from pipelines.core.window import Window
 from pipelines.events import SourceStanding, Standing
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, bytes_of, first_offsets, within
@@ -40,9 +40,10 @@ class Planner:
     """Plans the batches of one lake, from the last one on; writes nothing.
 
     `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `ends`: where a
-    rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons`: by partition, of earlier epochs
-    (ms). `epoch`: the number of the epoch of the settings, and the batch that it begins with. `ahead`: by partition the stretches
-    of a lost lake that are to be merged again; those that have ended already are passed over.
+    rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs
+    have left, by partition (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins
+    with. `ahead`: by partition the stretches of a lost lake that are to be merged again; those that have ended already are passed
+    over. `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else.
     """
 
     questions: Questions
@@ -53,8 +54,10 @@ class Planner:
     idle: dict[TopicPartition, list[IdleDecision]]
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)
     epoch: tuple[int, int] = (0, 0)
     ahead: dict[int, Sequence[Stretch]] = field(default_factory=dict)
+    plain_ahead: set[int] = field(default_factory=set)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
 
@@ -101,9 +104,15 @@ class Planner:
             self.idle.setdefault(tp, []).append(decision)
 
     @property
-    def lateness(self) -> Lateness:
-        """By which times a record is late."""
-        return Lateness(self.settings.merge.timeout_ms, self.horizons, self.ahead)
+    def rules(self) -> Rules:
+        """By which times a record is late, joins, and times out."""
+        merge, plain = self.settings.merge, {p for p in self.plain_ahead if self.window_ahead(p) is not None}
+        return Rules(merge.window, self.horizons, self.begun, self.ahead, not merge.has_due, plain)
+
+    def window_ahead(self, partition: int) -> Window | None:
+        """The window of a lost lake that holds in a partition; None where this lake's own does."""
+        left = self.ahead.get(partition)
+        return left[0].window if left else None
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Where bronze ended, as far as the last plan looked: the offset after the last record of each topic-partition."""
@@ -134,13 +143,14 @@ class Planner:
         say; heartbeats count in either.
         """
         counts: dict[str, tuple[int, int]] = {}
+        rules = self.rules
         for tp, done in plan.ranges.items():
             rows = self._available.get(tp, NOTHING_AVAILABLE)
             is_in = (rows.offsets < done.until_offset) & (rows.event_times != NO_TIME)
             if rows.is_idle is not None:
                 is_in &= ~rows.is_idle
             positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
-            oldest = self.lateness.oldest(np.full(len(positions), tp.partition), positions)
+            oldest = rules.late_before(np.full(len(positions), tp.partition), positions)
             late = np.count_nonzero(is_in & (rows.event_times < oldest))
             before = counts.get(tp.source, (0, 0))
             counts[tp.source] = before[0] + int(np.count_nonzero(is_in)) - late, before[1] + late
@@ -156,7 +166,7 @@ class Planner:
         rows, ends_stretch = self._shown()
         begins |= ends_stretch
         beyond = {tp: head for tp, head in self._heads_beyond.items() if rows.get(tp) is self._available.get(tp)}
-        plan = plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.lateness, beyond, begins_epoch=begins)
+        plan = plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.rules, beyond, begins_epoch=begins)
         return None if plan is None else replace(plan, epoch=number)
 
     def take_up(self, plan: BatchPlan, clocks: Mapping[int, int]) -> None:
@@ -172,12 +182,15 @@ class Planner:
         rows, is_here = dict(self._available), False
         for p, stretches in self.ahead.items():
             clock = self.clocks.get(p)
-            ended, seen = ahead_of(stretches, p, clock, self.cursors, rows, self.settings.merge.timeout_ms)
+            ended, seen = ahead_of(stretches, p, clock, self.cursors, rows, self.settings.merge.window)
             for stretch in ended:
                 at = stretch.clock if stretch.offsets is not None or clock is None else clock
-                self.horizons[p] = horizon_after(self.horizons.get(p), at, stretch.timeout_ms)
+                self.horizons[p] = max(at - stretch.window.gap_ms, self.horizons.get(p, NO_TIME))
+                self.begun[p] = at
                 is_here |= at == clock
             self.ahead = {**self.ahead, p: stretches[len(ended) :]}
+            if (window := self.window_ahead(p)) is not None and not window.is_timeout:
+                self.plain_ahead.discard(p)
             rows |= {tp: shown for tp, shown in seen.items() if len(shown.offsets)}
             for tp in [tp for tp, shown in seen.items() if not len(shown.offsets)]:
                 rows.pop(tp, None)

@@ -17,7 +17,7 @@ from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
-from pipelines.core.types import schema_of
+from pipelines.core.types import DUE
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -133,13 +133,15 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
             [("source", "=", tp.source), ("partition", "=", tp.partition), ("offset", ">=", since)] for tp, since in again.items()
         ]
         engine.delete(tables.LATE, late, commit)
-        schema = schema_of("partition int, merge_key string, event_time timestamp")
+        table, of_silver = engine.lake.layout[tables.RECOVERED], engine.lake.layout[tables.SILVER].schema
+        schema = pa.schema(
+            [of_silver.field(n) for n in ("partition", "merge_key", "event_time", *DUE.names) if n in of_silver.names]
+        )
         before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]], version=version - 1)
         tails = last_published(engine.questions)
         function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
         messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
-        rows = [(r["partition"], r["merge_key"], r["event_time"], None, None, now_ms(), None) for r in messages.to_pylist()]
-        engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows(rows), commit)
+        engine.append(tables.RECOVERED, table.rows_of({**row, "recovered_at": now_ms()} for row in messages.to_pylist()), commit)
     now, topics = now_ms(), {name: source.topic for name, source in settings.sources.items()}
     jumps = [
         (tp.source, topics[tp.source], tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)

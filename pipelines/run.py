@@ -191,7 +191,10 @@ class Run:
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             if "silver" in self.layers:
                 widen(self.engine, [tables.SILVER, tables.PROGRESS])
+                create_view(self.engine)
                 keep_properties(self.engine, tables.SILVER)
+            if "gold" in self.layers:
+                widen(self.engine, [tables.PUBLISHED])
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
                 Beginning(questions, self.settings, self.partitions, owner).decide()
@@ -349,6 +352,10 @@ def create_missing(engine: Engine) -> None:
     ]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(engine.create, missing))
+
+
+def create_view(engine: Engine) -> None:
+    """Afterwards a catalog has the live view of its lake. For the owner of silver, whose columns it has."""
     if engine.lake.is_catalog:
         from pipelines.live import VIEW, live_sql  # imports Spark
 

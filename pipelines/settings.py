@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import (
     Discriminator,
     Field,
+    PrivateAttr,
     Tag,
     ValidationError,
     ValidationInfo,
@@ -22,6 +23,7 @@ from pydantic import (
 )
 
 from pipelines import settings_values as kinds
+from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.settings_file import RefusedError, first_sentence, known_instead, read_values, sentence_of
 from pipelines.settings_sources import Part, RepartitionSettings, SourceSettings
@@ -33,7 +35,7 @@ if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
 __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTimestamp", "load_settings", "parse_duration"]
 
 
-_MERGE_RULES = {"timeout": "timeout_ms", "max_future": "max_future_ms"}
+_MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
 _SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")}}
 """What may change in a living lake: by name in YAML, the attribute."""
@@ -60,13 +62,60 @@ class KafkaSettings(Part):
     quarantine_limit: kinds.Share = 0.5
 
 
-class MergeSettings(Part):
-    """How long a merge record stays open, and what a batch may take."""
+class WindowSettings(Part):
+    """How long after its last part a merge record stays open, and how long after its first at most."""
 
-    timeout_ms: kinds.PositiveDuration = Field(validation_alias="timeout", examples=["30m"])
+    gap_ms: kinds.PositiveDuration = Field(validation_alias="gap", examples=["30m"])
+    max_ms: kinds.PositiveDuration = Field(validation_alias="max", examples=["12h"])
+
+    @model_validator(mode="after")
+    def _is_not_over_before_the_gap(self) -> "WindowSettings":
+        if self.max_ms < self.gap_ms:
+            raise RefusedError("{path} is shorter than the gap; give it the length of the gap at least", "max")
+        return self
+
+
+class MergeSettings(Part):
+    """How long a merge record stays open, which is a timeout or a window by gap, and what a batch may take."""
+
+    timeout_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="timeout")
+    window_by_gap: WindowSettings | None = Field(default=None, validation_alias="window")
     max_future_ms: kinds.Duration = Field(default=86_400_000, validation_alias="max_future")
     max_records_per_batch: kinds.Count = 1_000_000
     idle_after_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="idle_after")
+    _had_window: bool = PrivateAttr(default=False)
+
+    @property
+    def window(self) -> Window:
+        """How long a merge record stays open."""
+        if self.window_by_gap is not None:
+            return Window(self.window_by_gap.gap_ms, self.window_by_gap.max_ms)
+        return Window(self.timeout_ms or 0)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether merge records say when they were closed: there is a window by gap, or the lake has had one before."""
+        return self._had_window or not self.window.is_timeout
+
+    def after(self, before: "MergeSettings") -> "MergeSettings":
+        """These settings as the next ones of a lake."""
+        found = self.model_copy()
+        found._had_window = before.has_due
+        return found
+
+    def with_window(self, window: Window) -> "MergeSettings":
+        """These settings with another window, as if there had never been one before."""
+        if window.max_ms is None:
+            return self.changed(timeout_ms=window.gap_ms, window_by_gap=None)
+        return self.changed(timeout_ms=None, window_by_gap=WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms))
+
+    @model_validator(mode="after")
+    def _has_one_window(self) -> "MergeSettings":
+        if self.timeout_ms is None and self.window_by_gap is None:
+            raise RefusedError("required field `{path}` is missing; add it, such as `timeout: 30m`", "timeout")
+        if self.timeout_ms is not None and self.window_by_gap is not None:
+            raise RefusedError("`{path}` has both `timeout` and `window`; leave one of them out")
+        return self
 
 
 class SilverSettings(Part):
@@ -188,18 +237,20 @@ class Settings(Part):
                 since = rules.get(".".join([*path, _SINCE]), {})
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"], since)
             changed[tuple(path)] = part.changed(**values)
+        merge = cast(MergeSettings, changed["merge",]).after(self.merge)
         sources = {name: changed["sources", name] for name in self.sources}
-        return self.model_copy(update={"merge": changed["merge",], "publish": changed["publish",], "sources": sources})
+        return self.model_copy(update={"merge": merge, "publish": changed["publish",], "sources": sources})
 
     @property
     def repartitioned(self) -> dict[str, RepartitionSettings]:
         """How topics are repartitioned, by the source whose topic is written."""
         return {name: source.repartition for name, source in self.sources.items() if source.repartition is not None}
 
-    def without_schemas(self) -> "Settings":
-        """These settings as those of a lake that has had no schema yet."""
+    def before_epochs(self) -> "Settings":
+        """These settings as those of a lake that has had no schema and no window by gap yet."""
         sources = {name: source.changed(schema_file=None) for name, source in self.sources.items()}
-        return self.model_copy(update={"sources": sources})
+        merge = self.merge.with_window(Window(self.merge.window.gap_ms))
+        return self.model_copy(update={"sources": sources, "merge": merge})
 
     def _ruled(self) -> list[tuple[Any, ...]]:
         """Where rules are: the path of each part, the part, and by their names in YAML the attributes that are rules."""
@@ -249,6 +300,13 @@ class Settings(Part):
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"
             use(topic, f"`publish.{field}`", "send these records to a topic of their own", "publish", field)
+        return self
+
+    @model_validator(mode="after")
+    def _names_no_source_as_a_column_of_silver(self) -> "Settings":
+        for name in self.sources:
+            if name in kinds.COLUMNS_OF_WINDOWS and not self.merge.window.is_timeout:
+                raise RefusedError(f"{{path}}: `{name}` is a column of silver; give the source another name", "sources", name)
         return self
 
     @model_validator(mode="after")

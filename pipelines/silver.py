@@ -27,7 +27,8 @@ import pyarrow as pa
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
-from pipelines.core.plan import BatchPlan, Cursor, End, Lateness, TopicPartition
+from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
+from pipelines.core.types import DUE
 from pipelines.engine import Engine, Function, Rows
 from pipelines.events import Handled
 from pipelines.faults import reach
@@ -35,7 +36,7 @@ from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
-from pipelines.lake.epochs import horizons, read_epochs
+from pipelines.lake.epochs import Passed, passed, read_epochs
 from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, within
@@ -54,7 +55,7 @@ class Silver:
     """The merge of one lake over `partitions` Kafka partitions; one owner at a time.
 
     `silence` watches for silent sources; without it the idle policy does not speak. A rebuild stops at `ends`, and knows only
-    idle decisions taken before `decided_before_ms` (epoch ms); its `horizons` (ms, by partition) are those of the lake.
+    idle decisions taken before `decided_before_ms` (epoch ms); what its earlier epochs have left (`passed`) is the lake's.
     """
 
     owner: Owner
@@ -63,7 +64,7 @@ class Silver:
     silence: Silence | None = None
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     decided_before_ms: int | None = None
-    horizons: Mapping[int, int] | None = None
+    passed: Passed | None = None
     _planner: Planner | None = field(default=None, repr=False)
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
@@ -107,12 +108,15 @@ class Silver:
         questions, epochs = self._engine.questions, read_epochs(self._engine.questions, self.settings)
         epoch = epochs.current
         lived = read_lived(questions)
-        passed = horizons(questions, epochs, last_reset(questions), lived) if self.horizons is None else dict(self.horizons)
+        left = passed(questions, epochs, last_reset(questions), lived) if self.passed is None else self.passed
+        horizons = dict(left.horizons)
         for p, told in lived.items():
             if told.horizon is not None:
-                passed[p] = max(told.horizon, passed.get(p, told.horizon))
+                horizons[p] = max(told.horizon, horizons.get(p, told.horizon))
         since, ahead = (epoch.number, epoch.from_batch), {p: told.stretches for p, told in lived.items()}
-        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, passed, since, ahead)
+        plain = {p for p, told in lived.items() if told.is_plain}
+        rules = horizons, dict(left.begun), since, ahead, plain
+        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, *rules)
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
         if last is not None:
             plan, version, commit = last
@@ -133,9 +137,11 @@ class Silver:
         batch = self._batch(plan, planner)
         records = self._records(plan)
         open_columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        open_columns += ["due"] if batch.has_due else []
         inputs = [*records, self._engine.read(tables.SILVER, open_columns, [[("status", "=", "open")]])]
         if self._was_recovered:
-            inputs.append(self._engine.read(tables.RECOVERED, ["partition", "merge_key", "event_time"], _MESSAGES))
+            of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ())]
+            inputs.append(self._engine.read(tables.RECOVERED, of_message, _MESSAGES))
         changed = self._engine.per_partition(_merging(batch, len(records)), inputs, batch.changed_schema())
         return judged(self._engine, changed, self.settings.publish)
 
@@ -175,7 +181,7 @@ class Silver:
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
         avro = avro_schemas(self._engine.questions, self.settings)
-        return batch_of(plan, self.settings, planner.lateness, planner.idle, avro, self._engine.lake.settings)
+        return batch_of(plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings)
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -215,7 +221,7 @@ _MESSAGES: Where = [[("merge_key", "is not null", None)]]
 def batch_of(
     plan: BatchPlan,
     settings: Settings,
-    lateness: Lateness,
+    rules: Rules,
     idle: Mapping[TopicPartition, Sequence[IdleDecision]],
     avro: Mapping[str, AvroSchema],
     of_lake: Settings | None = None,
@@ -226,7 +232,7 @@ def batch_of(
     types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
     read_types = {name: source.read_type for name, source in settings.sources.items()}
     max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
-    return Batch(plan, types, lateness, idle, max_bytes, read_types, avro)
+    return Batch(plan, types, rules, idle, max_bytes, read_types, avro, (of_lake or settings).merge.has_due)
 
 
 def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:

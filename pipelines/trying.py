@@ -28,13 +28,15 @@ from pipelines.core.columns import NEVER
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, late, merge, silver_schema
 from pipelines.core.message import messages
-from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Lateness, TopicPartition, plan_batch
+from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Rules, TopicPartition, plan_batch
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.core.sequence import ID, SEQ
+from pipelines.core.types import DUE
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.gold import valued
+from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
 from pipelines.lake.questions import answer
 from pipelines.planning import by_partition
 from pipelines.settings import Settings, load_settings
@@ -217,14 +219,15 @@ class _Trial:
         partitions = sorted({partition for _, partition, _ in self.lines})
         cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in partitions}
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        silver, was_late = silver_schema(types).empty_table(), LATE_SCHEMA.empty_table()
+        window, has_due = self.settings.merge.window, self.settings.merge.has_due
+        silver, was_late = silver_schema(types, has_due=has_due).empty_table(), LATE_SCHEMA.empty_table()
         clocks: list[Mapping[int, int]] = [{}]
-        lateness = Lateness(self.settings.merge.timeout_ms)
+        rules = Rules(window, is_plain=not has_due)
         for batch in range(1 + close):
             idle = self._far_ahead(cursors) if batch == _AT_END else {}
-            plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], lateness)
+            plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], rules)
             if plan is not None:
-                this = batch_of(plan, self.settings, lateness, idle, self.avro)
+                this = batch_of(plan, self.settings, rules, idle, self.avro)
                 changed = merge(self._timed, silver.filter(pc.equal(silver["status"], "open")), this)
                 changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
                 silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))
@@ -260,7 +263,7 @@ class _Trial:
 
     def _far_ahead(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[IdleDecision]]:
         """A heartbeat after the last record of every topic-partition, by which everything has timed out."""
-        last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + self.settings.merge.timeout_ms + 1
+        last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + self.settings.merge.window.longest_ms + 1
         records = Counter((source, partition) for source, partition, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
 
@@ -268,6 +271,7 @@ class _Trial:
 
     def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
         columns = ["partition", "merge_key", "event_time", "last_event_time", "status", "valid", "invalid_reason", "batch"]
+        columns += DUE.names if self.settings.merge.has_due else []
         found = []
         for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
             batch, parts = row.pop("batch"), [(source, part) for source in self.settings.sources for part in row.pop(source)]
@@ -285,9 +289,10 @@ class _Trial:
     def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
         """What gold would send to a partition."""
         is_out = pc.and_(pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False))
-        columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        order = BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
+        columns = ["partition", "last_event_time", *dict.fromkeys(["event_time", *order.columns]), *self.settings.sources]
         rows = valued(self.engine, silver.filter(is_out).select(columns), self.settings)
-        rows = rows.sort_by([("event_time", "ascending"), ("merge_key", "ascending")])
+        rows = rows.sort_by([(name, "ascending") for name in order.columns])
         made = messages(rows, rows["value"], None, {})
         told = []
         for row in made.to_pylist():

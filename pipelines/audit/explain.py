@@ -22,15 +22,17 @@ from pipelines.core.columns import NO_TIME
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from pipelines.core.recovery import Told
 from pipelines.core.sequence import ID, message_id
+from pipelines.core.types import DUE
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME, Order
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
-from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where
+from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where, lexicographic
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.stretches import read_lived
 from pipelines.settings import Settings
@@ -118,14 +120,19 @@ class _Life:
 
     @cached_property
     def _rows(self) -> list[Found]:
-        columns = ["partition", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"]
-        columns += self.settings.sources
+        columns = ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"]
+        columns += [*self._due, *self.settings.sources]
         try:
             found = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]], version=self.moment.version)
         except VersionGoneError as error:
             kept = f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
             raise WatersmeetError(f"version {self.moment.version} of silver cannot be read any more: {kept}") from error
         return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"]))
+
+    @cached_property
+    def _due(self) -> Sequence[str]:
+        """The columns of silver that say when merge records were closed, if it had them then."""
+        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.has_due else ()
 
     def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
         is_open, p = row["status"] == "open", row["partition"]
@@ -142,23 +149,26 @@ class _Life:
             "reason": self._reason(row, clock),
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
-            "published": sink.place_of(p, row["event_time"], self.key) if is_published else None,
+            **{name: row[name] for name in self._due},
+            "published": sink.sent_as(p, row) if is_published else None,
         }
 
     def _reason(self, row: Found, clock: int | None) -> str:
         """Which rule has decided, in a sentence."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
         again = () if row["partition"] not in self._lived else self._lived[row["partition"]].stretches
-        own_ms = epoch.settings.merge.timeout_ms
-        timeout_ms = next((stretch.timeout_ms for stretch in again if row["event_time"] < stretch.horizon), own_ms)
-        limit = utc(row["event_time"] + timeout_ms)
+        own = epoch.settings.merge.window
+        window = next((stretch.window for stretch in again if row["event_time"] < stretch.horizon), own)
+        due = window.due(row["event_time"], row["last_event_time"]) if row.get("due") is None else row["due"]
+        said = "last_event_time + gap" if due == row["last_event_time"] + window.gap_ms else "event_time + max"
+        limit = f"{'event time + timeout' if window.is_timeout else said} ({utc(due)})"
         now = "undefined" if clock is None else utc(clock)
         if row["status"] == "open":
-            return f"open: times out once the clock has passed event time + timeout ({limit}); it is {now}"
+            return f"open: times out once the clock has passed {limit}; it is {now}"
         if row["invalid_reason"] == "reset":
             return f"closed unpublished by a deliberate reset in batch {row['batch']}"
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
-        return f"timed out in batch {row['batch']}: the clock, {now}, had passed event time + timeout ({limit}){unpublished}"
+        return f"timed out in batch {row['batch']}: the clock, {now}, had passed {limit}{unpublished}"
 
     @cached_property
     def _epochs(self) -> Epochs:
@@ -271,33 +281,35 @@ class _Sink:
             self._name = last_sink(questions, self._known)
         self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
 
-    def place_of(self, partition: int, event_time: int, key: str) -> dict[str, int | None] | None:
+    def sent_as(self, partition: int, row: Found) -> dict[str, int | None] | None:
         """Partition, offset and seq of the message of a finished, valid record; None where it is not published. The offset is
         None where neither `published` nor the sink can tell it.
         """
         if self._name is None:
             return None
+        order = BY_EVENT_TIME if row.get("closed_at") is None else BY_CLOSING
+        place = [row[name] for name in order.columns]
         # The first transaction whose last message sorts at or behind the record wrote it.
+        names = {name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns}
         of_sink = [("partition", "=", partition), ("sink", "=", self._name), *self._known]
-        later = [*of_sink, ("last_event_time", ">", event_time)]
-        same = [*of_sink, ("last_event_time", "=", event_time), ("last_key", ">=", key)]
-        columns = ["last_seq", "last_event_time", "last_key", "sink_offset"]
-        rows = self._questions.select(tables.PUBLISHED, columns, [later, same]).to_pylist()
+        where = [[*of_sink, *term] for term in lexicographic(list(names.values()), place, ">")]
+        rows = self._questions.select(tables.PUBLISHED, ["last_seq", *names.values(), "sink_offset"], where).to_pylist()
         if not rows:
             return None
         last = min(rows, key=lambda row: int(row["last_seq"]))
-        until_last = self._finished(partition, event_time, last["last_event_time"], last["last_key"])
-        behind = until_last - self._finished(partition, event_time, event_time, key)
+        until_last = self._finished(partition, order, place[0], [last[name] for name in names.values()])
+        behind = until_last - self._finished(partition, order, place[0], place)
         offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
-            offset, is_out = self._looked_up(partition, message_id(partition, event_time, key).encode(), offset)
+            id = message_id(partition, row["event_time"], row["merge_key"])
+            offset, is_out = self._looked_up(partition, id.encode(), offset)
         return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 
-    def _finished(self, partition: int, since: int, event_time: int, key: str) -> int:
-        """How many finished, valid records there are from an event time on, up to this one in the order of publication."""
-        mine: list[Condition] = [("partition", "=", partition), ("status", "=", "timed_out")]
-        mine += [("valid", "=", True), ("event_time", ">=", since)]
-        where = [[*mine, ("event_time", "<", event_time)], [*mine, ("event_time", "=", event_time), ("merge_key", "<=", key)]]
+    def _finished(self, partition: int, order: Order, since: int, place: Sequence[Any]) -> int:
+        """How many finished, valid records there are from a time on, up to this place (inclusive) in the order of publication."""
+        mine: list[Condition] = [("partition", "=", partition), ("status", "=", "timed_out"), ("valid", "=", True)]
+        mine += [*order.conditions, (order.column, ">=", since)]
+        where = [[*mine, *term] for term in lexicographic(order.columns, place, "<")]
         found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
         return int(found["rows"][0].as_py())
 

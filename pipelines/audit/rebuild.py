@@ -1,4 +1,4 @@
-"""Silver again, from bronze alone, in a folder of its own, also as it would be under another timeout; and the comparison.
+"""Silver again, from bronze alone, in a folder of its own, also as it would be with another window; and the comparison.
 
 A rebuild goes exactly as far as silver was: up to the offsets and the clocks of its last batch, and through every deliberate
 reset at the place where it was made. So it can be compared row by row (`verify --against`), while the lake itself goes on.
@@ -28,13 +28,15 @@ from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
 from pipelines.core.recovery import encode_told
 from pipelines.core.reset import open_before
 from pipelines.core.types import TIME
+from pipelines.core.window import Window
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, begin_epoch, horizons, read_epochs
+from pipelines.lake.epochs import Epochs, begin_epoch, passed, read_epochs
 from pipelines.lake.floors import read_floors
 from pipelines.lake.location import Lake
+from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.questions import Questions, Where
 from pipelines.owner import Owner, now_ms
@@ -42,8 +44,8 @@ from pipelines.settings import Settings
 from pipelines.silver import Silver
 
 OF_BATCH: Final = "rebuild.batch"
-OF_TIMEOUT: Final = "merge.timeout"
-"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, and its timeout."""
+OF_WINDOW: Final = "merge.timeout"
+"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, and its timeout, or window."""
 
 _COUNTS = ("records", "open", "timed_out", "valid", "complete")
 
@@ -52,7 +54,7 @@ def rebuild(
     questions: Questions,
     settings: Settings,
     directory: Path,
-    timeout_ms: int | None = None,
+    window: Window | None = None,
     tell: Callable[[BatchPlan], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what the rebuild holds.
@@ -65,8 +67,8 @@ def rebuild(
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
 
     def rebuilt(of_epoch: Settings) -> Settings:
-        """The configuration of an epoch as the rebuild has it: with its own directory, and the timeout that was asked for."""
-        merge = of_epoch.merge if timeout_ms is None else of_epoch.merge.model_copy(update={"timeout_ms": timeout_ms})
+        """The configuration of an epoch as the rebuild has it: with its own directory, and the window that was asked for."""
+        merge = of_epoch.merge if window is None else of_epoch.merge.with_window(window)
         return rebuilt_settings(of_epoch, directory).model_copy(update={"merge": merge})
 
     wanted = rebuilt(settings)
@@ -77,18 +79,25 @@ def rebuild(
     here = open_engine(settings)
     if evidence.history:
         _begin(here, into, wanted, evidence)
-    for plan in _batches(into, rebuilt, evidence, is_as_it_was=timeout_ms is None):
+    for plan in _batches(into, rebuilt, evidence, is_as_it_was=window is None):
         tell(plan)
-    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_TIMEOUT: f"{wanted.merge.timeout_ms} ms"}
+    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_WINDOW: str(wanted.merge.window)}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
     since = {p: history.batch for p, history in evidence.history.items()}
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
+        "window": {"lake": _window_of(settings), "rebuilt": _window_of(wanted)},
         "lake": content_of(here, settings, evidence.version, evidence.last_batch, since),
         "rebuilt": content_of(into, settings),
     }
+
+
+def _window_of(settings: Settings) -> dict[str, int | None] | None:
+    """A window by gap as the answer has it; None where there is a timeout."""
+    window = settings.merge.window
+    return None if window.is_timeout else window._asdict()
 
 
 def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
@@ -195,13 +204,12 @@ def _batches(
             continue
         is_known = pc.less_equal if evidence.history else pc.equal
         messages = evidence.recovered.filter(is_known(evidence.recovered["era"], i)).to_pylist()
-        rows: list[Row] = [
-            (row["partition"], row["merge_key"], row["event_time"], None, None, now_ms(), None) for row in messages
-        ]
+        rows: list[dict[str, Any]] = messages
         if i == 0 and is_as_it_was:
-            rows += [(p, *[None] * 4, now_ms(), encode_told(told).decode()) for p, told in evidence.lived.items()]
+            rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in evidence.lived.items()]
         if rows:
-            into.append(tables.RECOVERED, into.lake.layout[tables.RECOVERED].rows(rows))
+            recovered = into.lake.layout[tables.RECOVERED]
+            into.append(tables.RECOVERED, recovered.rows_of({**row, "recovered_at": now_ms()} for row in rows))
         for epoch, end in era.epochs:
             until, heads = (era.until, era.heads) if end is None else (end.until, end.heads)
             ends = {tp: _end(tp, offset, heads.get(tp), evidence) for tp, offset in until.items()}
@@ -209,10 +217,9 @@ def _batches(
             begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
             known = [each for each in evidence.epochs if each.number <= epoch.number]
             like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known)
-            passed = horizons(
-                evidence.questions, like_these, evidence.resets[i - 1].batch if i else -1, {} if i else evidence.lived
-            )
-            silver = Silver(owner, settings, evidence.partitions, None, ends, era.ended_at, passed)
+            since, lived = (evidence.resets[i - 1].batch, {}) if i else (-1, evidence.lived)
+            left = passed(evidence.questions, like_these, since, lived)
+            silver = Silver(owner, settings, evidence.partitions, None, ends, era.ended_at, left)
             yield from silver.drain()
         if reset is not None:
             ranges = {tp: OffsetRange(era.until[tp], offset, None, None, None) for tp, offset in reset.begin.items()}
@@ -248,13 +255,15 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
         facts = dict(zip(found["field"].to_pylist(), found["value"].to_pylist(), strict=True))
     if OF_BATCH not in facts:
         raise ConfigurationError(f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` makes one")
-    if facts[OF_TIMEOUT] != f"{settings.merge.timeout_ms} ms":
+    if facts[OF_WINDOW] != str(settings.merge.window):
+        kind = "gap" if "," in facts[OF_WINDOW] else "timeout"
         raise ConfigurationError(
-            f"--against: {directory} was derived with a timeout of {facts[OF_TIMEOUT]}, which makes other merge records; "
-            "rebuild without --timeout"
+            f"--against: {directory} was derived with a {kind} of {facts[OF_WINDOW]}, which makes other merge records; "
+            "rebuild without another one"
         )
     batch = int(facts[OF_BATCH])
     silver = ["partition", "merge_key", "event_time", "last_event_time", "status", *settings.sources, "valid", "invalid_reason"]
+    silver += [name for name in due_columns(here) if name in due_columns(there)]
     late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
     version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
     since, kept = read_floors(there).batches, read_floors(here).times

@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from pipelines.audit import report_charts as charts
 from pipelines.audit.report_charts import Figure, Numbers, Row, Section, Spec, Steps, colour, drawn, held, in_unit, layer, number
 from pipelines.audit.show import duration, utc
+from pipelines.core.window import Window
 from pipelines.lake.location import Lake
+from pipelines.lake.order import due_columns
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
 from pipelines.settings import Settings
@@ -66,7 +68,7 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
         "made at": utc(now_ms),
         "lake": Lake(settings).location,
         "sources": ", ".join(settings.sources),
-        "timeout": duration(settings.merge.timeout_ms),
+        **_window_of(settings),
         "last batch of silver": f"{batches[-1]:,}, committed at {utc(int(committed[-1]))}" if len(batches) else "none yet",
     }
     return Report(settings.name, facts, sections)
@@ -77,7 +79,8 @@ class _Reading:
 
     def __init__(self, questions: Questions, settings: Settings) -> None:
         self.questions, self.layout = questions, Lake(settings).layout
-        self.sources, self.timeout_ms = tuple(settings.sources), settings.merge.timeout_ms
+        self.sources, self.window = tuple(settings.sources), settings.merge.window
+        self.due = due_columns(questions) if questions.exists(SILVER) else []
         [(count, first, last)] = self.summary(PROGRESS, [], "count *", "min batch", "max batch") or [(0, 0, 0)]
         is_long = count > PIECE_ROWS
         earliest = last + 1 - (last + 1 - first) * PIECE_ROWS // count if is_long else 0
@@ -122,7 +125,9 @@ class _Reading:
 
     def wall_time(self) -> Iterator[Figure]:
         """When Watersmeet did what. Clocks, leads and idle sources are those of the partitions that are shown."""
-        names = ("partition", "first_seq", "last_seq", "last_event_time", "committed_at")
+        names = ["partition", "first_seq", "last_seq", "last_event_time", "committed_at"]
+        if self.questions.exists(PUBLISHED) and "last_closed_at" in self.questions.columns(PUBLISHED).names:
+            names.append("last_closed_at")
         published = self.read(PUBLISHED, names, [[("committed_at", ">=", self.since)]])
         spoken = self.read(IDLE_HEARTBEATS, ("source", "partition", "decided_at"), [[("decided_at", ">=", self.since)]])
         committed = self.progress["committed_at"]
@@ -182,7 +187,7 @@ class _Reading:
         delays = {
             "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
             "at": steps.floor(np.concatenate([known["committed_at"], noted])),
-            "ms": np.concatenate([known["committed_at"] - known["head"], noted - published["last_event_time"] - self.timeout_ms]),
+            "ms": np.concatenate([known["committed_at"] - known["head"], noted - _closed_at(published, self.window)]),
         }
         rows, unit = in_unit(_grouped(delays, least="min", mean="mean", most="max"), "least", "mean", "most")
         both: dict[str, Any] = {"x": x, "color": colour([*self.sources, _GOLD])}
@@ -224,16 +229,19 @@ class _Reading:
 
         change, share = np.zeros(steps.number), np.zeros(steps.number)
         for times in self.times(SILVER, "event_time", _NOT_RESET):
-            # Each is open from its event time on, for as long as the timeout; a share of that step is left after either time.
-            for sign, at in ((1, times), (-1, times + self.timeout_ms)):
+            ends = [] if self.due else [(-1, times + self.window.gap_ms)]
+            for sign, at in ((1, times), *ends):  # a share of that step is left after either time
                 change += sign * steps.totals(at)
                 share += sign * steps.totals(at, 1 - at % steps.width / steps.width)
+        for at in self.times(SILVER, "due", [[*term, ("due", "is not null", None)] for term in _NOT_RESET]) if self.due else ():
+            change -= steps.totals(at)
+            share -= steps.totals(at, 1 - at % steps.width / steps.width)
         means = zip(steps.starts, (np.cumsum(change) - change + share).tolist(), strict=True)
         # A step that the largest clock is still in would have a mean of what is not known yet.
         rows = [{"of": "open", "at": at, "open": round(mean, 3)} for at, mean in means if at + steps.width <= until]
         caption = (
-            "Computed, not observed: each record counts from its event time on, for as long as the timeout, but for those that a "
-            f"jump closed. The mean of each step of {duration(steps.width)}, all partitions together."
+            "Computed, not observed: each record counts from its event time on, for as long as it can be joined, but for those "
+            f"that a jump closed. The mean of each step of {duration(steps.width)}, all partitions together."
         )
         area = layer(charts.AREA, x=x, y=number("open", "merge records"))
         yield drawn("Open merge records", caption, held(rows, "of", until), area, height=200)
@@ -289,6 +297,21 @@ class _Reading:
                     yield from self.times(table, column, [[*term, half] for term in where])
             else:
                 yield self.read(table, [column], where)[column]
+
+
+def _window_of(settings: Settings) -> dict[str, str]:
+    """How long merge records stay open, as a fact for the page."""
+    window = settings.merge.window
+    if window.max_ms is None:
+        return {"timeout": duration(window.gap_ms)}
+    return {"window": f"gap {duration(window.gap_ms)}, max {duration(window.max_ms)}"}
+
+
+def _closed_at(published: Columns, window: Window) -> Numbers:
+    """When the last messages of transactions were closed (ms)."""
+    by_timeout = published["last_event_time"] + window.gap_ms
+    closed_at = published.get("last_closed_at", np.full(len(by_timeout), NONE))
+    return np.where(closed_at == NONE, by_timeout, closed_at)
 
 
 # -- kinds of figures

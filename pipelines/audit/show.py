@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -140,8 +141,10 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
 
 def _rule(field: str, value: Any) -> str:
     """A rule as text that fits a line; a schema is named by its fields."""
-    if field in ("merge.timeout", "merge.max_future"):
+    if field in ("merge.timeout", "merge.max_future") and value is not None:
         return duration(value)
+    if field == "merge.window" and value is not None:
+        return _window(value)
     if field.endswith(".schema") and value is not None:
         return f"a schema of {', '.join(json.loads(value).get('properties', {}))}"
     return "none" if value is None else str(value)
@@ -180,8 +183,9 @@ def _found(row: dict[str, Any]) -> str:
 
 def rebuild_view(found: dict[str, Any]) -> Group:
     """What silver holds beside what it holds in the rebuild."""
-    lake, rebuilt, timeouts = found["lake"], found["rebuilt"], found["timeout_ms"]
-    titles = [f"{name}, T = {duration(timeouts[name])}" for name in ("lake", "rebuilt")]
+    lake, rebuilt, timeouts, windows = found["lake"], found["rebuilt"], found["timeout_ms"], found["window"]
+    own = [f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n]) for n in ("lake", "rebuilt")]
+    titles = [f"{name}, {window}" for name, window in zip(("lake", "rebuilt"), own, strict=True)]
     first = Column("", no_wrap=True)
     table = Table(first, *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("records", "open", "timed_out", "valid", "complete"):
@@ -191,9 +195,14 @@ def rebuild_view(found: dict[str, Any]) -> Group:
         for name, count in of_lake.items():
             table.add_row(f"{source}: {name.replace('_', ' ')}", *_compared(count, rebuilt["sources"][source][name]))
     hint = "T: the timeout; complete: with parts of every source"
-    if timeouts["lake"] == timeouts["rebuilt"]:
+    if own[0] == own[1]:
         hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
     return Group(f"silver up to batch {found['batch']}, derived again into {escape(found['into'])}", table, hint)
+
+
+def _window(found: Mapping[str, int]) -> str:
+    """A window by gap, its lengths in ms."""
+    return f"gap {duration(found['gap_ms'])}, max {duration(found['max_ms'])}"
 
 
 def _compared(one: int, other: int) -> tuple[str, str, str]:

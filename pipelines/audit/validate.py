@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipelines.audit.homes import check_sample
 from pipelines.audit.problems import Problem, as_problem
 from pipelines.beginning import Beginning
-from pipelines.core.types import ddl, widened
+from pipelines.core.types import DUE, ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import (
@@ -32,7 +32,7 @@ from pipelines.lake.questions import Questions
 from pipelines.lake.store import check_writable
 from pipelines.settings import PublishSettings, Settings
 
-_JUDGED = frozenset(["valid", "invalid_reason", "batch"])
+_JUDGED = frozenset(["valid", "invalid_reason", "batch", *DUE.names])
 
 
 def check_kafka(settings: Settings) -> list[Problem]:

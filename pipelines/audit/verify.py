@@ -40,6 +40,7 @@ from pipelines.audit.verify_letters import check_letters, read_boxes
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
 from pipelines.core.plan import Stretch
+from pipelines.core.window import Window
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
@@ -218,27 +219,27 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
 
 def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
     """A key has at most one open row in a partition, and no other row with the same event time; but rows that a reset closed are
-    apart, and so are the eras before and after it. A row is open as long as its event time is not before clock - timeout, and no
-    longer. A finished row is valid exactly where predicate and size say so.
+    apart, and so are the eras before and after it. A row is open as long as it can be joined at the clock, and no longer. A
+    finished row is valid exactly where predicate and size say so.
     """
     evidence, p = partition.evidence, partition.number
     clocks = dict(zip(*(partition.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
     rows: Counter[tuple[Any, ...]] = Counter()
     for row in partition.rows:
-        key, status, time, *_ = row.outcome
+        key, status, time, last, *_ = row.outcome
         number = evidence.era_of(row.batch)
         era = evidence.eras[number]
         clock = era.clocks.get(p) if status == "open" else clocks.get(row.batch, era.clocks.get(p, NONE))
         epoch = era.epochs[-1][0] if status == "open" else evidence.epochs.of(row.batch)
-        timeouts_ms = _timeouts(evidence.stretches(p, number), clock, epoch.settings.merge.timeout_ms)
-        timeout_ms = max(timeouts_ms) if status == "open" else min(timeouts_ms)
+        windows = _windows(evidence.stretches(p, number), clock, epoch.settings.merge.window)
+        due = (max if status == "open" else min)(window.due(time, last) for window in windows)
         if status == "open":
             rows["open rows for one key", key, None, None] += 1
         if status != "reset":
             rows["rows with the same partition, key and event time", key, time, number] += 1
-        is_past = clock is not None and time < clock - timeout_ms
+        is_past = clock is not None and due < clock
         if (status == "open" and (is_past or era.ended_at is not None)) or (status == "timed_out" and not is_past):
-            what = f"the row is {status.replace('_', ' ')} although the clock is {clock} and the timeout {timeout_ms} ms"
+            what = f"the row is {status.replace('_', ' ')} although the clock is {clock}, and it can be joined until {due}"
             findings.add(what, place(p, key, time))
         right = judge.right(row)
         if (row.valid, row.invalid_reason) not in right:
@@ -249,12 +250,12 @@ def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
             findings.add(f"{n} {what}", place(p, key, time))
 
 
-def _timeouts(stretches: Sequence[Stretch], clock: int | None, timeout_ms: int) -> list[int]:
-    """By which timeouts (ms) a batch with this clock may have closed rows: two where it stands at the end of a stretch."""
+def _windows(stretches: Sequence[Stretch], clock: int | None, window: Window) -> list[Window]:
+    """By which windows a batch with this clock may have closed rows: two where it stands at the end of a stretch."""
     if clock is None:
-        return [timeout_ms]
-    now = next((s.timeout_ms for s in stretches if clock < s.clock), timeout_ms)
-    return [now, *(s.timeout_ms for s in stretches if clock == s.clock)]
+        return [window]
+    now = next((s.window for s in stretches if clock < s.clock), window)
+    return [now, *(s.window for s in stretches if clock == s.clock)]
 
 
 # -- check 4

@@ -20,9 +20,11 @@ import pyarrow.compute as pc
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
+from pipelines.core.types import DUE
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.floors import Floors, History, read_floors, read_history
+from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
@@ -105,6 +107,11 @@ class Evidence:
     lived: Mapping[int, Told]
 
     @cached_property
+    def due_columns(self) -> Sequence[str]:
+        """The columns of silver that say when merge records were closed, if it has them."""
+        return due_columns(self.questions) if self.questions.exists(tables.SILVER) else []
+
+    @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
         """By the number of an epoch and by source whose values are Avro, their schema."""
         return [avro_schemas(self.questions, epoch.settings) for epoch in self.epochs]
@@ -174,13 +181,14 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
     counts = [questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
-    known = read_table(questions, settings, tables.RECOVERED)
+    known = _read_recovered(questions, settings)
     # Messages are noted before the lake's first batch, or with a reset, whose progress is noted after them.
     messages = known.filter(pc.is_valid(known["merge_key"]))
     at, ends = numbers(messages["recovered_at"]), np.array([reset.committed_at for reset in resets], np.int64)
     era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
     era[at <= (noted[0][0]["committed_at"] if 0 in noted else NEVER)] = 0
-    recovered = messages.select(["partition", "merge_key", "event_time"]).append_column("era", pa.array(era, pa.int64()))
+    recovered = messages.select(["partition", "merge_key", "event_time", *DUE.names])
+    recovered = recovered.append_column("era", pa.array(era, pa.int64()))
     begun = [(row, 0, row["offset"], 0) for row in known.filter(pc.is_valid(known["source"])).to_pylist()]
     jumped = read_table(questions, settings, tables.RESETS).to_pylist()
     skips = defaultdict(list)
@@ -218,6 +226,16 @@ def read_table(
     if questions.exists(table):
         return questions.select(table, columns or schema.names, where, version=version)
     return in_milliseconds(schema.empty_table().select(columns or schema.names))
+
+
+def _read_recovered(questions: Questions, settings: Settings) -> pa.Table:
+    """All of `recovered`, with the columns that it lacks, null."""
+    columns = questions.columns(tables.RECOVERED).names if questions.exists(tables.RECOVERED) else ()
+    found = read_table(questions, settings, tables.RECOVERED, columns)
+    for name in DUE.names:
+        if name not in found.column_names:
+            found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
+    return found
 
 
 def _end_of(noted: Mapping[int, Sequence[Mapping[str, Any]]], batch: int) -> EpochEnd:

@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Evidence, Ints, numbers, read_table
 from pipelines.audit.verify_values import as_kept, packed
 from pipelines.core.plan import TopicPartition
+from pipelines.core.sequence import Place, place_of
+from pipelines.core.types import DUE
 from pipelines.lake import tables
 from pipelines.lake.floors import History
 
@@ -23,7 +25,8 @@ GROUPS = 16
 class Outcome(NamedTuple):
     """What became of records with a key: a merge record (`status` open, timed_out, or reset: closed by one), a late record, or a
     part of a message that was out before (PUBLISHED). Times in ms; `last`: the last event time, or of a late record its position.
-    Of each part: source, offset, event time and value, as its text, or as the JSON of the fields of a schema.
+    Of each part: source, offset, event time and value, as its text, or as the JSON of the fields of a schema. `due` and
+    `closed_at`: of a merge record, where silver has to say them.
     """
 
     key: str
@@ -31,10 +34,20 @@ class Outcome(NamedTuple):
     event_time: int
     last: int
     parts: tuple[tuple[Any, ...], ...]
+    due: int | None = None
+    closed_at: int | None = None
 
     def __str__(self) -> str:
         parts = [f"{source}@{offset} ({', '.join(str(each)[:40] for each in more)})" for source, offset, *more in self.parts[:5]]
-        return f"{self.status} from {self.event_time} to {self.last} of {', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
+        due = (
+            "" if self.due is None else f", due {self.due}" + ("" if self.closed_at is None else f", closed at {self.closed_at}")
+        )
+        return f"{self.status} from {self.event_time} to {self.last}{due} of {', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
+
+    @property
+    def place(self) -> Place:
+        """Where it stands in the order of publication."""
+        return place_of(self.event_time, self.key, self.due, self.closed_at)
 
 
 class Row(NamedTuple):
@@ -88,8 +101,8 @@ class Log(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """All rows of one partition; `recovered`: the era that a message read back begins with, its key and event time (ms);
-    `progress`: its columns in order of batch, NONE for a time that is null.
+    """All rows of one partition; `recovered`: the era that a message read back begins with, its key, event time, due and
+    closed_at (ms); `progress`: its columns in order of batch, NONE for a time that is null.
     """
 
     evidence: Evidence
@@ -97,7 +110,7 @@ class Partition(NamedTuple):
     logs: Mapping[TopicPartition, Log]
     rows: Sequence[Row]
     late: Sequence[Outcome]
-    recovered: Sequence[tuple[int, str, int]]
+    recovered: Sequence[tuple[int, str, int, int | None, int | None]]
     progress: pa.Table
 
     @property
@@ -130,7 +143,7 @@ _COLUMNS = {
     tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value"],
     tables.QUARANTINE: ["source", "offset"],
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
-    tables.RECOVERED: ["era", "merge_key", "event_time"],
+    tables.RECOVERED: ["era", "merge_key", "event_time", *DUE.names],
 }
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
 """What is read of bronze; `has_value` is added."""
@@ -143,11 +156,11 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
 
     `evaluated` adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
-    sources = list(evidence.settings.sources)
+    sources, due = list(evidence.settings.sources), evidence.due_columns
     for first, until in groups(evidence.partitions):
         here, found = [("partition", ">=", first), ("partition", "<", until)], {tables.RECOVERED: evidence.recovered}
         for table in _COLUMNS.keys() - found.keys():
-            columns = ["partition", *_COLUMNS[table], *(sources if table == tables.SILVER else [])]
+            columns = ["partition", *_COLUMNS[table], *([*due, *sources] if table == tables.SILVER else [])]
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
             version = evidence.version if table == tables.SILVER else None
             found[table] = read_table(evidence.questions, evidence.settings, table, columns, [where], version)
@@ -163,7 +176,7 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
             late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
-            rows = list(_rows(mine[tables.SILVER], sources))
+            rows = list(_rows(mine[tables.SILVER], sources, due))
             yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS])
 
 
@@ -257,7 +270,7 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     )
 
 
-def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:
+def _rows(silver: pa.Table, sources: Sequence[str], due: Sequence[str]) -> Iterator[Row]:
     of_sources = []
     for source in sources:
         lists = silver[source].combine_chunks()
@@ -268,7 +281,7 @@ def _rows(silver: pa.Table, sources: Sequence[str]) -> Iterator[Row]:
         found = list(zip(repeat(source), offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])
-    rows = _tuples(silver, tables.SILVER, "holds", "told")
-    for (key, status, first, last, batch, valid, reason, *told), *parts in zip(rows, *of_sources, strict=True):
+    rows = _tuples(silver, tables.SILVER, "holds", "told", *due)
+    for (key, status, first, last, batch, valid, reason, holds, told, *closing), *parts in zip(rows, *of_sources, strict=True):
         status = "reset" if status == "timed_out" and reason == "reset" else status
-        yield Row(Outcome(key, status, first, last, tuple(chain(*parts))), batch, valid, reason, *told)
+        yield Row(Outcome(key, status, first, last, tuple(chain(*parts)), *closing), batch, valid, reason, holds, told)

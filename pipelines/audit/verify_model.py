@@ -10,9 +10,10 @@ from typing import Any
 from pipelines.audit.problems import Findings, different
 from pipelines.audit.verify_eras import NEVER, Era
 from pipelines.audit.verify_evidence import Outcome, Partition, place
-from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, PublishedRecord, Record
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
+from pipelines.core.window import Window
 
 PUBLISHED = "published before"
 """The outcome of a record that a message read back from the sink holds already."""
@@ -71,31 +72,31 @@ def outcomes(
     eras: Sequence[Era],
     partition: int,
     arrived: Arrived,
-    recovered: Iterable[tuple[int, str, int]],
+    recovered: Iterable[tuple[int, str, int, int | None, int | None]],
     before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({}),
     lived: Told | None = None,
 ) -> list[Outcome]:
-    """The model's answer. `recovered`: the era that a message begins with, its key and event time. A reset closes what is open;
-    what comes again after a jump back leaves its merge record, of which the rest is closed. `before`: by key the parts of what
-    was open when the last era's history begins. `lived`: what the first era merges again under a lost lake's timeouts.
+    """The model's answer. `recovered`: the era that a message begins with, its key, event time, due and closed_at. A reset closes
+    what is open; what comes again after a jump back leaves its merge record, of which the rest is closed. `before`: by key the
+    parts of what was open when the last era's history begins. `lived`: what the first era merges again of a lost lake's.
     """
     found: list[Outcome] = []
     for i, era in enumerate(eras):
-        messages: dict[str, list[int]] = defaultdict(list)
-        for since, key, time in recovered:
+        messages: dict[str, list[PublishedRecord]] = defaultdict(list)
+        for since, key, event_time, due, closed_at in recovered:
             if since <= i:
-                messages[key].append(time)
-        first = era.epochs[0][0].settings.merge.timeout_ms
-        model, left = PartitionMerge(MergeRules(sources, first), recovered=messages), dict(arrived[i])
+                messages[key].append(PublishedRecord(event_time, due, closed_at))
+        first = era.epochs[0][0].settings.merge
+        model, left = PartitionMerge(MergeRules(sources, *first.window), recovered=messages), dict(arrived[i])
         for key, mine in before.items() if era.ended_at is None else ():
             times, opened = [time for _, _, time, *_ in mine], {source: list[Part]() for source in sources}
             for source, offset, time, *_ in mine:
                 opened[source].append(Part(time, offset))
             model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
         told = lived if i == 0 else None
-        model.horizon = None if told is None else told.horizon
-        for timeout_ms, clock, untils, model.ahead in _steps(era, partition, sources, () if told is None else told.stretches):
-            model.begin_epoch(timeout_ms)
+        model.horizon, model.is_plain = (None, not first.has_due) if told is None else (told.horizon, told.is_plain)
+        for window, clock, untils, model.ahead in _steps(era, partition, sources, () if told is None else told.stretches):
+            model.begin_epoch(*window)
             reached = {s: [one for one in waits if one[1].offset < untils[s]] for s, waits in left.items()}
             left = {s: [one for one in waits if one[1].offset >= untils[s]] for s, waits in left.items()}
             model.advance_to(dict.fromkeys(sources, clock), reached)
@@ -107,7 +108,8 @@ def outcomes(
         merged += [("open" if era.ended_at is None else "reset", row) for row in model.open.values()]
         for status, row in merged:
             parts = tuple((s, part.offset, part.event_time) for s, mine in row.parts.items() for part in sorted(mine))
-            found.append(Outcome(row.key, status, row.event_time, row.last_event_time, parts))
+            due = model.rules.due(row.event_time, row.last_event_time) if status == "open" and not model.is_plain else row.due
+            found.append(Outcome(row.key, status, row.event_time, row.last_event_time, parts, due, row.closed_at))
         if era.ended_at is not None:
             begin = {tp.source: offset for tp, offset in eras[i + 1].begin.items() if tp.partition == partition}
             again = {s: since for s, since in begin.items() if since < era.until[TopicPartition(s, partition)]}
@@ -117,24 +119,24 @@ def outcomes(
 
 def _steps(
     era: Era, partition: int, sources: Sequence[str], again: Sequence[Stretch]
-) -> Iterator[tuple[int, int, Mapping[str, int], Sequence[tuple[int, int]]]]:
-    """Through which timeouts (ms) a partition went in an era, each with the clock (ms) and the exclusive end offsets at its end,
+) -> Iterator[tuple[Window, int, Mapping[str, int], Sequence[tuple[int, int]]]]:
+    """Through which windows a partition went in an era, each with the clock (ms) and the exclusive end offsets at its end,
     and, of a lost lake's stretches that were merged again, those from there on (`PartitionMerge.ahead`).
     """
     last, here = era.clocks.get(partition), {s: era.until.get(TopicPartition(s, partition), 0) for s in sources}
     everything = dict.fromkeys(sources, NEVER)
     for n, stretch in enumerate(again):
-        ahead = [each[:2] for each in again[n:]]
+        ahead = [(each.window.gap_ms, each.clock) for each in again[n:]]
         if last is not None and not stretch.is_past(last, here):
-            yield stretch.timeout_ms, last, everything, ahead
+            yield stretch.window, last, everything, ahead
         if not stretch.is_past(last, here):
             return
-        yield stretch.timeout_ms, stretch.clock, stretch.offsets or {}, ahead
+        yield stretch.window, stretch.clock, stretch.offsets or {}, ahead
     for epoch, end in era.epochs:
         clock = (era if end is None else end).clocks.get(partition)
         if clock is not None and (end is None or not again or clock >= again[-1].clock):
             untils = everything if end is None else {s: end.until.get(TopicPartition(s, partition), 0) for s in sources}
-            yield epoch.settings.merge.timeout_ms, clock, untils, ()
+            yield epoch.settings.merge.window, clock, untils, ()
 
 
 def _without(row: Outcome, again: Mapping[str, int]) -> Outcome | None:

@@ -15,7 +15,7 @@ from pipelines.audit.problems import Findings
 from pipelines.audit.verify_eras import NEVER, Evidence, read_table
 from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_values
-from pipelines.core.sequence import FORGOTTEN, ID, SEQ, message_id, parse_message_id
+from pipelines.core.sequence import FORGOTTEN, ID, PLAIN, SEQ, Place, Tail, message_id, place_of, standing
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
@@ -31,13 +31,10 @@ REFILL = "name a new topic in publish.topic: gold fills it from silver"
 Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
 """The user's SQL expressions, by the name of their column, over rows of silver: a row for each, in their order."""
 
-Place: TypeAlias = tuple[int, bytes]
-"""Event time (ms) and key (UTF-8): what the sequence is ordered by."""
+Message: TypeAlias = "tuple[int, int, Tail | None, str, bytes | None, int, bytes | None]"
+"""Of a message of the sink offset, number, what its headers say (None: they are not ours), id, key, timestamp (ms), value."""
 
-Message: TypeAlias = "tuple[int, int, Place | None, str, bytes | None, int, bytes | None]"
-"""Of a message of the sink offset, number and place (None where the headers do not say both), id, key, timestamp (ms), value."""
-
-_NOWHERE: Place = (-1, b"")
+_NOWHERE = Place(PLAIN, -1, b"")
 
 
 # -- what rows of silver should become
@@ -157,7 +154,8 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
     """What of the sink is not compared: after a recovery, and after a jump back; and after any reset time began again."""
     compared: dict[int, list[tuple[Place, int]]] = defaultdict(list)
     for row in evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0)).to_pylist():
-        compared[row["partition"]].append(((row["event_time"], row["merge_key"].encode()), NEVER))
+        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"])
+        compared[row["partition"]].append((place, NEVER))
     due = {p: [place for place, _ in messages] for p, messages in compared.items()}
     for before, reset in zip(evidence.eras, evidence.resets, strict=False):
         back = {tp.partition for tp, offset in reset.begin.items() if offset < before.until.get(tp, 0)}
@@ -179,31 +177,29 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
     p, settings = partition.number, judge.settings
     (first, end), delivery, topic = sink.bounds.get(p, (0, 0)), settings.publish.delivery, f"{settings.publish.topic}[{p}]"
     compared_place, compared_seq = limits.compared.get(p, (_NOWHERE, -1))
-    due = {
-        (r.outcome.event_time, r.outcome.key.encode()): r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
-    }
+    due = {r.outcome.place: r for r in partition.rows if r.outcome.status == "timed_out" and r.valid}
     deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)  # ms; by last event time, which is no earlier
     seq, last, where = -1 if first == 0 else None, _NOWHERE, ""  # a partition from which nothing was deleted begins with 0
     out: set[Place] = set()
     said: set[int] = set()
     for message in _messages(settings, p, first, end):
-        offset, number, place, id, *_ = message
-        if place is None:
+        offset, number, says, id, *_ = message
+        if says is None:
             findings.add(f"not a message of Watersmeet: {SEQ} or {ID} is missing", f"{topic}@{offset}", REFILL)
             continue
         if delivery == "at_least_once":
             if hash(message[1:]) in said:
                 continue
             said.add(hash(message[1:]))
-        where = f"{topic}@{offset}: seq {number}, {_record(place)}"
+        place, where = says.place, f"{topic}@{offset}: seq {number}, {_record(says.key, says.place)}"
         if seq is not None and number <= seq:
             findings.add(f"seq {number} after {seq}: a repeat, or out of order", where, REFILL)
         elif seq is not None and number > seq + 1 and delivery != "at_most_once":
             findings.add(f"seq {number} after {seq}: a gap", where, REFILL)
         elif place <= last:
-            findings.add(f"{id} is not in order of event time and key", where, REFILL)
+            findings.add(f"{id} is not in the order of publication", where, REFILL)
         is_compared = place > compared_place or number > compared_seq
-        is_compared &= place in due or (place[0] >= deleted_before and (p, place[0]) not in limits.forgotten)
+        is_compared &= place in due or (says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten)
         if is_compared and (wrong := _unlike(message, p, due.get(place), judge)):
             findings.add(wrong, where, REFILL)
         seq, last = max(number, number if seq is None else seq), max(place, last)
@@ -215,7 +211,8 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
     begin = _NOWHERE if first == 0 else min(out)  # else retention has deleted messages
     since = max(begin, limits.due.get(p, _NOWHERE))
     for place in sorted(place for place in due if since < place < last and place not in out):
-        findings.add("silver's record is missing in the sink, which has later ones", f"{topic}: {_record(place)}", REFILL)
+        where = f"{topic}: {_record(due[place].outcome.key, place)}"
+        findings.add("silver's record is missing in the sink, which has later ones", where, REFILL)
 
 
 def _messages(settings: Settings, partition: int, first: int, end: int) -> Iterator[Message]:
@@ -227,13 +224,12 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
             said = {header["key"]: header["value"] or b"" for header in reversed(headers or [])}
             if FORGOTTEN in said:  # a tombstone is no part of the sequence
                 continue
-            seq, id = said.get(SEQ, b""), said.get(ID, b"").decode(errors="replace")
             try:
-                _, event_time, name = parse_message_id(id)
-                place = (event_time, name.encode()) if seq.isdigit() else None
+                says = standing(said)
             except ValueError:
-                place = None
-            yield offset, int(seq) if place else -1, place, id, key, time // 1000, value
+                says = None
+            id = said.get(ID, b"").decode(errors="replace")
+            yield offset, -1 if says is None else says.seq, says, id, key, time // 1000, value
 
 
 def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> str | None:
@@ -247,5 +243,6 @@ def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> 
     return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record" if differing else None
 
 
-def _record(place: Place) -> str:
-    return f"key {place[1].decode()!r}, event_time {place[0]}"
+def _record(key: str, place: Place) -> str:
+    time = f"event_time {place.time}" if place.closed_at == PLAIN else f"closed_at {place.closed_at}, due {place.time}"
+    return f"key {key!r}, {time}"

@@ -30,8 +30,8 @@ from pipelines.core.columns import (
 )
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, exceeds
-from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, positions_of
-from pipelines.core.types import TIME, schema_of
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, positions_of
+from pipelines.core.types import DUE, TIME, schema_of
 from pipelines.core.values import typed_values
 
 RECORD_SCHEMA = schema_of(
@@ -48,16 +48,17 @@ class Batch:
     `value_types`: by source, in the order of silver's columns, the Arrow type of a value; `read_types`: the types by which values
     are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
-    `avro`: by source whose values are Avro, their schema.
+    `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`.
     """
 
     plan: BatchPlan
     value_types: Mapping[str, pa.DataType]
-    lateness: Lateness
+    rules: Rules
     idle: Mapping[TopicPartition, Sequence[IdleDecision]] = field(default_factory=dict)
     max_bytes: int | None = None
     read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
+    has_due: bool = False
 
     @property
     def sources(self) -> list[str]:
@@ -66,17 +67,18 @@ class Batch:
 
     def changed_schema(self) -> pa.Schema:
         """The columns of what `merge` returns: silver's, and `replaces`."""
-        return silver_schema(self.value_types).append(pa.field("replaces", TIME))
+        return silver_schema(self.value_types, has_due=self.has_due).append(pa.field("replaces", TIME))
 
 
-def silver_schema(value_types: Mapping[str, pa.DataType]) -> pa.Schema:
+def silver_schema(value_types: Mapping[str, pa.DataType], *, has_due: bool = False) -> pa.Schema:
     """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value."""
     parts = [
         (source, pa.list_(pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])))
         for source, kind in value_types.items()
     ]
     before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
-    return pa.schema([*before, *parts, *schema_of("valid boolean, invalid_reason string, batch bigint")])
+    after = schema_of("valid boolean, invalid_reason string, batch bigint")
+    return pa.schema([*before, *parts, *after, *(DUE if has_due else ())])
 
 
 LATE_SCHEMA = schema_of(
@@ -90,7 +92,7 @@ def merge(records: pa.Table, open_rows: pa.Table, batch: Batch, recovered: pa.Ta
 
     `records`: the columns of `RECORD_SCHEMA` of at least every record in the batch's ranges that has a time, in any order; others
     are passed over. `open_rows`: silver's columns of at least the open records that the batch may change. `recovered`: partition,
-    merge_key and event_time of messages that were read back from the sink after a lake was lost.
+    merge_key, event_time and, where silver has them, `DUE` of messages that were read back from the sink after a lake was lost.
 
     Out: silver's columns, and `replaces`: the event time of the open record that the row takes the place of, null for a new one.
     A row that times out is judged: `valid` is false and `invalid_reason` is `too_large` where its message would be larger than
@@ -98,16 +100,16 @@ def merge(records: pa.Table, open_rows: pa.Table, batch: Batch, recovered: pa.Ta
     """
     wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
     positioned = _positioned(wide, batch)
-    on_time = positioned.where(~positioned.is_late(batch.lateness))
+    on_time = positioned.where(~positioned.is_late(batch.rules))
     if recovered is not None and recovered.num_rows:
-        on_time = on_time.where(~_is_published(on_time, recovered, batch.lateness))
+        on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
     return _changed(on_time, open_rows, batch)
 
 
 def late(records: pa.Table, batch: Batch) -> pa.Table:
     """The batch's late records, with their positions: the columns of `LATE_SCHEMA`. In: as for `merge`."""
     positioned = _positioned(records, batch)
-    found = positioned.where(positioned.is_late(batch.lateness))
+    found = positioned.where(positioned.is_late(batch.rules))
     columns = found.rows.append_column("position", time_column(found.positions))
     columns = columns.append_column("batch", pa.array(np.full(columns.num_rows, batch.plan.batch)))
     return columns.select(LATE_SCHEMA.names).cast(LATE_SCHEMA)
@@ -129,9 +131,9 @@ class _Positioned(NamedTuple):
             return self
         return _Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
 
-    def is_late(self, lateness: Lateness) -> Booleans:
+    def is_late(self, rules: Rules) -> Booleans:
         """Rule 3."""
-        return np.asarray(self.times < lateness.oldest(int64s(self.rows["partition"]), self.positions), np.bool_)
+        return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions), np.bool_)
 
 
 def _positioned(records: pa.Table, batch: Batch) -> _Positioned:
@@ -161,15 +163,17 @@ def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDe
     return positions if rows.is_idle is None else positions[~rows.is_idle]
 
 
-def _is_published(records: _Positioned, recovered: pa.Table, lateness: Lateness) -> Booleans:
+def _is_published(records: _Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
     """Whether the sink already holds a record: a message of its key was read back that holds records up to its position.
 
     The latest message of a key decides: where it does not hold the record, no earlier one does.
     """
     of_record, of_message, count = _keys(records.rows, recovered)
+    names = [name for name in ("event_time", *DUE.names) if name in recovered.column_names]
+    times = [[None if at == NO_TIME else at for at in times_ms(recovered[name]).tolist()] for name in names]
+    messages = zip(recovered["partition"].to_pylist(), *times, strict=True)
     latest = np.full(count, NO_TIME)
-    messages = zip(recovered["partition"].to_pylist(), times_ms(recovered["event_time"]).tolist(), strict=True)
-    np.maximum.at(latest, of_message, np.array([lateness.held_until(*message) for message in messages], np.int64))
+    np.maximum.at(latest, of_message, np.array([rules.held_until(*message) for message in messages], np.int64))
     return np.asarray(records.positions <= latest[of_record], np.bool_)
 
 
@@ -186,24 +190,28 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
 
 
 def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Table:
-    open_times = times_ms(open_rows["event_time"])
+    opened = _Opened.of(open_rows, batch.rules)
     of_record, of_open, count = _keys(records.rows, open_rows)
     if len(np.unique(of_open)) != len(of_open):
         raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
-    times_of_keys = np.full(count, NEVER)
-    times_of_keys[of_open] = open_times
-    nth = _nth_of_key(records, of_record, times_of_keys, batch.lateness)
+    nth = _nth_of_key(records, of_record, opened.by_key(of_open, count), batch.rules)
     # A merge record is known by its key and its number among those of the key that this batch sees.
     stride = int(nth.max(initial=0)) + 1
     of_record, of_open = of_record * stride + nth, of_open * stride
-    changes = np.isin(of_open, of_record) | _is_timed_out(int64s(open_rows["partition"]), open_times, batch)
-    open_rows, open_times = open_rows.filter(pa.array(changes)), open_times[changes]
+    changes = np.isin(of_open, of_record) | _is_timed_out(int64s(open_rows["partition"]), opened.due, batch)
+    if batch.has_due:  # the rules of an epoch before may have given it another one
+        changes |= times_ms(open_rows["due"]) != np.where(
+            batch.rules.keeps_due(int64s(open_rows["partition"])), opened.due, NO_TIME
+        )
+    open_rows, open_times, open_last = open_rows.filter(pa.array(changes)), opened.first[changes], opened.last[changes]
     merged = _Merged.of(np.concatenate([of_record, of_open[changes]]), len(of_record))
 
     partitions = merged.first(_both(records.rows["partition"], open_rows["partition"], pa.int32()))
+    of_partitions = int64s(partitions)
     times = merged.reduce(np.minimum, np.concatenate([records.times, open_times]))
-    last_times = merged.reduce(np.maximum, np.concatenate([records.times, times_ms(open_rows["last_event_time"])]))
-    timed_out = _is_timed_out(int64s(partitions), times, batch)
+    last_times = merged.reduce(np.maximum, np.concatenate([records.times, open_last]))
+    due = batch.rules.due(of_partitions, times, last_times)
+    timed_out = _is_timed_out(of_partitions, due, batch)
     replaces = np.full(merged.size, NEVER)
     replaces[merged.of_open] = open_times
     columns = {
@@ -219,42 +227,77 @@ def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Tabl
         "valid": pa.array(~too_large, mask=~timed_out),
         "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
         "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
-        "replaces": time_column(replaces, missing=NEVER),
     }
-    return pa.table(columns)
+    if batch.has_due:
+        is_kept, closed_at = batch.rules.keeps_due(of_partitions), batch.rules.closed_at(of_partitions, due)
+        columns["due"] = time_column(np.where(is_kept, due, NO_TIME))
+        columns["closed_at"] = time_column(np.where(is_kept & timed_out, closed_at, NO_TIME))
+    return pa.table(columns | {"replaces": time_column(replaces, missing=NEVER)})
 
 
-def _nth_of_key(records: _Positioned, of_record: Int64s, open_times: Int64s, lateness: Lateness) -> Int64s:
+class _Opened(NamedTuple):
+    """Of open merge records the first and the last event time, and until when they can be joined (ms)."""
+
+    first: Int64s
+    last: Int64s
+    due: Int64s
+
+    @classmethod
+    def of(cls, rows: pa.Table, rules: Rules) -> _Opened:
+        """Of rows of silver."""
+        first, last = times_ms(rows["event_time"]), times_ms(rows["last_event_time"])
+        return cls(first, last, rules.due(int64s(rows["partition"]), first, last))
+
+    def by_key(self, keys: Int64s, count: int) -> _Opened:
+        """By the number of a key, of which there are so many; `NEVER` where it has no open record. `keys`: of each one."""
+        found = _Opened(*(np.full(count, NEVER) for _ in self._fields))
+        for column, own in zip(found, self, strict=True):
+            column[keys] = own
+        return found
+
+
+def _nth_of_key(records: _Positioned, of_record: Int64s, opened: _Opened, rules: Rules) -> Int64s:
     """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
 
-    `of_record`: the number of each record's key; `open_times` (ms): by key, of its open record, or `NEVER`. Nearly every key has
-    one merge record in a batch, and that is known without looking at its records one by one: where even the largest position is
-    within the timeout of the smallest event time, none can open a second one. For the others, rule 4 is taken record by record,
-    in order of position.
+    `of_record`: the number of each record's key; `opened`: by key. Nearly every key has one merge record in a batch, and that is
+    known without looking at its records one by one: where the last position is within the gap of the first event time, none can
+    open a second one; nor where each position is within the gap of the record before it, and within the longest stay of the first
+    event time. For the others, rule 4 is taken record by record, in order of position.
     """
     nth = np.zeros(len(of_record), np.int64)
     if not len(nth):
         return nth
     order, begins = in_groups(of_record, records.positions)
     ends = np.append(begins[1:], len(order))
-    open_times = open_times[of_record[order[begins]]]
-    first_times = np.minimum(open_times, np.minimum.reduceat(records.times[order], begins))
-    oldest = lateness.oldest(int64s(records.rows["partition"]), records.positions)
-    for key in np.flatnonzero(oldest[order[ends - 1]] > first_times):
-        number, time = (-1, None) if open_times[key] == NEVER else (0, int(open_times[key]))
-        for row in order[begins[key] : ends[key]]:
-            if time is not None and time >= oldest[row]:
-                time = min(time, int(records.times[row]))
+    keys, partitions = of_record[order[begins]], int64s(records.rows["partition"])[order]
+    times, positions = records.times[order], records.positions[order]
+    first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))
+    splits = positions[ends - 1] > rules.due(partitions[begins], first, first)
+    if splits.any():
+        before = np.concatenate([[NO_TIME], times[:-1]])
+        before[begins] = opened.last[keys]
+        holds = (before == NEVER) | (positions <= rules.due(partitions, np.repeat(first, ends - begins), before))
+        splits &= ~np.logical_and.reduceat(holds, begins)
+    for group in np.flatnonzero(splits):
+        window, key = rules.window_in(int(partitions[begins[group]])), keys[group]
+        number, since, until, due = -1, 0, 0, NO_TIME
+        if opened.first[key] != NEVER:
+            number, since, until, due = 0, int(opened.first[key]), int(opened.last[key]), int(opened.due[key])
+        for i in range(begins[group], ends[group]):
+            time = int(times[i])
+            if due >= positions[i]:
+                since, until = min(since, time), max(until, time)
             else:
-                number, time = number + 1, int(records.times[row])
-            nth[row] = number
+                number, since, until = number + 1, time, time
+            due = window.due(since, until)
+            nth[order[i]] = number
     return nth
 
 
-def _is_timed_out(partitions: Int64s, times: Int64s, batch: Batch) -> Booleans:
-    """Rule 5, for open merge records with these event times (ms)."""
+def _is_timed_out(partitions: Int64s, due: Int64s, batch: Batch) -> Booleans:
+    """Rule 5, for open merge records that can be joined until then (ms)."""
     clocks = looked_up(partitions, batch.plan.clocks, NO_TIME)
-    return np.asarray((clocks != NO_TIME) & (times < batch.lateness.oldest(partitions, clocks)), np.bool_)
+    return np.asarray((clocks != NO_TIME) & (due < clocks), np.bool_)
 
 
 class _Merged(NamedTuple):

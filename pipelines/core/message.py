@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import Booleans, Int64s, times_ms
-from pipelines.core.sequence import ID, SEQ, Tail, message_id
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, times_ms
+from pipelines.core.sequence import CLOSED_AT, DUE, ID, PLAIN, SEQ, Place, Tail, message_id
 from pipelines.core.types import HEADERS
 from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
 
@@ -23,9 +23,12 @@ MESSAGES: Final = pa.schema(
         ("headers", HEADERS),
         ("seq", pa.int64()),
         ("event_time", pa.int64()),
+        ("due", pa.int64()),
+        ("closed_at", pa.int64()),
     ]
 )
-"""The columns of messages; `timestamp` and `event_time` in ms since the epoch, `value` null for a message without a value."""
+"""The columns of messages; times in ms since the epoch. `value` is null for a message without a value, `due` and `closed_at` for
+one that does not say them."""
 
 _ROWS = 4_096
 
@@ -74,31 +77,32 @@ def messages(
 ) -> pa.Table:
     """The messages that a partition's sink lacks, numbered on from its tail: the columns of `MESSAGES`.
 
-    `rows` are finished rows of one partition in order of (event_time, key), with silver's columns partition, merge_key and
-    event_time; `values` (string or binary, null for none) are those of their messages. A row at or before the tail is already
-    in the sink and is skipped, so a repeated call gives the rest and nothing twice. Each message carries its number and its id
-    as headers, then those that `extra_headers` has for its event time in ms. An event time of 0 is sent as the timestamp 1,
-    since 0 means none to Kafka. Raises ValueError where the rows are not strictly in order, or are of several partitions.
+    `rows` are finished rows of one partition in the order of publication, with silver's columns partition, merge_key, event_time
+    and, where it has them, due and closed_at; `values` (string or binary, null for none) are those of their messages. A row at or
+    before the tail is already in the sink and is skipped, so a repeated call gives the rest and nothing twice. Each message
+    carries its number, its id and, where it has them, closed_at and due as headers, then those that `extra_headers` has for when
+    it was closed, or without that for its event time (ms). An event time of 0 is sent as the timestamp 1, since 0 means none to
+    Kafka. Raises ValueError where the rows are not strictly in order, or are of several partitions.
     """
     if len(partitions := pc.unique(rows["partition"])) > 1:
         raise ValueError(f"messages are numbered by partition, not for {len(partitions)} at once")
-    keys = rows["merge_key"].cast(pa.large_binary()).combine_chunks()
-    times = times_ms(rows["event_time"])
-    _check_order(times, keys)
+    places = _Places.of(rows)
+    places.check_order()
     if tail is not None:
-        is_new = pa.array(_is_after(times, keys, tail.event_time, pa.scalar(tail.key.encode(), pa.large_binary())))
-        rows, values, keys = rows.filter(is_new), values.filter(is_new), keys.filter(is_new)
-        times = times[is_new.to_numpy(zero_copy_only=False)]
+        is_new = places.is_after(_Places.at(tail.place))
+        rows, values, places = rows.filter(pa.array(is_new)), values.filter(pa.array(is_new)), places.where(is_new)
     first = 0 if tail is None else tail.seq + 1
-    seqs = range(first, first + len(times))
+    seqs, times, is_plain = range(first, first + rows.num_rows), times_ms(rows["event_time"]), places.closed_at == PLAIN
     columns = [
         rows["partition"].cast(pa.int32()),
-        keys.cast(pa.binary()),
+        places.keys.cast(pa.binary()),
         values.cast(pa.large_binary()),
         pa.array(np.maximum(times, 1)),
-        _headers(partitions, times, keys, seqs, extra_headers),
+        _headers(partitions, times, places, seqs, extra_headers),
         pa.array(seqs, pa.int64()),
         pa.array(times),
+        pa.array(places.times, mask=is_plain),
+        pa.array(places.closed_at, mask=is_plain),
     ]
     return pa.Table.from_arrays(columns, schema=MESSAGES)
 
@@ -154,34 +158,64 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
 # -- the sequence
 
 
-def _check_order(times: Int64s, keys: pa.Array) -> None:
-    """Raises ValueError where a row does not come strictly after the one before: what is out cannot be put in order later."""
-    if len(times) < 2:
-        return
-    after = _is_after(times[1:], keys[1:], times[:-1], keys[:-1])
-    if not after.all():
-        row = int(np.argmin(after)) + 1
-        raise ValueError(f"{keys[row].as_py().decode()!r} at {times[row]} comes after a record that sorts behind it")
+class _Places(NamedTuple):
+    """Places in the order of publication (`sequence.Place`), by row."""
 
+    closed_at: Int64s
+    times: Int64s
+    keys: Any
 
-def _is_after(times: Int64s, keys: pa.Array, other_times: Any, other_keys: Any) -> Booleans:
-    """Whether (time, key) is greater, row by row; keys are compared as UTF-8 bytes."""
-    greater_key = pc.greater(keys, other_keys).to_numpy(zero_copy_only=False)
-    return np.asarray((times > other_times) | ((times == other_times) & greater_key), np.bool_)
+    @classmethod
+    def of(cls, rows: pa.Table) -> _Places:
+        """Those of rows of silver."""
+        keys, times = rows["merge_key"].cast(pa.large_binary()).combine_chunks(), times_ms(rows["event_time"])
+        if "closed_at" not in rows.column_names:
+            return cls(np.full(len(times), PLAIN), times, keys)
+        closed_at, due = times_ms(rows["closed_at"]), times_ms(rows["due"])
+        is_plain = closed_at == NO_TIME
+        return cls(np.where(is_plain, PLAIN, closed_at), np.where(is_plain, times, due), keys)
+
+    @classmethod
+    def at(cls, place: Place) -> _Places:
+        """One that all rows are compared with."""
+        return cls(np.array(place.closed_at), np.array(place.time), pa.scalar(place.key, pa.large_binary()))
+
+    def where(self, keep: Booleans) -> _Places:
+        """Only those that are to be kept."""
+        return _Places(self.closed_at[keep], self.times[keep], self.keys.filter(pa.array(keep)))
+
+    def is_after(self, other: _Places) -> Booleans:
+        """Whether each one sorts behind the other one, row by row; keys are compared as UTF-8 bytes."""
+        found = pc.greater(self.keys, other.keys).to_numpy(zero_copy_only=False)
+        found = (self.times > other.times) | ((self.times == other.times) & found)
+        found = (self.closed_at > other.closed_at) | ((self.closed_at == other.closed_at) & found)
+        return np.asarray(found, np.bool_)
+
+    def check_order(self) -> None:
+        """Raises ValueError where a row does not come strictly after the one before: what is out cannot be put in order later."""
+        if len(self.times) < 2:
+            return
+        behind = _Places(self.closed_at[1:], self.times[1:], self.keys[1:])
+        after = behind.is_after(_Places(self.closed_at[:-1], self.times[:-1], self.keys[:-1]))
+        if not after.all():
+            row = int(np.argmin(after)) + 1
+            raise ValueError(
+                f"{self.keys[row].as_py().decode()!r} at {self.times[row]} comes after a record that sorts behind it"
+            )
 
 
 def _headers(
-    partitions: pa.Array,
-    times: Int64s,
-    keys: pa.Array,
-    seqs: range,
-    extra: Mapping[int, Sequence[tuple[str, bytes]]],
+    partitions: pa.Array, times: Int64s, places: _Places, seqs: range, extra: Mapping[int, Sequence[tuple[str, bytes]]]
 ) -> pa.ListArray:
     partition = partitions[0].as_py() if len(partitions) else 0
     headers: list[tuple[str, bytes]] = []
     offsets = [0]
-    for seq, time, key in zip(seqs, times.tolist(), keys.to_pylist(), strict=True):
-        headers += [(SEQ, b"%d" % seq), (ID, message_id(partition, time, key.decode()).encode()), *extra.get(time, ())]
+    said = zip(seqs, times.tolist(), places.keys.to_pylist(), places.closed_at.tolist(), places.times.tolist(), strict=True)
+    for seq, time, key, closed_at, due in said:
+        headers += [(SEQ, b"%d" % seq), (ID, message_id(partition, time, key.decode()).encode())]
+        if closed_at != PLAIN:
+            headers += [(CLOSED_AT, b"%d" % closed_at), (DUE, b"%d" % due)]
+        headers += extra.get(time if closed_at == PLAIN else closed_at, ())
         offsets.append(len(headers))
     columns = [pa.array([name for name, _ in headers], pa.string()), pa.array([content for _, content in headers], pa.binary())]
     return pa.ListArray.from_arrays(

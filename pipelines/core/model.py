@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 ALL = ""
 """The tenant of every record where the merge has no tenants."""
@@ -77,6 +78,14 @@ class LateRecord:
 
     record: Record
     position: int
+
+
+class PublishedRecord(NamedTuple):
+    """A message of the sink that the merge must know again: its event time, and where it says them `due` and `closed_at`."""
+
+    event_time: int
+    due: int | None = None
+    closed_at: int | None = None
 
 
 @dataclass
@@ -226,8 +235,8 @@ class PartitionMerge:
     """Whether the rules of this epoch and of all before it are plain."""
     has_advanced: bool = False
     """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
-    recovered: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """After a lost lake: by key, the event times of messages read back from the sink (`core.recovery`)."""
+    recovered: Mapping[str, Sequence[PublishedRecord]] = field(default_factory=dict)
+    """After a lost lake: by key, the messages read back from the sink (`core.recovery`)."""
     ahead: Sequence[tuple[int, int]] = ()
     """After a lost lake: of its epochs that are merged again, from this one on, the timeout (ms) and the clock at the end."""
     already_published: list[Record] = field(default_factory=list)
@@ -321,7 +330,7 @@ class PartitionMerge:
 
     def _merge(self, position: int, record: Record) -> None:
         key, tenant = record.key or "", _tenant(record)
-        if any(self._is_held(position, event_time) for event_time in self.recovered.get(key, ())):
+        if any(self._is_held(position, message) for message in self.recovered.get(key, ())):
             self.already_published.append(record)  # a part of that message, or of an earlier one of its key
             return
         row = self.open.get((tenant, key))
@@ -334,11 +343,16 @@ class PartitionMerge:
         parts[record.source].append(Part(record.event_time, record.offset))
         self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
 
-    def _is_held(self, position: int, event_time: int) -> bool:
+    def _is_held(self, position: int, message: PublishedRecord) -> bool:
         """Whether a message that was read back, or an earlier one of its key, holds the key's record at a position.
 
-        It may have joined in any epoch from this one to that which timed the message out.
+        Everything is that was merged in an epoch before the one that closed it; then what came up to `due`. Of a timeout, which
+        says neither: it may have joined in any epoch from this one to that which timed the message out.
         """
+        event_time, due, closed_at = message
+        if due is not None and closed_at is not None:
+            is_before = any(clock < closed_at for _, clock in self.ahead[:1])
+            return position < closed_at if is_before else position <= due
         if self.horizon is not None and event_time < self.horizon:
             return False
         timeouts: list[int] = []

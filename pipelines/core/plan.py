@@ -6,7 +6,7 @@ reached: all of the slow source's, and the fast one's up to the slow one, whatev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, looked_up
 from pipelines.core.idle import IdleDecision
+from pipelines.core.window import Window
 
 
 class TopicPartition(NamedTuple):
@@ -76,20 +77,20 @@ class Cursor:
 
 
 class Stretch(NamedTuple):
-    """What a partition merged under one timeout (ms), by where it ended: at a batch that left the clock there (ms), and every
-    source at these exclusive end offsets.
+    """What a partition merged under one window, by where it ended: at a batch that left the clock there (ms), and every source
+    at these exclusive end offsets.
 
     A lost lake's last stretch has no offsets: whoever takes the lake up ends it with the first batch whose clock reaches `clock`.
     """
 
-    timeout_ms: int
+    window: Window
     clock: int
     offsets: Mapping[str, int] | None
 
     @property
     def horizon(self) -> int:
-        """The event time (ms) before which nothing was open any more at the end."""
-        return self.clock - self.timeout_ms
+        """The event time (ms) before which a record was late at the end; what had timed out lies before it."""
+        return self.clock - self.window.gap_ms
 
     def is_past(self, clock: int | None, until: Mapping[str, int]) -> bool:
         """Whether the merge, with its clock (ms) and next offsets, has come to the end of the stretch."""
@@ -123,39 +124,70 @@ NO_STRETCHES: Mapping[int, Sequence[Stretch]] = {}
 
 
 @dataclass(frozen=True)
-class Lateness:
-    """By which times (ms) a record is late: `timeout_ms`, and by partition the horizon of earlier epochs, where there is one.
+class Rules:
+    """By which times (ms) a record is late, joins, and times out: the window, and what earlier epochs have left by partition.
 
-    The horizon is the largest clock - timeout of the epochs before: nothing that timed out in them sorts behind it, and whatever
-    is merged later does, so that what is published stays first in order. `ahead`: by partition the stretches of a lost lake that
-    are merged again: until their ends, their timeouts hold, the first one now.
+    `horizons`: the largest clock - gap of the epochs before, where there is one: what timed out in them sorts before whatever is
+    merged later, which is not older than that. `begun`: the clock at which this epoch began: what is closed in it is so later.
+    `ahead`: the stretches of a lost lake that are merged again; until their ends their windows hold, the first one now.
+    `is_plain`: whether there never was anything but timeouts, and by partition where that is so in what is ahead.
     """
 
-    timeout_ms: int
+    window: Window
     horizons: Mapping[int, int] = field(default_factory=dict)
+    begun: Mapping[int, int] = field(default_factory=dict)
     ahead: Mapping[int, Sequence[Stretch]] = field(default_factory=lambda: NO_STRETCHES)
+    is_plain: bool = True
+    plain_ahead: Collection[int] = ()
 
-    def oldest(self, partitions: Int64s, positions: Int64s) -> Int64s:
-        """Per record, the event time (ms) before which it is late, and before which an open merge record has timed out."""
-        now = {p: mine[0].timeout_ms for p, mine in self.ahead.items() if mine}
-        oldest = positions - (looked_up(partitions, now, self.timeout_ms) if now else self.timeout_ms)
+    def window_in(self, partition: int) -> Window:
+        """The window that holds in a partition now."""
+        mine = self.ahead.get(partition)
+        return mine[0].window if mine else self.window
+
+    def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
+        """Per record, the event time (ms) before which it is late."""
+        oldest: Int64s = positions - self._lengths(partitions, lambda window: window.gap_ms)
         return np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME)) if self.horizons else oldest
 
-    def held_until(self, partition: int, event_time: int) -> int:
-        """The last position (ms) at which a record of its key may be a part of a message that is out, or of an earlier one;
-        `NO_TIME` where it had timed out before.
+    def due(self, partitions: Int64s, first: Int64s, last: Int64s) -> Int64s:
+        """The last moment (ms) at which merge records with these first and last event times can be joined."""
+        until: Int64s = first + self._lengths(partitions, lambda window: window.longest_ms)
+        if self.window.is_timeout and not self.ahead:
+            return until
+        return np.asarray(np.minimum(until, last + self._lengths(partitions, lambda window: window.gap_ms)), np.int64)
 
-        The message timed out in the first stretch at whose end its event time (ms) had passed. A record that was merged before
+    def closed_at(self, partitions: Int64s, due: Int64s) -> Int64s:
+        """The first clock (ms) that closes merge records that are due then."""
+        return np.maximum(due, looked_up(partitions, self.begun, NO_TIME)) + 1 if self.begun else due + 1
+
+    def keeps_due(self, partitions: Int64s) -> Booleans:
+        """Whether merge records that time out now are published in the order of when they were closed, and say so."""
+        return np.asarray(~np.isin(partitions, list(self.plain_ahead)) & (not self.is_plain), np.bool_)
+
+    def _lengths(self, partitions: Int64s, of: Callable[[Window], int]) -> Int64s | int:
+        now = {p: of(mine[0].window) for p, mine in self.ahead.items() if mine}
+        return looked_up(partitions, now, of(self.window)) if now else of(self.window)
+
+    def held_until(self, partition: int, event_time: int, due: int | None = None, closed_at: int | None = None) -> int:
+        """The last position (ms) at which a record of its key may be a part of a message that is out, or of an earlier one;
+        `NO_TIME` where it had timed out before. Times in ms.
+
+        All that was merged in a stretch before the one that closed the message is; then what came up to `due`. Without these two,
+        a timeout closed the message in the first stretch at whose end its event time had passed. A record that was merged before
         that joined by the timeout of its own stretch, and each one after it, which may have lowered the event time, by its own.
         """
+        if due is not None and closed_at is not None:
+            is_before = any(stretch.clock < closed_at for stretch in self.ahead.get(partition, ())[:1])
+            return closed_at - 1 if is_before else due
         if event_time < self.horizons.get(partition, NO_TIME):
             return NO_TIME
         longest = 0
         for stretch in self.ahead.get(partition, ()):
-            longest = max(longest, stretch.timeout_ms)
+            longest = max(longest, stretch.window.gap_ms)
             if event_time < stretch.horizon:
                 return event_time + longest
-        return event_time + max(longest, self.timeout_ms)
+        return event_time + max(longest, self.window.gap_ms)
 
 
 @dataclass(frozen=True)
@@ -209,20 +241,20 @@ def ahead_of(
     clock: int | None,
     cursors: Mapping[TopicPartition, Cursor],
     available: Mapping[TopicPartition, Available],
-    timeout_ms: int,
+    window: Window,
 ) -> tuple[list[Stretch], dict[TopicPartition, Available]]:
     """Of a lost lake's stretches of a partition, those that have ended at its clock (ms); and what the next batch may see of it,
     so that it stops where the next one ends.
 
     A source stands at its first available record: what lies before that is a hole. Nothing stops at an open end after which the
-    timeout (ms) stays as it is.
+    window stays as it is.
     """
     mine = {tp: cursor for tp, cursor in cursors.items() if tp.partition == partition}
     seen = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in mine}
     until = {tp.source: int(seen[tp].offsets[0]) if len(seen[tp].offsets) else c.next_offset for tp, c in mine.items()}
     ended = list(takewhile(lambda stretch: stretch.is_past(clock, until), stretches))
     for stretch in stretches[len(ended) : len(ended) + 1]:
-        if stretch.offsets is not None or stretch.timeout_ms != timeout_ms:
+        if stretch.offsets is not None or stretch.window != window:
             seen = {tp: stretch.within(tp.source, cursor, seen[tp]) for tp, cursor in mine.items()}
     return ended, seen
 
@@ -232,7 +264,7 @@ def plan_batch(
     cursors: Mapping[TopicPartition, Cursor],
     available: Mapping[TopicPartition, Available],
     clocks_before: Mapping[int, int],
-    lateness: Lateness,
+    rules: Rules,
     heads_beyond: Mapping[TopicPartition, int] = NOTHING,
     *,
     begins_epoch: bool = False,
@@ -255,7 +287,7 @@ def plan_batch(
         passed = int(np.searchsorted(positions, clocks.get(tp.partition, NO_TIME), side="right"))
         until = rows.end(passed) if len(rows.offsets) else cursor.next_offset
         positions, times = positions[:passed], rows.event_times[:passed]
-        oldest = lateness.oldest(np.full(len(times), tp.partition), positions)
+        oldest = rules.late_before(np.full(len(times), tp.partition), positions)
         has_late |= bool(np.any((times < oldest) & (times != NO_TIME)))
         ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp])
         passed_in_all += passed

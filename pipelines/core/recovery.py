@@ -15,6 +15,10 @@ a record that timed out on a decision which the sink does not know would be out 
 Where the timeout has changed (decision 36), a part joined by the timeout of the epoch that merged it, and the message timed out
 in that epoch or a later one: so T is the longest of these. The message says where they ended (`Told`), and they are merged again
 in the same stretches. What sorts after M still has no part before E: that does not depend on any timeout.
+
+Where there is, or was, a window by gap, M says when it was closed, C, and no merge record stayed open for longer than L. What
+sorts after M is closed at C or later, so that it has no part before X = C - 1 - L, which takes the place of E. A message that was
+closed at c holds what came up to c - 1 of its key, and nothing later; so those with c > X are read back.
 """
 
 from __future__ import annotations
@@ -27,30 +31,42 @@ import orjson
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Stretch
-from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS
+from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, PLAIN, Place, place_of
+from pipelines.core.window import Window
 
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
 """Those of the idle policy, by source."""
 
 
 class ReadBack(NamedTuple):
-    """A message of the sink, as far as the merge must know it again; event time in ms."""
+    """A message of the sink, as far as the merge must know it again; times in ms, `due` and `closed_at` where it says them."""
 
     event_time: int
     key: str
+    due: int | None = None
+    closed_at: int | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it stands in the order of publication."""
+        return place_of(self.event_time, self.key, self.due, self.closed_at)
 
 
 class Told(NamedTuple):
-    """What a message says of the timeouts (ms) that its partition has had: the lake's first, and its own.
+    """What a message says of the windows that its partition has had: the lake's first, and its own.
 
-    `stretches`: those that ended with a clock that reaches the message's event time; the last of them may be without offsets
-    (`Stretch`). `horizon`: the largest one of those that ended before (ms), if any did.
+    `stretches`: those that ended with a clock that reaches the records that are to be read again; the last of them may be without
+    offsets (`Stretch`). `horizon`: the largest one of those that ended before (ms), if any did. `is_plain`: whether all before
+    these were timeouts, so that the message does not say when it was closed. `longest_ms`: how long a merge record could stay
+    open at most under any window of the lake, where not all were timeouts.
     """
 
-    first_ms: int
-    timeout_ms: int
+    first: Window
+    window: Window
     horizon: int | None = None
     stretches: Sequence[Stretch] = ()
+    is_plain: bool = True
+    longest_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,28 +75,29 @@ class SinkState:
 
     `begin`: by source the offset to begin at (a source that is missing: the earliest); `decisions`: by source those of the idle
     policy to take again; `read_back`: the messages already out that parts may still come for, in the sink's order; `told`: what
-    the sink says of timeouts, None where it has no such word; `last_time`: the largest event time of its messages (ms), also of
-    those before a repeat, which come again as they were.
+    the sink says of windows, None where it has no such word; `last`: the last of its messages in the order of publication, also
+    of those before a repeat, which come again as they were.
     """
 
     begin: Mapping[str, int]
     decisions: Mapping[str, Sequence[IdleDecision]]
     read_back: Sequence[ReadBack]
     told: Told | None = None
-    last_time: int | None = None
+    last: Place | None = None
 
-    def lived(self, timeout_ms: int) -> Told | None:
-        """What the lost lake did with its timeouts, up to a moment at which the last message was finished; None where none was.
+    def lived(self, window: Window) -> Told | None:
+        """What the lost lake did with its windows, up to a moment at which the last message was finished; None where none was.
 
-        `timeout_ms`: the one that it had, where the sink does not say. The moment is when the clock first had passed the message
-        by the timeout then: nobody can tell how far it came after that, and nothing that is out depends on it.
+        `window`: the one that it had, where the sink does not say. The moment is when the clock first closed the message: nobody
+        can tell how far it came after that, and nothing that is out depends on it.
         """
-        if self.last_time is None:
+        if self.last is None:
             return None
-        told = self.told or Told(timeout_ms, timeout_ms)
-        clock = max([self.last_time + told.timeout_ms + 1, *(each.clock for each in told.stretches if each.offsets is None)])
+        told = self.told or Told(window, window, is_plain=window.is_timeout)
+        closed_at = self.last.time + told.window.gap_ms + 1 if self.last.closed_at == PLAIN else self.last.closed_at
+        clock = max([closed_at, *(each.clock for each in told.stretches if each.offsets is None)])
         ended = [stretch for stretch in told.stretches if stretch.offsets is not None]
-        return told._replace(stretches=(*ended, Stretch(told.timeout_ms, clock, None)))
+        return told._replace(stretches=(*ended, Stretch(told.window, clock, None)))
 
 
 # -- from the lake to a message
@@ -124,21 +141,32 @@ def encode_idle(decisions: Decisions) -> bytes:
     return orjson.dumps({source: [list(decision) for decision in mine] for source, mine in decisions.items()})
 
 
-def told_of(stretches: Sequence[Stretch], timeout_ms: int, first_ms: int, horizon: int | None, event_time: int) -> Told:
-    """What a message with this event time (ms) has to say of the timeouts up to now, this one being the last.
-
-    Records that are read again have positions from the event time on. So a stretch whose clock ended before it has none of them,
-    and counts for its horizon alone.
+def read_again_from(time: int, longest_ms: int | None) -> int:
+    """The position (ms) from which a lost lake reads again after a message with this event time (ms); or closed at this time,
+    where a merge record could stay open for `longest_ms` at most.
     """
-    passed = [stretch.horizon for stretch in stretches if stretch.clock < event_time]
-    horizons = [*passed, *([] if horizon is None else [horizon])]
-    return Told(first_ms, timeout_ms, max(horizons, default=None), [each for each in stretches if each.clock >= event_time])
+    return time if longest_ms is None else time - 1 - longest_ms
+
+
+def told_of(lived: Told, stretches: Sequence[Stretch], position: int) -> Told:
+    """What a message has to say of the windows up to now, after which records are read again from this position (ms) on; `lived`
+    as it would be without stretches, which are all that have ended.
+
+    A stretch whose clock ended before the position has none of these records, and counts for its horizon alone.
+    """
+    passed = [stretch.horizon for stretch in stretches if stretch.clock < position]
+    horizons = [*passed, *([] if lived.horizon is None else [lived.horizon])]
+    left = [stretch for stretch in stretches if stretch.clock >= position]
+    return lived._replace(horizon=max(horizons, default=None), stretches=left)
 
 
 def encode_told(told: Told) -> bytes:
-    """The header `watersmeet.epochs`; a message needs none where the timeout never changed."""
-    stretches = [[*stretch[:2], None if stretch.offsets is None else dict(stretch.offsets)] for stretch in told.stretches]
-    return orjson.dumps({"first": told.first_ms, "timeout": told.timeout_ms, "horizon": told.horizon, "ended": stretches})
+    """The header `watersmeet.epochs`; a message needs none where the window never changed."""
+    ended = [[s.window.encoded(), s.clock, None if s.offsets is None else dict(s.offsets)] for s in told.stretches]
+    first, last = told.first.encoded(), told.window.encoded()
+    said = {"first": first, "timeout": last, "horizon": told.horizon, "ended": ended}
+    closing = {} if told.longest_ms is None else {"plain": told.is_plain, "longest": told.longest_ms}
+    return orjson.dumps(said | closing)
 
 
 # -- from the sink to a lake
@@ -148,16 +176,17 @@ def parse_told(header: bytes | None) -> Told:
     """The inverse of `encode_told`. Raises ValueError where the header is no such thing."""
     try:
         found = orjson.loads(header or b"")
-        stretches = tuple(Stretch(*each) for each in found["ended"])
-        told = Told(found["first"], found["timeout"], found["horizon"], stretches)
-        numbers = [told.first_ms, told.timeout_ms]
-        numbers += [number for each in stretches for number in (*each[:2], *(each.offsets or {}).values())]
-        is_right = all(_is_integer(number, 0) for number in numbers)
+        stretches = tuple(Stretch(Window.decoded(window), clock, offsets) for window, clock, offsets in found["ended"])
+        first, last = Window.decoded(found["first"]), Window.decoded(found["timeout"])
+        told = Told(first, last, found["horizon"], stretches, found.get("plain", True), found.get("longest"))
+        numbers = [number for each in stretches for number in (each.clock, *(each.offsets or {}).values())]
+        is_right = all(_is_integer(number, 0) for number in numbers) and type(told.is_plain) is bool
         is_right &= told.horizon is None or _is_integer(told.horizon, -(2**63))
-    except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError):
+        is_right &= told.longest_ms is None or _is_integer(told.longest_ms, 0)
+    except (ValueError, TypeError, KeyError, AttributeError):
         is_right = False
     if not is_right:
-        raise ValueError(f"{EPOCHS} is not what a message of Watersmeet says of timeouts: {header!r}")
+        raise ValueError(f"{EPOCHS} is not what a message of Watersmeet says of windows: {header!r}")
     return told
 
 
@@ -175,38 +204,45 @@ def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
     return {source: tuple(IdleDecision(*each) for each in mine) for source, mine in by_source.items()}
 
 
-def sink_state(messages: Iterable[tuple[int, str, Mapping[str, bytes | None]]], timeout_ms: int) -> SinkState:
-    """What the last message with `min_offsets` says, and every message with event time >= its own - T: the timeout (ms) given, or
-    the longest of those that the message tells of.
+def sink_state(messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], window: Window) -> SinkState:
+    """What the last message with `min_offsets` says, and every message of which a record may be read again: by the window given,
+    or by the longest of those that the message tells of.
 
-    `messages` are (event time in ms, key, headers) of a sink partition from its end backwards; no more are asked for than
-    are needed. A sink without such a message is read whole. What sorts after the sink's last message is passed over: it was
-    out before a repeat (`at_least_once`), and since the sequence goes on behind the last message, it comes again as well.
-    Raises ValueError where a header is not what it should be.
+    `messages` come with their headers, those of a sink partition from its end backwards; no more are asked for than are needed. A
+    sink without such a message is read whole. What sorts after the sink's last message is passed over: it was out before a repeat
+    (`at_least_once`), and since the sequence goes on behind the last message, it comes again as well. Raises ValueError where a
+    header is not what it should be.
     """
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
     told: Told | None = None
-    tail: tuple[int, bytes] | None = None
-    oldest: int | None = None
-    last_time: int | None = None
-    read_back = []
-    for event_time, key, headers in messages:
-        place = event_time, key.encode()
-        last_time = event_time if last_time is None else max(event_time, last_time)
-        tail = place if tail is None else tail
-        if place > tail:
+    tail: Place | None = None
+    last: Place | None = None
+    since: int | None = None
+    read_back, longest_ms = [], window.longest_ms
+    for message, headers in messages:
+        last = message.place if last is None else max(message.place, last)
+        tail = message.place if tail is None else tail
+        if message.place > tail:
             continue
-        if oldest is None and MIN_OFFSETS in headers:
+        if since is None and MIN_OFFSETS in headers:
             begin = parse_min_offsets(headers[MIN_OFFSETS])
             decisions = parse_idle(headers[IDLE]) if IDLE in headers else {}
             told = parse_told(headers[EPOCHS]) if EPOCHS in headers else None
-            then = [timeout_ms] if told is None else [told.timeout_ms, *(stretch.timeout_ms for stretch in told.stretches)]
-            oldest = event_time - max(then)
-        if oldest is not None and event_time < oldest:
+            if told is not None:
+                windows = [told.window, *(stretch.window for stretch in told.stretches)]
+                longest_ms = told.longest_ms or max(each.longest_ms for each in windows)
+            is_plain = message.closed_at is None
+            since = read_again_from(message.place.time if is_plain else message.place.closed_at, None if is_plain else longest_ms)
+        if since is not None and _last_position(message, longest_ms) < since:
             break
-        read_back.append(ReadBack(event_time, key))
-    return SinkState(begin, decisions, tuple(reversed(read_back)), told, last_time)
+        read_back.append(message)
+    return SinkState(begin, decisions, tuple(reversed(read_back)), told, last)
+
+
+def _last_position(message: ReadBack, longest_ms: int) -> int:
+    """The last position (ms) at which a message may hold a record."""
+    return message.event_time + longest_ms if message.closed_at is None else message.closed_at - 1
 
 
 def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
 from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import Tail
-from pipelines.core.types import TIME
+from pipelines.core.sequence import Tail, place_of
+from pipelines.core.types import DUE, TIME
 
 
 def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequence[str], batch: int) -> pa.Table:
@@ -33,6 +33,7 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
         "valid": pa.repeat(pa.scalar(False), count),
         "invalid_reason": pa.repeat(pa.scalar("reset"), count),
         "batch": pa.array(np.full(count, batch)),
+        **_without_due(rows),
     }
     places = _numbers_of_places(rows)
     known, firsts = np.unique(places[touched], return_index=True)
@@ -53,8 +54,14 @@ def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Seq
         "status": pa.repeat(pa.scalar("open"), count),
         "valid": pa.nulls(count, pa.bool_()),
         "invalid_reason": pa.nulls(count, pa.string()),
+        **_without_due(rows),
     }
     return pa.table(columns).filter(pa.array(is_left)).cast(rows.schema)
+
+
+def _without_due(rows: pa.Table) -> dict[str, pa.Array]:
+    """The columns of `DUE`, if there are any: no clock has closed these rows, and the merge sets what is due of open ones."""
+    return {name: pa.nulls(rows.num_rows, TIME) for name in DUE.names if name in rows.column_names}
 
 
 def _left(
@@ -87,7 +94,8 @@ def _numbers_of_places(rows: pa.Table) -> Int64s:
 def published_again(
     rows: pa.Table, again: Mapping[TopicPartition, int], tails: Mapping[int, Tail], sources: Sequence[str]
 ) -> pa.Table:
-    """The merge records that hold a record that comes again, and whose message is out: partition, merge_key, event_time.
+    """The merge records that hold a record that comes again, and whose message is out: partition, merge_key, event_time, and
+    where silver has them closed_at and due, which is the last clock that it was open at: by another epoch's rules perhaps.
 
     `rows`: finished, valid rows of silver. `tails`: by partition, the last message.
     """
@@ -95,10 +103,17 @@ def published_again(
     for source in sources:
         kept, parents = _kept(source, rows[source].combine_chunks(), rows["partition"], again)
         touched[parents[~kept]] = True
-    found = rows.select(["partition", "merge_key", "event_time"]).filter(pa.array(touched))
-    places = zip(found["partition"].to_pylist(), times_ms(found["event_time"]), found["merge_key"].to_pylist(), strict=True)
+    found = rows.select(["partition", "merge_key", "event_time", *_without_due(rows)]).filter(pa.array(touched))
+    keys, times = found["merge_key"].to_pylist(), times_ms(found["event_time"]).tolist()
+    closing = [[None if at == NO_TIME else at for at in times_ms(found[name]).tolist()] for name in _without_due(rows)]
+    places = (place_of(*each) for each in zip(times, keys, *closing, strict=True))
     ends = {p: tail.place for p, tail in tails.items()}
-    return found.filter(pa.array([p in ends and (int(time), key.encode()) <= ends[p] for p, time, key in places], pa.bool_()))
+    is_out = [p in ends and place <= ends[p] for p, place in zip(found["partition"].to_pylist(), places, strict=True)]
+    if closing:
+        open_until = np.maximum(times_ms(found["due"]), times_ms(found["closed_at"]) - 1)
+        was_closed = times_ms(found["closed_at"]) != NO_TIME
+        found = found.set_column(found.column_names.index("due"), "due", time_column(np.where(was_closed, open_until, NO_TIME)))
+    return found.filter(pa.array(is_out, pa.bool_()))
 
 
 def _kept(

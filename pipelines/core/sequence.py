@@ -16,25 +16,51 @@ from pipelines.core.types import HEADERS
 
 SEQ = "watersmeet.seq"
 ID = "watersmeet.id"
+CLOSED_AT = "watersmeet.closed_at"
+DUE = "watersmeet.due"
+"""Where the merge has a window by gap: the first clock that closed the merge record, and until when it could be joined (ms)."""
 MIN_OFFSETS = "watersmeet.min_offsets"
 IDLE = "watersmeet.idle"
 EPOCHS = "watersmeet.epochs"
 FORGOTTEN = "watersmeet.forgotten"
-"""Of a tombstone: a JSON object with `seq` and `id` of the last message before it that has them."""
+"""Of a tombstone: a JSON object with `seq` and `id` of the last message before it that has them, and when that was closed."""
+
+
+class Place(NamedTuple):
+    """What a sequence is ordered by, as tuples are: when a merge record was closed, until when it could be joined (ms), and its
+    key's UTF-8 bytes. One that a timeout closed before there was anything else has `PLAIN`, and its event time.
+    """
+
+    closed_at: int
+    time: int
+    key: bytes
+
+
+PLAIN = -1
+"""Before any time (ms) at which a merge record can be closed."""
 
 
 class Tail(NamedTuple):
-    """The last message of a sink partition: what the next one follows."""
+    """The last message of a sink partition: what the next one follows. Times in ms; `due` and `closed_at` where it says them."""
 
     seq: int
     event_time: int
     key: str
     offset: int | None
+    due: int | None = None
+    closed_at: int | None = None
 
     @property
-    def place(self) -> tuple[int, bytes]:
-        """What the sequence is ordered by: event time, then the key's UTF-8 bytes."""
-        return self.event_time, self.key.encode()
+    def place(self) -> Place:
+        """Where it stands in the order of publication."""
+        return place_of(self.event_time, self.key, self.due, self.closed_at)
+
+
+def place_of(event_time: int, key: str, due: int | None = None, closed_at: int | None = None) -> Place:
+    """The place of a merge record; times in ms."""
+    if due is None or closed_at is None:
+        return Place(PLAIN, event_time, key.encode())
+    return Place(closed_at, due, key.encode())
 
 
 def message_id(partition: int, event_time: int, key: str) -> str:
@@ -48,13 +74,27 @@ def parse_message_id(text: str) -> tuple[int, int, str]:
     return int(partition), int(event_time), key
 
 
-def standing(headers: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Where a sequence stands after a message with these headers: number, event time (ms) and key of the last one that has a
-    number. Raises ValueError where they are not those of a message of Watersmeet.
+def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """`due` and `closed_at` (ms) as headers say them, None where they do not. Raises ValueError where they are no numbers."""
+    if CLOSED_AT not in headers:
+        return None, None
+    try:
+        return int(headers[DUE]), int(headers[CLOSED_AT])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no {CLOSED_AT} and {DUE}: {error}") from None
+
+
+def standing(headers: Mapping[str, Any]) -> Tail:
+    """Where a sequence stands after a message with these headers: the last one that has a number, without its offset. Raises
+    ValueError where they are not those of a message of Watersmeet.
     """
     try:
-        said = orjson.loads(headers[FORGOTTEN]) if FORGOTTEN in headers else {"seq": headers[SEQ], "id": headers[ID].decode()}
-        return int(said["seq"]), *parse_message_id(said["id"])[1:]
+        if FORGOTTEN not in headers:
+            seq, identity, closed = int(headers[SEQ]), headers[ID].decode(), closing(headers)
+        else:
+            said = orjson.loads(headers[FORGOTTEN])
+            seq, identity, closed = int(said["seq"]), said["id"], (said.get("due"), said.get("closed_at"))
+        return Tail(seq, *parse_message_id(identity)[1:], None, *closed)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no {SEQ} and {ID}: {error}") from None
 
@@ -67,13 +107,16 @@ def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:
             "key": key.encode(),
             "value": None,
             "timestamp": 0,
-            "headers": [
-                (FORGOTTEN, orjson.dumps({"seq": tail.seq, "id": message_id(p, tail.event_time, tail.key)})),
-            ],
+            "headers": [(FORGOTTEN, orjson.dumps(_stands(p, tail)))],
         }
         for p, tail in tails
     ]
     return pa.Table.from_pylist(rows, _TOMBSTONES)
+
+
+def _stands(partition: int, tail: Tail) -> dict[str, Any]:
+    said = {"seq": tail.seq, "id": message_id(partition, tail.event_time, tail.key)}
+    return said if tail.closed_at is None else {**said, "due": tail.due, "closed_at": tail.closed_at}
 
 
 _TOMBSTONES = pa.schema(

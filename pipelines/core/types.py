@@ -32,6 +32,12 @@ def schema_of(columns: str) -> pa.Schema:
     return pa.schema([(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))])
 
 
+DUE = schema_of("due timestamp, closed_at timestamp")
+"""Until when a merge record can be joined, and the first clock that closed it (null while it is open): what the order of
+publication goes by where merge records are not closed by a timeout alone. Both are null for those that were, before there was
+anything else."""
+
+
 def ddl(kind: pa.DataType) -> str:
     """The Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
 

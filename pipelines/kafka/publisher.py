@@ -273,7 +273,6 @@ def sequence_tail(message: Message) -> Tail:
     headers: dict[str, Any] = dict(message.headers() or [])
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
-        seq, event_time, key = standing(headers)
+        return standing(headers)._replace(offset=place[2])
     except ValueError:
         raise ForeignMessageError(*place) from None
-    return Tail(seq, event_time, key, place[2])

@@ -57,7 +57,7 @@ def read_epochs(questions: Questions, settings: Settings) -> Epochs:
     found = _read(questions)
     if not found:
         return Epochs([Epoch(0, 0, settings)])
-    epochs, known = [], settings.without_schemas()
+    epochs, known = [], settings.before_epochs()
     for number, (from_batch, rules) in enumerate(found):
         known = known.under(rules)
         epochs.append(Epoch(number, from_batch, known))
@@ -107,7 +107,7 @@ def epoch_ends(
     """By partition, where the epochs before the last ended, as far as that was after the batch `after`: the last reset, which
     begins with fresh state. What a lost lake `lived` comes before any epoch of this one.
     """
-    ends = {last: epoch.settings.merge.timeout_ms for epoch, last in epochs.ends() if last > after}
+    ends = {last: epoch.settings.merge.window for epoch, last in epochs.ends() if last > after}
     if not ends:
         return {}
     columns = ["batch", "partition", "source", "clock", "until_offset"]
@@ -123,12 +123,19 @@ def epoch_ends(
     return {p: list(mine.values()) for p, mine in found.items()}
 
 
-def horizons(
-    questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})
-) -> dict[int, int]:
-    """By partition, the largest clock - timeout (ms) at these ends (`epoch_ends`)."""
+class Passed(NamedTuple):
+    """What ended epochs have left, by partition: the largest clock - gap at their ends, and the clock at the last one (ms)."""
+
+    horizons: Mapping[int, int] = MappingProxyType({})
+    begun: Mapping[int, int] = MappingProxyType({})
+
+
+def passed(questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})) -> Passed:
+    """What the epochs have left at these ends (`epoch_ends`)."""
     found = epoch_ends(questions, epochs, after, lived)
-    return {p: max(stretch.horizon for stretch in mine) for p, mine in found.items()}
+    return Passed(
+        {p: max(s.horizon for s in mine) for p, mine in found.items()}, {p: mine[-1].clock for p, mine in found.items()}
+    )
 
 
 def _read(questions: Questions) -> Sequence[tuple[int, dict[str, Any]]]:

@@ -62,13 +62,13 @@ def read_history(questions: Questions, settings: Settings, partitions: int, last
     if not floors.batches and not floors.times:
         return {}
     noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]])["last"][0].as_py()
-    timeout_ms = max(epoch.settings.merge.timeout_ms for epoch in read_epochs(questions, settings))
+    longest_ms = max(epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings))
     reset, found = last_reset(questions), {}
     for p in range(partitions):
         batch = max(floors.batches.get(p, -1), reset)
-        # A part is at most the timeout before its position, and so is an open merge record before the clock.
+        # No merge record is open for longer, so that one which was at a clock has its last event time that long before, or later.
         times = [time for (table, q), time in floors.times.items() if q == p and table == tables.LATE]
-        times += [time + timeout_ms for (table, q), time in floors.times.items() if q == p and table == tables.SILVER]
+        times += [time + longest_ms for (table, q), time in floors.times.items() if q == p and table == tables.SILVER]
         if times:
             batch = max(batch, _first_batch(questions, settings, p, max(batch, 0), max(times), noted))
         found[p] = _at_end_of(questions, settings, p, batch)

@@ -24,8 +24,11 @@ from pipelines.settings import Settings
 _APPLICATION = "watersmeet-configuration"
 _ATTEMPTS = 20
 
-_LATER = {"tombstone": "quarantine"}
+_LATER = {"tombstone": "quarantine", "where": "null"}
 """What a lake was begun with by a version that did not know this fact of a source yet, and so did not keep it."""
+
+_LATER_OF_ALL = {"merge.window": "null"}
+"""The same for a fact of the lake."""
 
 
 def check_layout(questions: Questions, lake: Lake) -> None:
@@ -68,20 +71,22 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
 def rules_of_layout_1(settings: Settings) -> dict[str, str]:
     """By dotted path, the rules as lakes of layout 1 keep them, in which they never changed."""
     facts = {
-        "merge.timeout": f"{settings.merge.timeout_ms} ms",
+        "merge.timeout": "null" if settings.merge.timeout_ms is None else f"{settings.merge.timeout_ms} ms",
+        "merge.window": "null" if settings.merge.window_by_gap is None else str(settings.merge.window.encoded()),
         "merge.max_future": f"{settings.merge.max_future_ms} ms",
         "publish.valid": settings.publish.valid,
         "publish.value": settings.publish.value or "null",
         "publish.max_bytes": str(settings.publish.max_bytes),
     }
     for name, source in settings.sources.items():
-        beat = source.heartbeat
+        beat, where = source.heartbeat, source.where
         facts |= {
             f"sources.{name}.schema": _digest(source.schema_file.text) if source.schema_file else "null",
             f"sources.{name}.key": source.key or "null",
             f"sources.{name}.event_time": source.time.field + ("" if source.time.unit == "ms" else f" in {source.time.unit}"),
             f"sources.{name}.tombstone": source.tombstone,
             f"sources.{name}.heartbeat": "null" if beat is None else f"{beat.field} = {beat.equals!r}",
+            f"sources.{name}.where": "null" if where is None else f"{where.field} = {where.equals!r}",
         }
     return facts
 
@@ -93,8 +98,12 @@ def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
 
 def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
     """Raises ConfigurationError where a lake of layout 1 was begun with other rules than these."""
-    facts = rules_of_layout_1(settings)
-    if changed := differences(questions, facts):
+    kept, facts = _kept(questions), rules_of_layout_1(settings)
+    if "merge.timeout" not in kept:  # the lake is of a later layout, and begins now
+        return
+    sources = [field.removesuffix(".topic") for field in kept if field.endswith(".topic")]
+    later = {f"{source}.{name}": value for source in sources for name, value in _LATER.items()}
+    if changed := _differences(_LATER_OF_ALL | later | kept, facts):
         raise _refusal(changed)
 
 
@@ -118,9 +127,7 @@ def _refusal(changed: Sequence[str]) -> ConfigurationError:
 
 def _kept(questions: Questions) -> dict[str, str]:
     rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "descending")])
-    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
-    sources = [field.removesuffix(".topic") for field in kept if field.endswith(".topic")]
-    return {f"{source}.{name}": value for source in sources for name, value in _LATER.items()} | kept
+    return dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:

@@ -145,6 +145,13 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
     return terms
 
 
+def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) -> Where:
+    """Rows whose columns, the first one first, are all as these values are, or greater (`operator` is ">") or less ("<")."""
+    same = [(column, "=", value) for column, value in zip(columns, values, strict=True)]
+    operators = [operator] * (len(columns) - 1) + [f"{operator}="]
+    return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
+
+
 def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
     """Partitions in their order, those that share a term together: at most `MAX_TERMS` terms."""
     size = max(1, math.ceil(len(partitions) / MAX_TERMS))

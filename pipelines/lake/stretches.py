@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from pipelines.core.plan import Stretch
 from pipelines.core.recovery import Told, parse_told
+from pipelines.core.window import Window
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, epoch_ends
 from pipelines.lake.floors import last_reset
@@ -27,6 +28,17 @@ def read_lived(questions: Questions) -> dict[int, Told]:
     lived = {row["partition"]: parse_told(row["epochs"].encode()) for row in rows}
     ends = _ends(questions, {p: told.stretches[-1] for p, told in lived.items() if told.stretches[-1].offsets is None})
     return {p: told._replace(stretches=(*told.stretches[:-1], ends.get(p, told.stretches[-1]))) for p, told in lived.items()}
+
+
+def windows_of(epochs: Epochs, lived: Mapping[int, Told]) -> set[Window]:
+    """All windows that a lake has had, or as far as it knows them the lost one that it goes on with."""
+    of_lost = [(told.first, told.window, *(stretch.window for stretch in told.stretches)) for told in lived.values()]
+    return {epoch.settings.merge.window for epoch in epochs}.union(*of_lost)
+
+
+def longest(epochs: Epochs, lived: Mapping[int, Told]) -> int:
+    """How long (ms) a merge record could stay open at most under any of these windows."""
+    return max([*(window.longest_ms for window in windows_of(epochs, lived)), *(told.longest_ms or 0 for told in lived.values())])
 
 
 def stretches_of(
@@ -50,5 +62,5 @@ def _ends(questions: Questions, last: Mapping[int, Stretch]) -> dict[int, Stretc
         where: Where = [[("partition", "=", first["partition"]), ("batch", "=", first["batch"])]]
         rows = questions.select(tables.PROGRESS, ["source", "until_offset", "clock"], where).to_pylist()
         until = {row["source"]: row["until_offset"] for row in rows}
-        found[first["partition"]] = Stretch(last[first["partition"]].timeout_ms, rows[0]["clock"], until)
+        found[first["partition"]] = Stretch(last[first["partition"]].window, rows[0]["clock"], until)
     return found

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, bronze_schema
-from pipelines.core.types import TIME, schema_of
+from pipelines.core.types import DUE, TIME, schema_of
 from pipelines.settings import Settings
 from pipelines.settings_sources import SourceSettings
 
@@ -40,8 +40,13 @@ LAYOUT_VERSION = 2
 """The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
 
 
-ADDED = {RECOVERED: frozenset(["epochs"]), PROGRESS: frozenset(["epoch"])}
-"""By table, the columns that lakes of earlier layouts lack; their owner adds them."""
+ADDED = {
+    SILVER: frozenset(DUE.names),
+    PUBLISHED: frozenset(["last_due", "last_closed_at"]),
+    RECOVERED: frozenset(["epochs", *DUE.names]),
+    PROGRESS: frozenset(["epoch"]),
+}
+"""By table, the columns that lakes of earlier layouts, or without a window by gap, lack; their owner adds them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class Table:
         columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
         kinds = [pa.timestamp("ms", "UTC") if kind == TIME else kind for kind in self.schema.types]
         return pa.table([*map(pa.array, columns, kinds)], self.schema.names).cast(self.schema)
+
+    def rows_of(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+        """Rows by the names of columns, null where they are not named; columns that the layout lacks are left out."""
+        return self.rows([row.get(name) for name in self.schema.names] for row in rows)
 
 
 def bronze(source: str) -> str:
@@ -81,9 +90,20 @@ def layout(settings: Settings) -> dict[str, Table]:
     interval = f"interval {settings.retention_ms} milliseconds"
     retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
     tables = [*(_bronze(name, source) for name, source in settings.sources.items()), _silver(settings), *_OTHERS]
+    if settings.merge.has_due:
+        tables = [_with_due(table) for table in tables]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
     return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
+
+
+def _with_due(table: Table) -> Table:
+    """A table as it is where merge records say when they were closed."""
+    if table.name == PUBLISHED:
+        added = schema_of("last_due timestamp, last_closed_at timestamp")
+    else:
+        added = DUE if table.name == RECOVERED else pa.schema([])
+    return replace(table, schema=pa.schema([*table.schema, *added]))
 
 
 def _statistics(*columns: str) -> dict[str, str]:
@@ -100,9 +120,9 @@ def _bronze(name: str, source: SourceSettings) -> Table:
 
 def _silver(settings: Settings) -> Table:
     """The merge. Partitioned by status, so that no batch ever opens a file of finished records again."""
-    schema = silver_schema({name: source.value_type for name, source in settings.sources.items()})
+    types, has_due = {name: source.value_type for name, source in settings.sources.items()}, settings.merge.has_due
     properties = {
-        **_statistics("partition", "merge_key", "event_time", "last_event_time", "batch"),
+        **_statistics("partition", "merge_key", "event_time", "last_event_time", "batch", *(DUE.names if has_due else ())),
         # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
         "delta.checkpointInterval": "50",
         # A MERGE marks the rows that it replaces instead of rewriting their files.
@@ -110,7 +130,7 @@ def _silver(settings: Settings) -> Table:
         CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
         LAYOUT: str(LAYOUT_VERSION),
     }
-    return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
+    return Table(SILVER, silver_schema(types, has_due=has_due), partitioned_by=("status",), properties=properties)
 
 
 _TOPIC_PARTITION = "source string, topic string, partition int"

@@ -15,15 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import int64s, looked_up
+from pipelines.core.columns import NEVER, int64s, looked_up
 from pipelines.core.merge import LATE_SCHEMA
 from pipelines.core.reading import BRONZE
-from pipelines.core.sequence import FORGOTTEN, ID, SEQ, parse_message_id
+from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
+from pipelines.lake.order import Order, orders
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where, within
 from pipelines.quality.suites import SINK
@@ -232,9 +233,11 @@ def published_until(questions: Questions, last: int) -> int:
     if last < 0 or not questions.exists(tables.PUBLISHED):
         return -1
     highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})["partition"][0].as_py()
-    tails = last_published(questions)
-    places = {p: tails[p].event_time if p in tails else -1 for p in range(highest + 1)}
-    pending: Where = [[*_FINISHED, ("partition", "=", p), ("event_time", ">", time)] for p, time in places.items()]
+    tails, pending = last_published(questions), list[list[Condition]]()
+    for order in orders(questions):
+        since = order.since(tails, range(highest + 1))
+        later = ([("partition", "=", p), (order.column, ">", time)] for p, time in since.items())
+        pending += [[*_FINISHED, *order.conditions, *term] for term in later]
     found = [row["batch"] for row in _asked(questions, tables.SILVER, [], {"batch": ("min", "batch")}, pending)]
     first: int = min((batch for batch in found if batch is not None), default=last + 1)
     return min(first - 1, last)
@@ -248,20 +251,26 @@ def _asked(questions: Questions, table: str, by: list[str], values: Mapping[str,
 
 
 def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
-    """The messages of the merge records that these batches have finished: those of each partition follow one another.
+    """The messages of the merge records that these batches have finished: those of each partition follow one another."""
+    return pa.concat_tables([_messages_of(order, questions, settings, span) for order in orders(questions)])
 
-    All records of one event time are finished by one batch, so the first and the last event time tell which messages they are.
+
+def _messages_of(order: Order, questions: Questions, settings: Settings, span: Span) -> pa.Table:
+    """The messages of an order. All records of one time are finished by one batch, so that the first and the last time tell which
+    messages they are.
     """
-    ends = {"first": ("min", "event_time"), "last": ("max", "event_time")}
-    rows = questions.summary(tables.SILVER, ["partition"], ends, [[*_FINISHED, *span.where]]).to_pylist()
+    ends = {"first": ("min", order.column), "last": ("max", order.column)}
+    of_span = [[*_FINISHED, *order.conditions, *span.where]]
+    rows = questions.summary(tables.SILVER, ["partition"], ends, of_span).to_pylist()
     times = {row["partition"]: (row["first"], row["last"]) for row in rows}
     if not times:
         return MESSAGES.empty_table()
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
     sink = cluster.identified(topic)  # of one that was made anew since, nothing is noted yet
-    noted = ("sink", "=", sink)
-    before: Where = [[noted, ("partition", "=", p), ("last_event_time", "<", first)] for p, (first, _) in times.items()]
-    after: Where = [[noted, ("partition", "=", p), ("last_event_time", ">=", last)] for p, (_, last) in times.items()]
+    last_time = f"last_{order.column}"
+    noted = [("sink", "=", sink), *((f"last_{name}", *condition) for name, *condition in order.conditions)]
+    before: Where = [[*noted, ("partition", "=", p), (last_time, "<", first)] for p, (first, _) in times.items()]
+    after: Where = [[*noted, ("partition", "=", p), (last_time, ">=", last)] for p, (_, last) in times.items()]
     # `at_most_once` notes no offsets: then a partition is read from end to end.
     begins, ends_at = dict.fromkeys(times, -1), dict.fromkeys(times, -1)
     for known, kind, where in ((begins, "max", before), (ends_at, "min", after)):
@@ -273,14 +282,15 @@ def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
         first, end = bounds[p]
         since, until = max(first, begins[p] + 1), end if ends_at[p] < 0 else ends_at[p] + 1
         if since < until:
-            messages += [_as_messages(batch, times[p]) for batch in read_range(settings.kafka, Range(topic, p, since, until))]
+            read = read_range(settings.kafka, Range(topic, p, since, until))
+            messages += [_as_messages(batch, times[p], order) for batch in read]
     return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
 
 
-def _as_messages(batch: pa.RecordBatch, times: tuple[int, int]) -> pa.Table:
-    """The messages, but for tombstones, whose event time lies between two (inclusive), or is not told."""
+def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) -> pa.Table:
+    """The messages of an order, but for tombstones, whose time lies between two (inclusive), or is not told."""
     read = [_of_headers(headers) for headers in batch["headers"].to_pylist()]
-    seqs, ids, event_times = (list(column) for column in zip(*read, strict=True)) if read else ([], [], [])
+    seqs, ids, event_times, closed = (list(column) for column in zip(*read, strict=True)) if read else ([], [], [], [])
     columns = [
         *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
         *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
@@ -289,17 +299,26 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int]) -> pa.Table:
         pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
     ]
     tombstones = [any(header["key"] == FORGOTTEN for header in headers or ()) for headers in batch["headers"].to_pylist()]
-    meant = zip(event_times, tombstones, strict=True)
+    is_closed = order.column == "closed_at"
+    told = zip(event_times, closed, strict=True)
+    ordering = [  # one that says when it was closed is of the other order than one that does not
+        (at if is_closed else time) if time is None or (at is not None) == is_closed else NEVER for time, at in told
+    ]
+    meant = zip(ordering, tombstones, strict=True)
     is_meant = np.array([not gone and (time is None or times[0] <= time <= times[1]) for time, gone in meant], np.bool_)
     return pa.table(columns, schema=MESSAGES).filter(pa.array(is_meant))
 
 
-def _of_headers(headers: list[dict[str, Any]] | None) -> tuple[int | None, str | None, int | None]:
-    """The number, the id and the event time (ms) of a message."""
+def _of_headers(headers: list[dict[str, Any]] | None) -> tuple[int | None, str | None, int | None, int | None]:
+    """The number, the id, the event time (ms) of a message, and when it was closed (ms), where it says that."""
     said = {header["key"]: _decoded(header["value"]) for header in headers or ()}
     seq, id = said.get(SEQ), said.get(ID)
     try:
         event_time = parse_message_id(id or "")[1]
     except ValueError:
         event_time = None
-    return int(seq) if seq is not None and seq.isdecimal() else None, id, event_time
+    return _number(seq), id, event_time, _number(said.get(CLOSED_AT))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

@@ -226,7 +226,7 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 5, "merge_key": "f"},
         altered(status="open", valid=None),
         [
-            (row(5, "f", 30), "the row is open although the clock is 320 and the timeout 100 ms"),
+            (row(5, "f", 30), "the row is open although the clock is 320, and it can be joined until 130"),
             (row(5, "f", 30), "the tables have open from 30 to 30"),
             ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no finished, valid record for it"),
         ],
@@ -423,7 +423,7 @@ IN_BROKEN_SINKS = [
     ("broken[0]@1: seq 2, key 'f', event_time 30", "seq 2 after 0: a gap"),
     ("broken[0]: key 'e', event_time 20", "missing in the sink"),
     ("broken[1]@2: seq 1, key 'e', event_time 20", "seq 1 after 1: a repeat"),
-    ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in order"),
+    ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in the order of publication"),
     ("broken[3]@1: seq 1, key 'e', event_time 20", "value differs from silver's record"),
     ("broken[4]@4", "not a message of Watersmeet"),
     ("broken[5]@2: seq 2, key 'f', event_time 30", "the last message has seq 2, and 3 was published"),

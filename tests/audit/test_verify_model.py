@@ -50,9 +50,11 @@ def test_a_keys_outcomes_are_those_of_the_model() -> None:
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [(0, "k", 10)])) == sorted([OPEN, LATE, *out])
+    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [(0, "k", 10, None, None)])) == sorted([OPEN, LATE, *out])
     out.append(out_before("tracking", 1, 200))
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [(0, "k", 10), (0, "k", 150)])) == sorted([LATE, *out])
+    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [(0, "k", 10, None, None), (0, "k", 150, None, None)])) == sorted(
+        [LATE, *out]
+    )
 
 
 def test_a_reset_closes_what_is_open() -> None:
@@ -67,7 +69,7 @@ def test_what_is_merged_again_after_a_jump_back_leaves_its_merge_record() -> Non
     left = Outcome("k", "reset", 10, 10, (("tracking", 0, 10),))
     alone = Outcome("k", "open", 50, 50, (("orders", 0, 50),))
     assert sorted(outcomes(SOURCES, eras, 0, [ALL, again], [])) == sorted([left, alone])
-    published = outcomes(SOURCES, eras, 0, [ALL, again], [(1, "k", 10)])
+    published = outcomes(SOURCES, eras, 0, [ALL, again], [(1, "k", 10, None, None)])
     assert sorted(published) == sorted([left, out_before("orders", 0, 50)]), "published before the jump"
 
 

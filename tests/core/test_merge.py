@@ -13,9 +13,10 @@ import pytest
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
-from pipelines.core.model import MergeRules, PartitionMerge, Record, horizon_after
-from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, plan_batch
-from pipelines.core.types import TIME
+from pipelines.core.model import MergeRules, PartitionMerge, PublishedRecord, Record, horizon_after
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
+from pipelines.core.types import DUE, TIME
+from pipelines.core.window import Window
 from tests.support.cases import KEYS, SOURCES, Case, as_record, random_case
 
 TIMEOUT_MS = 100
@@ -32,10 +33,10 @@ class PureLake:
 
     cases: Mapping[int, Case]
     rng: random.Random
-    timeout_ms: int = TIMEOUT_MS
-    epochs: Sequence[int] = ()
-    """Timeouts that follow the first one, each from some batch on."""
-    recovered: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    window: Window
+    epochs: Sequence[Window] = ()
+    """Windows that follow the first one, each from some batch on."""
+    recovered: Mapping[int, Mapping[str, Sequence[PublishedRecord]]] = field(default_factory=dict)
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
     late: list[tuple[object, ...]] = field(default_factory=list)
@@ -46,7 +47,9 @@ class PureLake:
         self.rows = {TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in SOURCES}
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
-        self.lateness, self.epoch_from = Lateness(self.timeout_ms), -1
+        self.rules, self.epoch_from = Rules(self.window, is_plain=self.window.is_timeout), -1
+        self.has_due = not all(window.is_timeout for window in (self.window, *self.epochs))
+        self.schema = silver_schema(VALUE_TYPES, has_due=self.has_due)
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
         self.idle = {TopicPartition(s, p): case.decisions.get(s, []) for p, case in self.cases.items() for s in SOURCES}
 
@@ -64,18 +67,20 @@ class PureLake:
 
     def drain(self) -> None:
         """Merges everything, in batches of random size."""
-        number, timeouts = 0, list(self.epochs)
+        number, windows = 0, list(self.epochs)
         while True:
-            if timeouts and number > self.epoch_from and self.rng.random() < 0.2:
+            if windows and number > self.epoch_from and self.rng.random() < 0.2:
                 self.ended.append((dict(self.cursors), dict(self.clocks)))
-                before = self.lateness
-                passed = {p: horizon_after(before.horizons.get(p), c, before.timeout_ms) for p, c in self.clocks.items()}
-                self.lateness, self.epoch_from = Lateness(timeouts.pop(0), {**before.horizons, **passed}), number
+                before, window = self.rules, windows.pop(0)
+                passed = {p: horizon_after(before.horizons.get(p), c, before.window.gap_ms) for p, c in self.clocks.items()}
+                is_plain = before.is_plain and window.is_timeout
+                self.rules = Rules(window, {**before.horizons, **passed}, dict(self.clocks), is_plain=is_plain)
+                self.epoch_from = number
             done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
             for tp, rows in self.rows.items():
                 self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))
             begins = number == self.epoch_from
-            plan = plan_batch(number, self.cursors, self._available(done), self.clocks, self.lateness, begins_epoch=begins)
+            plan = plan_batch(number, self.cursors, self._available(done), self.clocks, self.rules, begins_epoch=begins)
             if plan is not None:
                 self._commit(plan)
                 number += 1
@@ -101,7 +106,7 @@ class PureLake:
         return available
 
     def _commit(self, plan: BatchPlan) -> None:
-        batch = Batch(plan, VALUE_TYPES, self.lateness, self.idle, max_bytes=10**6)
+        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, max_bytes=10**6, has_due=self.has_due)
         rows = [
             row
             for tp, done in plan.ranges.items()
@@ -109,7 +114,7 @@ class PureLake:
         ]
         self.rng.shuffle(rows)
         records = pa.Table.from_pylist(rows, RECORD_SCHEMA)
-        open_rows = self.open_rows if self.open_rows is not None else SILVER.empty_table()
+        open_rows = self.open_rows if self.open_rows is not None else self.schema.empty_table()
         self.late += [tuple(row.values()) for row in late(records, batch).to_pylist()]
         changed = merge(records, open_rows, batch, self._recovered()).cast(batch.changed_schema())
         replaced = {(r["partition"], r["merge_key"], r["replaces"]) for r in changed.to_pylist() if r["replaces"] is not None}
@@ -117,19 +122,20 @@ class PureLake:
         assert open_rows.num_rows - len(kept) == len(replaced)
         new = [{k: v for k, v in r.items() if k != "replaces"} for r in changed.to_pylist()]
         self.finished += [r for r in new if r["status"] == "timed_out"]
-        self.open_rows = pa.Table.from_pylist(kept + [r for r in new if r["status"] == "open"], SILVER)
+        self.open_rows = pa.Table.from_pylist(kept + [r for r in new if r["status"] == "open"], self.schema)
         self.cursors |= plan.cursors()
         self.clocks = dict(plan.clocks)
         self.replaced += len(replaced)
 
     def _recovered(self) -> pa.Table:
         rows = [
-            {"partition": p, "merge_key": key, "event_time": time * 1000}
+            {"partition": p, "merge_key": key, "event_time": each.event_time * 1000}
+            | {name: None if (at := getattr(each, name)) is None else at * 1000 for name in DUE.names}
             for p, by_key in self.recovered.items()
-            for key, times in by_key.items()
-            for time in times
+            for key, mine in by_key.items()
+            for each in mine
         ]
-        return pa.Table.from_pylist(rows, RECOVERED)
+        return pa.Table.from_pylist(rows, pa.schema([*RECOVERED, *DUE]) if self.has_due else RECOVERED)
 
     def content(self) -> list[tuple[object, ...]]:
         rows = self.finished + (self.open_rows.to_pylist() if self.open_rows is not None else [])
@@ -138,29 +144,30 @@ class PureLake:
 
 def _content(row: Mapping[str, object]) -> tuple[object, ...]:
     parts = [tuple((p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s]) for s in SOURCES]  # type: ignore[attr-defined]
-    return row["partition"], row["merge_key"], row["status"], _ms(row["event_time"]), _ms(row["last_event_time"]), *parts
+    times = [_ms(row[name]) for name in ("event_time", "last_event_time")]
+    return row["partition"], row["merge_key"], row["status"], *times, _ms(row.get("due")), _ms(row.get("closed_at")), *parts
 
 
-def _ms(time: object) -> int:
-    return round(time.timestamp() * 1000)  # type: ignore[attr-defined, no-any-return]
+def _ms(time: object) -> int | None:
+    return None if time is None else round(time.timestamp() * 1000)  # type: ignore[attr-defined]
 
 
 def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
     for p, case in lake.cases.items():
-        model = PartitionMerge(MergeRules(SOURCES, lake.timeout_ms), recovered=lake.recovered.get(p, {}))
+        model = PartitionMerge(MergeRules(SOURCES, *lake.window), recovered=lake.recovered.get(p, {}))
         heads: dict[str, int] = {}
         left: dict[str, list[tuple[int, Record]]] = {source: [] for source in SOURCES}
         for record in case.records():
             heads[record.source] = max(heads.get(record.source, 0), record.event_time)
             left[record.source].append((heads[record.source], record))
-        for timeout_ms, (cursors, clocks) in zip(lake.epochs, lake.ended, strict=False):
+        for window, (cursors, clocks) in zip(lake.epochs, lake.ended, strict=False):
             # What an epoch has merged depends on the cut into batches; so the model is told, and where the clock stood.
             if p in clocks:
                 ends = {source: cursors[TopicPartition(source, p)].next_offset for source in SOURCES}
                 reached = {s: [each for each in left[s] if each[1].offset < ends[s]] for s in SOURCES}
                 left = {s: [each for each in left[s] if each[1].offset >= ends[s]] for s in SOURCES}
                 model.advance_to(dict.fromkeys(SOURCES, clocks[p]), reached)
-            model.begin_epoch(timeout_ms)
+            model.begin_epoch(*window)
         model.advance_to(heads, left)
         yield p, model
 
@@ -176,7 +183,8 @@ def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[obje
                     tuple((part.offset, part.event_time, (values[s][part.offset] or b"").decode()) for part in mine)
                     for s, mine in zip(SOURCES, parts, strict=True)
                 ]
-                silver.append((p, key, status, first, last, *of_sources))
+                due = model.rules.due(first, last) if status == "open" and not model.is_plain else record.due
+                silver.append((p, key, status, first, last, due, record.closed_at, *of_sources))
         late_rows += [(p, r.record.source, r.record.offset, r.record.key, r.record.event_time, r.position) for r in model.late]
     return sorted(silver, key=repr), sorted(late_rows, key=repr)
 
@@ -192,9 +200,9 @@ def _late(lake: PureLake) -> list[tuple[object, ...]]:
 
 def _random_lake(seed: int) -> PureLake:
     rng = random.Random(seed)
-    timeout_ms = rng.choice([1, 30, TIMEOUT_MS, TIMEOUT_MS, 1000])
-    cases = {p: random_case(seed * PARTITIONS + p, timeout_ms) for p in range(PARTITIONS)}
-    recovered: dict[int, dict[str, list[int]]] = {}
+    window = _random_window(rng)
+    cases = {p: random_case(seed * PARTITIONS + p, window.gap_ms) for p in range(PARTITIONS)}
+    recovered: dict[int, dict[str, list[PublishedRecord]]] = {}
     for p, case in cases.items():
         if rng.random() < 0.3:
             for source in SOURCES:
@@ -204,9 +212,22 @@ def _random_lake(seed: int) -> PureLake:
                     after = sorted(rng.randint(-1, count - 1) for _ in times)
                     case.decisions[source] = [IdleDecision(*each) for each in zip(after, times, strict=True)]
         if rng.random() < 0.2:
-            recovered[p] = {key: [rng.randrange(1500) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5}
-    epochs = [rng.choice([1, 30, TIMEOUT_MS, 1000, 5000]) for _ in range(rng.choice([0, 0, 1, 3]))]
-    return PureLake(cases, rng, timeout_ms, epochs, {} if epochs else recovered)
+            recovered[p] = {
+                key: [_random_message(rng, window) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5
+            }
+    epochs = [_random_window(rng) for _ in range(rng.choice([0, 0, 1, 3]))]
+    return PureLake(cases, rng, window, epochs, {} if epochs else recovered)
+
+
+def _random_window(rng: random.Random) -> Window:
+    gap_ms = rng.choice([1, 30, TIMEOUT_MS, TIMEOUT_MS, 1000, 5000])
+    return rng.choice([Window(gap_ms), Window(gap_ms, gap_ms * rng.choice([1, 1, 2, 5]) + rng.choice([0, 7]))])
+
+
+def _random_message(rng: random.Random, window: Window) -> PublishedRecord:
+    time = rng.randrange(1500)
+    due = time + rng.randrange(window.longest_ms)
+    return PublishedRecord(time) if window.is_timeout else PublishedRecord(time, due, due + 1)
 
 
 @pytest.mark.parametrize("seed", range(LAKES))
@@ -219,7 +240,7 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
 
 
 def test_the_random_cases_replace_open_records_split_keys_and_have_late_records() -> None:
-    lakes = [_random_lake(seed) for seed in range(6)]
+    lakes = [_random_lake(seed) for seed in range(10)]
     for lake in lakes:
         lake.drain()
     assert sum(lake.replaced for lake in lakes) > 100
@@ -231,7 +252,7 @@ def test_the_random_cases_replace_open_records_split_keys_and_have_late_records(
 
 def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
     ranges = {TopicPartition(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
-    return Batch(BatchPlan(7, ranges, {0: clock}, has_late=False), VALUE_TYPES, Lateness(TIMEOUT_MS), max_bytes=max_bytes)
+    return Batch(BatchPlan(7, ranges, {0: clock}, has_late=False), VALUE_TYPES, Rules(Window(TIMEOUT_MS)), max_bytes=max_bytes)
 
 
 def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:

@@ -5,13 +5,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.core.columns import NO_TIME, time_column
 from pipelines.core.message import MESSAGES, exceeds, message_values, messages
-from pipelines.core.sequence import ID, SEQ, Tail, message_id
+from pipelines.core.sequence import CLOSED_AT, DUE, ID, SEQ, Tail, message_id, place_of
 from pipelines.core.types import TIME
 from tests.support.sequences import in_sequence
 from tests.support.strategies import cuts
@@ -140,70 +142,81 @@ def test_a_part_without_a_value_raises() -> None:
 
 # -- the sequence
 
-Place = tuple[int, str]
-"""Event time (ms) and key of a row."""
+
+class Finished(NamedTuple):
+    """A finished row; `due` and `closed_at` where it was not closed by a timeout."""
+
+    event_time: int
+    key: str
+    due: int | None = None
+    closed_at: int | None = None
 
 
 @st.composite
-def places(draw: st.DrawFn) -> list[Place]:
-    """What a partition publishes: each place once, in order."""
+def places(draw: st.DrawFn) -> list[Finished]:
+    """What a partition publishes: each place once, in order, first what timeouts closed."""
     found = draw(st.lists(st.tuples(st.integers(0, 5), KEYS), unique=True, max_size=8))
-    return sorted(found, key=lambda place: (place[0], place[1].encode()))
+    plain = [Finished(*each) for each in found]
+    times = st.integers(0, 5)
+    closings = draw(st.lists(st.tuples(times, KEYS, times, times), unique_by=lambda each: each[1:], max_size=8))
+    closed = [Finished(*each) for each in closings]
+    return sorted(draw(st.sampled_from([plain, closed, plain + closed])), key=lambda row: place_of(*row))
 
 
-def finished(rows: Sequence[Place], partition: int = 3) -> pa.Table:
-    times, keys = zip(*rows, strict=True) if rows else ((), ())
-    return pa.table(
-        {
-            "partition": pa.array([partition] * len(rows), pa.int32()),
-            "merge_key": pa.array(keys, pa.string()),
-            "event_time": pa.array([time * 1000 for time in times], pa.int64()).cast(TIME),
+def finished(rows: Sequence[tuple[Any, ...]], partition: int = 3) -> pa.Table:
+    times, keys, dues, closed = zip(*(Finished(*row) for row in rows), strict=True) if rows else ((), (), (), ())
+    columns = {
+        "partition": pa.array([partition] * len(rows), pa.int32()),
+        "merge_key": pa.array(keys, pa.string()),
+        "event_time": time_column(np.array(times, np.int64)),
+    }
+    if any(at is not None for at in closed):
+        columns |= {
+            name: time_column(np.array([NO_TIME if at is None else at for at in mine], np.int64))
+            for name, mine in (("due", dues), ("closed_at", closed))
         }
-    )
+    return pa.table(columns)
 
 
-def value_of(place: Place) -> bytes | None:
-    return None if place[1] == "" else f"{place}".encode()
+def value_of(row: tuple[Any, ...]) -> bytes | None:
+    return None if row[1] == "" else f"{tuple(row)}".encode()
 
 
 def publish(
-    rows: Sequence[Place], tail: Tail | None = None, headers: Mapping[int, list[tuple[str, bytes]]] | None = None
+    rows: Sequence[tuple[Any, ...]], tail: Tail | None = None, headers: Mapping[int, list[tuple[str, bytes]]] | None = None
 ) -> list[dict[str, Any]]:
     found = messages(finished(rows), pa.array([value_of(row) for row in rows], pa.binary()), tail, headers or {})
     assert found.schema == MESSAGES
     return found.to_pylist()  # type: ignore[no-any-return]
 
 
-def tail_at(rows: Sequence[Place], first_seq: int = 0) -> Tail | None:
-    return Tail(first_seq + len(rows) - 1, *rows[-1], offset=7) if rows else None
+def tail_at(rows: Sequence[Finished], first_seq: int = 0) -> Tail | None:
+    if not rows:
+        return None
+    return Tail(first_seq + len(rows) - 1, rows[-1].event_time, rows[-1].key, 7, rows[-1].due, rows[-1].closed_at)
 
 
 @law
 @given(rows=places(), data=st.data(), first_seq=st.integers(0, 2**40))
 def test_messages_are_numbered_on_from_the_tail_and_what_is_out_is_skipped(
-    rows: list[Place], data: st.DataObject, first_seq: int
+    rows: list[Finished], data: st.DataObject, first_seq: int
 ) -> None:
     tail = tail_at(rows[: data.draw(st.integers(0, len(rows)))], first_seq)
-    assert publish(rows, tail) == [
-        {
-            "partition": 3,
-            "key": key.encode(),
-            "value": value_of((event_time, key)),
-            "timestamp": max(1, event_time),
-            "headers": [
-                {"key": SEQ, "value": str(seq).encode()},
-                {"key": ID, "value": message_id(3, event_time, key).encode()},
-            ],
-            "seq": seq,
-            "event_time": event_time,
-        }
-        for seq, (event_time, key) in in_sequence(rows, tail)
-    ]
+    by_place = {place_of(*row): row for row in rows}
+    expected = []
+    for seq, place in in_sequence(by_place, tail):
+        event_time, key, due, closed_at = row = by_place[place]
+        closing = [] if closed_at is None else [(CLOSED_AT, str(closed_at)), (DUE, str(due))]
+        headers = [(SEQ, str(seq)), (ID, message_id(3, event_time, key)), *closing]
+        message = {"partition": 3, "key": key.encode(), "value": value_of(row), "timestamp": max(1, event_time)}
+        message |= {"headers": [{"key": name, "value": text.encode()} for name, text in headers], "seq": seq}
+        expected.append({**message, "event_time": event_time, "due": due, "closed_at": closed_at})
+    assert publish(rows, tail) == expected
 
 
 @law
 @given(rows=places(), data=st.data())
-def test_no_cut_into_calls_changes_a_message(rows: list[Place], data: st.DataObject) -> None:
+def test_no_cut_into_calls_changes_a_message(rows: list[Finished], data: st.DataObject) -> None:
     sent: list[dict[str, Any]] = []
     for piece in data.draw(cuts(rows)):
         sent += publish(piece, tail_at(rows[: len(sent)]))
@@ -212,7 +225,7 @@ def test_no_cut_into_calls_changes_a_message(rows: list[Place], data: st.DataObj
 
 @law
 @given(rows=places(), data=st.data())
-def test_a_second_call_gives_what_is_missing_and_nothing_twice(rows: list[Place], data: st.DataObject) -> None:
+def test_a_second_call_gives_what_is_missing_and_nothing_twice(rows: list[Finished], data: st.DataObject) -> None:
     until = data.draw(st.integers(0, len(rows)))
     first = publish(rows[:until])
     assert first + publish(rows, tail_at(rows[:until])) == publish(rows)
@@ -221,7 +234,7 @@ def test_a_second_call_gives_what_is_missing_and_nothing_twice(rows: list[Place]
 
 @law
 @given(rows=places(), data=st.data())
-def test_what_is_out_is_never_published_again(rows: list[Place], data: st.DataObject) -> None:
+def test_what_is_out_is_never_published_again(rows: list[Finished], data: st.DataObject) -> None:
     """An attempt may begin anywhere before the tail, and end anywhere: before it, at it, or beyond."""
     sent: list[dict[str, Any]] = []
     for _ in range(data.draw(st.integers(1, 5))):
@@ -242,7 +255,7 @@ def test_a_tail_beyond_all_rows_leaves_nothing() -> None:
 
 @law
 @given(rows=places().filter(lambda rows: len(rows) > 1), data=st.data(), is_out=st.booleans())
-def test_disorder_and_repeats_are_refused_even_among_what_is_out(rows: list[Place], data: st.DataObject, is_out: bool) -> None:
+def test_disorder_and_repeats_are_refused_even_among_what_is_out(rows: list[Finished], data: st.DataObject, is_out: bool) -> None:
     first = data.draw(st.integers(0, len(rows) - 2))
     second = data.draw(st.integers(first, len(rows) - 1))
     wrong = [*rows[: second + 1], rows[first], *rows[second + 1 :]]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, OffsetRange, TopicPartition, plan_batch
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
+from pipelines.core.window import Window
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 A1, B1 = TopicPartition("a", 1), TopicPartition("b", 1)
@@ -26,7 +27,7 @@ def plan(
     clocks: Mapping[int, int] | None = None,
     batch: int = 0,
 ) -> BatchPlan | None:
-    return plan_batch(batch, cursors, available, clocks or {}, Lateness(T))
+    return plan_batch(batch, cursors, available, clocks or {}, Rules(Window(T)))
 
 
 def some(found: BatchPlan | None) -> BatchPlan:

@@ -24,10 +24,12 @@ from pipelines.core.recovery import (
     sink_state,
     told_of,
 )
-from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, SEQ
-from tests.support.sequences import by_key
+from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, PLAIN, SEQ, Place
+from pipelines.core.window import Window
+from tests.support.sequences import by_key, published
 
 T = 100
+TIMEOUT = Window(T)
 
 
 # -- what is already published
@@ -35,7 +37,7 @@ T = 100
 
 def recovering(*records: Record, recovered: Mapping[str, list[int]]) -> PartitionMerge:
     """One partition with a head of 1000 in both sources, after these records."""
-    model = PartitionMerge(MergeRules(("tracking", "orders"), T), recovered=recovered)
+    model = PartitionMerge(MergeRules(("tracking", "orders"), T), recovered=published(recovered))
     model.arrive(*records, Record("tracking", 98, 1000), Record("orders", 99, 1000))
     model.advance()
     return model
@@ -156,17 +158,17 @@ def test_what_is_no_idle_is_refused(header: bytes | None) -> None:
 
 # -- the sink, read backwards
 
-Message = tuple[int, str, dict[str, bytes | None]]
+Message = tuple[ReadBack, dict[str, bytes | None]]
 BEGIN = {"tracking": 17, "orders": 3}
 
 
 def plain(event_time: int, key: str) -> Message:
-    return event_time, key, {SEQ: b"0"}
+    return ReadBack(event_time, key), {SEQ: b"0"}
 
 
 def telling(event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]) -> Message:
     headers: dict[str, bytes | None] = {MIN_OFFSETS: encode_min_offsets(begin)}
-    return event_time, key, {**headers, IDLE: encode_idle(idle)} if idle else headers
+    return ReadBack(event_time, key), {**headers, IDLE: encode_idle(idle)} if idle else headers
 
 
 def backwards(*messages: Message) -> Iterator[Message]:
@@ -175,7 +177,7 @@ def backwards(*messages: Message) -> Iterator[Message]:
 
 
 def test_an_empty_sink_says_nothing() -> None:
-    assert sink_state([], T) == SinkState({}, {}, ())
+    assert sink_state([], TIMEOUT) == SinkState({}, {}, ())
 
 
 def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
@@ -183,48 +185,53 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
         telling(300, "a", {"tracking": 1}, tracking=[IdleDecision(0, 9)]),
         telling(310, "a", BEGIN, orders=[IdleDecision(2, 5)]),
     )
-    state = sink_state(backwards(first, last), T)
-    assert state == SinkState(BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")), None, 310)
+    state = sink_state(backwards(first, last), TIMEOUT)
+    assert state == SinkState(
+        BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")), None, Place(PLAIN, 310, b"a")
+    )
 
 
 def test_decisions_are_those_of_the_message_that_says_where_to_begin() -> None:
-    state = sink_state(backwards(telling(300, "a", BEGIN, tracking=[IdleDecision(0, 9)]), telling(310, "a", BEGIN)), T)
+    state = sink_state(backwards(telling(300, "a", BEGIN, tracking=[IdleDecision(0, 9)]), telling(310, "a", BEGIN)), TIMEOUT)
     assert state.decisions == {}
 
 
 def test_messages_are_read_back_to_the_timeout_before_it() -> None:
     messages = [plain(199, "a"), plain(200, "b"), plain(200, "c"), plain(250, "b"), telling(300, "é", BEGIN)]
-    state = sink_state(backwards(*messages), T)
-    assert state.read_back == ((200, "b"), (200, "c"), (250, "b"), (300, "é"))
-    assert by_key(state.read_back) == {"b": [200, 250], "c": [200], "é": [300]}
+    state = sink_state(backwards(*messages), TIMEOUT)
+    assert state.read_back == (ReadBack(200, "b"), ReadBack(200, "c"), ReadBack(250, "b"), ReadBack(300, "é"))
+    assert by_key(state.read_back) == published({"b": [200, 250], "c": [200], "é": [300]})
 
 
 def test_messages_after_the_one_that_says_where_to_begin_are_read_back_too() -> None:
     messages = [plain(199, "a"), plain(200, "b"), telling(300, "c", BEGIN), plain(900, "d"), plain(950, "d")]
-    state = sink_state(backwards(*messages), T)
+    state = sink_state(backwards(*messages), TIMEOUT)
     assert state.begin == BEGIN
-    assert by_key(state.read_back) == {"b": [200], "c": [300], "d": [900, 950]}
+    assert by_key(state.read_back) == published({"b": [200], "c": [300], "d": [900, 950]})
 
 
 def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() -> None:
     early, late = telling(300, "a", {"tracking": 1}), telling(310, "b", BEGIN)
-    state = sink_state(backwards(plain(190, "a"), plain(290, "a"), early, plain(300, "é"), late, early, plain(300, "b")), T)
+    state = sink_state(backwards(plain(190, "a"), plain(290, "a"), early, plain(300, "é"), late, early, plain(300, "b")), TIMEOUT)
     assert state.begin == {"tracking": 1}
-    assert state.read_back == ((290, "a"), (300, "a"), (300, "a"), (300, "b"))
+    assert [(message.event_time, message.key) for message in state.read_back] == [(290, "a"), (300, "a"), (300, "a"), (300, "b")]
 
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
-    assert sink_state(backwards(plain(0, "a"), plain(900, "b")), T) == SinkState(
-        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), None, 900
+    assert sink_state(backwards(plain(0, "a"), plain(900, "b")), TIMEOUT) == SinkState(
+        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), None, Place(PLAIN, 900, b"b")
     )
 
 
-TOLD = Told(T, 30, 120, (Stretch(3 * T, 400, {"tracking": 7, "orders": 9}), Stretch(30, 431, None)))
+SHORT = Window(30)
+TOLD = Told(TIMEOUT, SHORT, 120, (Stretch(Window(3 * T), 400, {"tracking": 7, "orders": 9}), Stretch(SHORT, 431, None)))
 
 
 def test_what_a_message_tells_of_timeouts_is_read_as_it_was_written() -> None:
     assert parse_told(encode_told(TOLD)) == TOLD
-    assert parse_told(encode_told(Told(T, 30))) == Told(T, 30, None, ())
+    assert parse_told(encode_told(Told(TIMEOUT, SHORT))) == Told(TIMEOUT, SHORT, None, ())
+    by_gap = Told(TIMEOUT, Window(30, 90), None, (Stretch(Window(5, 5), 7, None),), is_plain=False, longest_ms=T)
+    assert parse_told(encode_told(by_gap)) == by_gap
 
 
 @pytest.mark.parametrize("header", [None, b"", b"[]", b"{}", b'{"first":1,"timeout":"2","horizon":null,"ended":[]}'])
@@ -234,28 +241,28 @@ def test_a_header_that_tells_of_no_timeouts_is_refused(header: bytes | None) -> 
 
 
 def test_a_message_tells_of_the_stretches_whose_clock_reaches_it_and_of_the_horizon_before() -> None:
-    stretches = [Stretch(T, 200, {"a": 1}), Stretch(10, 250, {"a": 2}), Stretch(T, 300, {"a": 3})]
-    assert told_of(stretches, 30, T, None, 300) == Told(T, 30, 240, stretches[2:])
-    assert told_of(stretches, 30, T, 260, 301) == Told(T, 30, 260, [])
+    stretches = [Stretch(TIMEOUT, 200, {"a": 1}), Stretch(Window(10), 250, {"a": 2}), Stretch(TIMEOUT, 300, {"a": 3})]
+    assert told_of(Told(TIMEOUT, SHORT), stretches, 300) == Told(TIMEOUT, SHORT, 240, stretches[2:])
+    assert told_of(Told(TIMEOUT, SHORT, 260), stretches, 301) == Told(TIMEOUT, SHORT, 260, [])
 
 
 def test_messages_are_read_back_to_the_longest_timeout_that_may_have_held_their_parts() -> None:
-    telling_of_epochs = (500, "c", {**telling(500, "c", BEGIN)[2], EPOCHS: encode_told(TOLD)})
-    state = sink_state(backwards(plain(199, "a"), plain(200, "b"), telling_of_epochs), T)
-    assert state.read_back == ((200, "b"), (500, "c"))
-    lived = state.lived(T)
+    telling_of_epochs = (ReadBack(500, "c"), {**telling(500, "c", BEGIN)[1], EPOCHS: encode_told(TOLD)})
+    state = sink_state(backwards(plain(199, "a"), plain(200, "b"), telling_of_epochs), TIMEOUT)
+    assert state.read_back == (ReadBack(200, "b"), ReadBack(500, "c"))
+    lived = state.lived(TIMEOUT)
     assert lived is not None
-    assert lived.stretches == (TOLD.stretches[0], Stretch(30, 531, None)), "until the last message was out"
+    assert lived.stretches == (TOLD.stretches[0], Stretch(SHORT, 531, None)), "until the last message was out"
 
 
 def test_no_more_is_read_than_is_needed() -> None:
     sink = backwards(plain(0, "never"), plain(50, "never"), plain(199, "a"), plain(200, "b"), telling(300, "c", BEGIN))
-    sink_state(sink, T)
+    sink_state(sink, TIMEOUT)
     assert next(sink) == plain(50, "never")
 
 
 def test_a_header_that_is_no_such_thing_is_refused() -> None:
     with pytest.raises(ValueError, match=MIN_OFFSETS):
-        sink_state([(300, "a", {MIN_OFFSETS: None})], T)
+        sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: None})], TIMEOUT)
     with pytest.raises(ValueError, match=IDLE):
-        sink_state([(300, "a", {MIN_OFFSETS: b'{"a":1}', IDLE: b"[]"})], T)
+        sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: b'{"a":1}', IDLE: b"[]"})], TIMEOUT)

@@ -223,8 +223,8 @@ def test_the_timeout_stays_until_messages_that_a_jump_back_left_are_past(kafka: 
     river = River.make(kafka, tmp_path, "read-back", lake=EMBEDDED)
     river.flow()
     river.finish()
-    engine = open_engine(river.settings)
-    engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows([(0, "a", 900, None, None, 0)]))
+    engine, left = open_engine(river.settings), {"partition": 0, "merge_key": "a", "event_time": 900, "recovered_at": 0}
+    engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows_of([left]))
     first = river.config["merge"]["timeout"]
     river.config["merge"]["timeout"] = "400ms"
     river.write()

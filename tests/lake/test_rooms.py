@@ -16,7 +16,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Epoch, Epochs, changes
 from pipelines.lake.files import Files
-from pipelines.lake.identity import check_layout, differences, identity, keep_identity, rules_of_layout_1
+from pipelines.lake.identity import check_layout, check_rules_of_layout_1, differences, identity, keep_identity, rules_of_layout_1
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, VACUUM_EVERY_S, Maintenance, maintain
 from pipelines.lake.questions import Questions
@@ -97,10 +97,21 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
 def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:
     asked, settings = folder_store.questions, folder_store.settings
     folder_store.create("configuration")
-    keep_identity(asked, folder_store.append, settings, FACTS)
-    assert differences(asked, {"sources.orders.tombstone": "quarantine"}) == []
-    [problem] = differences(asked, {"sources.orders.tombstone": "skip"})
-    assert problem.startswith("sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`")
+    rules = {field: rule for field, rule in rules_of_layout_1(settings).items() if not field.endswith((".tombstone", ".where"))}
+    keep_identity(asked, folder_store.append, settings, {**identity(settings, 4, {}), **rules})
+    check_rules_of_layout_1(asked, settings)
+    orders = settings.sources["orders"].changed(tombstone="skip")
+    other = settings.model_copy(update={"sources": {**settings.sources, "orders": orders}})
+    with pytest.raises(ConfigurationError, match=r"sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`"):
+        check_rules_of_layout_1(asked, other)
+
+
+def test_a_lake_that_begins_has_no_earlier_rules(folder_store: Store) -> None:
+    asked, settings = folder_store.questions, folder_store.settings
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
+    orders = settings.sources["orders"].changed(tombstone="skip")
+    check_rules_of_layout_1(asked, settings.model_copy(update={"sources": {**settings.sources, "orders": orders}}))
 
 
 def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Path) -> None:
@@ -119,9 +130,9 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     assert rules["sources.tracking.schema"] is None
     assert rules["sources.tracking.event_time"] == {"field": "meta.ts", "unit": "us"}
     assert (rules["sources.orders.event_time"], rules["sources.tracking.tombstone"]) == ("at", "skip"), "ms is the unit anyway"
-    assert settings.without_schemas().under(rules).rules() == rules
+    assert settings.before_epochs().under(rules).rules() == rules
     of_earlier = {name: rule for name, rule in rules.items() if not name.endswith(".tombstone")}
-    found = settings.without_schemas().under(of_earlier).rules()
+    found = settings.before_epochs().under(of_earlier).rules()
     assert found["sources.tracking.tombstone"] == "quarantine", "rules that were kept before there was a choice"
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     same = settings_for(tmp_path, sources=sources)

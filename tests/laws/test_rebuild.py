@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -117,7 +118,7 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(spark: SparkSess
         verify_against(lake.questions, questions_of(lake, full), settings, full)
 
     longer = tmp_path / "longer"
-    found = rebuild(lake.questions, settings, longer, timeout_ms=300)
+    found = rebuild(lake.questions, settings, longer, Window(300))
     expected = {p: replace(case, timeout_ms=300) for p, case in cases.items()}
     rows = silver_of(questions_of(lake, longer))
     assert rows == expected_silver(expected) != expected_silver(cases)

@@ -11,6 +11,7 @@ from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, as_tuples
+from tests.support.sequences import published
 
 BACK, BACK_PUBLISHED, FORWARD, HERE = range(4)
 """What becomes of a partition, by its number modulo 4: back to the beginning, the same with half of it out, two offsets on, and
@@ -26,7 +27,7 @@ COLUMNS = ["partition", "merge_key", "status", "event_time", "last_event_time", 
 
 def model_of(case: Case, begin: dict[str, int], arrived: int, recovered: dict[str, list[int]]) -> PartitionMerge:
     """The merge of so many of a case's records in their order of arrival, without those before an offset by source."""
-    model = PartitionMerge(MergeRules(SOURCES, case.timeout_ms), recovered=recovered)
+    model = PartitionMerge(MergeRules(SOURCES, case.timeout_ms), recovered=published(recovered))
     seen = {source: case.arrivals[:arrived].count(source) for source in SOURCES}
     records = [r for r in case.records() if begin[r.source] <= r.offset < seen[r.source]]
     model.arrive(*records)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME
 from pipelines.core.model import MergeRules, PartitionMerge, Record
-from pipelines.core.plan import Available, BatchPlan, Cursor, Lateness, TopicPartition, plan_batch
+from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
+from pipelines.core.window import Window
 from tests.property.test_model import outcome
 from tests.support.cases import SOURCES
 from tests.support.strategies import TIMEOUT_MS, BronzeRow, topic_partitions
@@ -20,7 +21,7 @@ Bronze = Mapping[TopicPartition, list[BronzeRow]]
 Cursors = Mapping[TopicPartition, Cursor]
 
 EVERY = [TopicPartition(source, partition) for source in SOURCES for partition in (0, 1)]
-LATENESS = Lateness(TIMEOUT_MS)
+RULES = Rules(Window(TIMEOUT_MS))
 NEW: Cursors = dict.fromkeys(EVERY, Cursor())
 law = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -45,7 +46,7 @@ def drain(bronze: Bronze, share: Callable[[], int | None], plans: list[BatchPlan
     last = plans[-1] if plans else None
     cursors, clocks, batch = (last.cursors(), last.clocks, last.batch + 1) if last else (NEW, {}, 0)
     while True:
-        plan = plan_batch(batch, cursors, considered(bronze, cursors, share()), clocks, LATENESS)
+        plan = plan_batch(batch, cursors, considered(bronze, cursors, share()), clocks, RULES)
         if plan is None:
             return
         assert batch <= 2 * sum(map(len, bronze.values())), "the drain does not end"
@@ -114,10 +115,10 @@ def drained_in_windows(bronze: Bronze, width: Callable[[], int]) -> list[BatchPl
         share = width()
         near = {tp: [row for row in rows if row.offset < cursors[tp].next_offset + share] for tp, rows in bronze.items()}
         available = considered(near, cursors)
-        plan = plan_batch(len(plans), cursors, available, clocks, LATENESS)
+        plan = plan_batch(len(plans), cursors, available, clocks, RULES)
         if plan is None:
             available = considered(bronze, cursors, share) | available
-            plan = plan_batch(len(plans), cursors, available, clocks, LATENESS)
+            plan = plan_batch(len(plans), cursors, available, clocks, RULES)
         if plan is None:
             return plans
         plans.append(plan)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.plan import (
     Available,
     Cursor,
-    Lateness,
+    Rules,
     Stretch,
     TopicPartition,
     ahead_of,
@@ -25,37 +25,49 @@ from pipelines.core.plan import (
     positions_of,
 )
 from pipelines.core.recovery import (
+    ReadBack,
     SinkState,
+    Told,
     encode_idle,
     encode_min_offsets,
     encode_told,
     idle_header,
     min_offset,
+    read_again_from,
     sink_state,
     told_of,
 )
-from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, Tail
+from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, Tail, place_of
+from pipelines.core.window import Window
 from tests.support.cases import KEYS
 from tests.support.sequences import by_key, in_sequence
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
 SEEDS = range(500)
-TIMEOUTS = (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)
+TIMEOUTS = tuple(map(Window, (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)))
+BY_GAP = tuple(Window(gap, gap * times + more) for gap in (1, 30, TIMEOUT_MS, 300) for times, more in ((1, 0), (1, 7), (3, 0)))
 
 Decisions = dict[str, list[IdleDecision]]
-Content = tuple[str, int, int, tuple[tuple[tuple[int, int], ...], ...]]
+Content = tuple[str, int, int, tuple[tuple[tuple[int, int], ...], ...], int | None, int | None]
+"""Key, first and last event time, parts by source, due and closed_at."""
 
 
 class Message(NamedTuple):
-    """A message of the sink, and what the test knows besides: the decisions, stretches and timeout that its headers stand for."""
+    """A message of the sink, and what the test knows besides: the decisions, stretches and window that its headers stand for."""
 
     seq: int
     content: Content
     headers: Mapping[str, bytes]
     decisions: Decisions
     stretches: tuple[Stretch, ...]
-    timeout_ms: int
+    window: Window
+
+    @property
+    def stands(self) -> ReadBack:
+        """What its headers say."""
+        key, event_time, *_, due, closed_at = self.content
+        return ReadBack(event_time, key, due, closed_at)
 
 
 @dataclass
@@ -76,7 +88,7 @@ class Lake:
     """What gets lost: bronze, the idle policy's decisions, silver, its epochs. Gold keeps nothing but the sink."""
 
     sources: Sequence[str]
-    timeout_ms: int
+    window: Window
     """Of its configuration."""
     kafka: Kafka
     state: SinkState
@@ -91,13 +103,17 @@ class Lake:
     """Whether this epoch has had a batch, or none is due since it is the first one."""
 
     def __post_init__(self) -> None:
-        lived = self.state.lived(self.timeout_ms)
-        self.first_ms = self.timeout_ms if lived is None else lived.first_ms
+        lived = self.state.lived(self.window)
+        self.first = self.window if lived is None else lived.first
+        self.is_plain = self.window.is_timeout if lived is None else lived.is_plain
+        of_lost = () if lived is None else (lived.first, lived.window, *(stretch.window for stretch in lived.stretches))
+        self.windows = {self.window, *of_lost}
+        self.longest_told = 0 if lived is None else lived.longest_ms or 0
         self.horizon = None if lived is None else lived.horizon
         self.ahead = [] if lived is None else list(lived.stretches)
         self.has_changed = self.state.told is not None
-        self.silver = PartitionMerge(MergeRules(tuple(self.sources), self.timeout_ms), recovered=by_key(self.state.read_back))
-        self.silver.horizon = self.horizon
+        self.silver = PartitionMerge(MergeRules(tuple(self.sources), *self.window), recovered=by_key(self.state.read_back))
+        self.silver.horizon, self.silver.is_plain = self.horizon, self.is_plain
         self.cursors = {source: Cursor() for source in self.sources}
         for source in self.sources:
             self.bronze[source], self.decisions[source] = [], list(self.state.decisions.get(source, ()))
@@ -135,41 +151,42 @@ class Lake:
         return {source: [decision] for source, decision in taken.items()}
 
     @property
-    def timeout_now(self) -> int:
-        return self.ahead[0].timeout_ms if self.ahead else self.timeout_ms
+    def window_now(self) -> Window:
+        return self.ahead[0].window if self.ahead else self.window
 
-    def end(self, timeout_ms: int) -> None:
+    def end(self, window: Window) -> None:
         """A stretch has ended here."""
         until = {source: cursor.next_offset for source, cursor in self.cursors.items()}
-        self.ended.append(Stretch(timeout_ms, self.clock or 0, until))
-        self.silver.begin_epoch(timeout_ms)
+        self.ended.append(Stretch(window, self.clock or 0, until))
+        self.silver.begin_epoch(*window)
         self.silver.advance_to(dict.fromkeys(self.sources, self.clock or 0), {})
-        self.silver.begin_epoch(timeout_ms)
+        self.silver.begin_epoch(*window)
 
-    def evolve(self, timeout_ms: int) -> None:
+    def evolve(self, window: Window) -> None:
         if not self.ahead and self.is_begun and self.clock is not None:
-            self.end(self.timeout_ms)
-        self.has_changed |= timeout_ms != self.timeout_ms
-        self.timeout_ms, self.is_begun = timeout_ms, False
+            self.end(self.window)
+        self.has_changed |= window != self.window
+        self.windows.add(window)
+        self.window, self.is_begun = window, False
 
     def merge(self, count: int) -> bool:
         """One batch, which stops where a stretch of a lost lake did; whether there was something to do."""
         available = {TopicPartition(s, 0): self.available(s, count) for s in self.sources}
         cursors = {TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}
-        seen, available = ahead_of(self.ahead, 0, self.clock, cursors, available, self.timeout_ms)
+        seen, available = ahead_of(self.ahead, 0, self.clock, cursors, available, self.window)
         for stretch in seen:
-            self.end(stretch.timeout_ms)
+            self.end(stretch.window)
         del self.ahead[: len(seen)]
         clocks = {} if self.clock is None else {0: self.clock}
         horizons = {} if self.silver.horizon is None else {0: self.silver.horizon}
-        lateness, begins = Lateness(self.timeout_ms, horizons, {0: self.ahead}), bool(seen) or not self.is_begun
-        plan = plan_batch(0, cursors, available, clocks, lateness, begins_epoch=begins)
+        rules, begins = Rules(self.window, horizons, ahead={0: self.ahead}), bool(seen) or not self.is_begun
+        plan = plan_batch(0, cursors, available, clocks, rules, begins_epoch=begins)
         if plan is None:
             return False
         self.is_begun, self.clock = True, plan.clocks.get(0)
-        self.silver.begin_epoch(self.timeout_now)
+        self.silver.begin_epoch(*self.window_now)
         self.silver.has_advanced = False
-        self.silver.ahead = [stretch[:2] for stretch in self.ahead]
+        self.silver.ahead = [(stretch.window.gap_ms, stretch.clock) for stretch in self.ahead]
         reached = {}
         for source in self.sources:
             done = plan.ranges[TopicPartition(source, 0)]
@@ -186,16 +203,17 @@ class Lake:
     def settle(self) -> None:
         """Stretches that have ended with the batch are over, and what the next timeout closes does not wait for the clock."""
         cursors = {TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}
-        ended, _ = ahead_of(self.ahead, 0, self.clock, cursors, {}, self.timeout_ms)
+        ended, _ = ahead_of(self.ahead, 0, self.clock, cursors, {}, self.window)
         for stretch in ended:
-            self.end(stretch.timeout_ms)
+            self.end(stretch.window)
             self.is_begun = False
         del self.ahead[: len(ended)]
 
     def pending(self) -> list[tuple[int, MergeRecord]]:
-        finished = {(row.event_time, row.key): row for row in self.silver.published_order()}
+        rows = [row for row in self.silver.published_order() if row.closed_at is None or row.closed_at <= (self.clock or 0)]
+        finished = {place_of(row.event_time, row.key, row.due, row.closed_at): row for row in rows}
         last = self.kafka.sink[-1] if self.kafka.sink else None
-        tail = None if last is None else Tail(last.seq, last.content[1], last.content[0], 0)
+        tail = None if last is None else Tail(last.seq, last.stands.event_time, last.stands.key, 0, *last.stands[2:])
         return [(seq, finished[place]) for seq, place in in_sequence(finished, tail)]
 
     def stretches(self) -> tuple[Stretch, ...]:
@@ -203,21 +221,26 @@ class Lake:
         return (*self.ended, *self.ahead)
 
     @property
-    def timeout_told(self) -> int:
-        return self.ahead[-1].timeout_ms if self.ahead else self.timeout_ms
+    def window_told(self) -> Window:
+        return self.ahead[-1].window if self.ahead else self.window
 
-    def headers(self, event_time: int) -> dict[str, bytes]:
+    def headers(self, row: MergeRecord) -> dict[str, bytes]:
+        is_closed = row.closed_at is not None
+        longest_ms = max([self.longest_told, *(window.longest_ms for window in self.windows)])
+        position = read_again_from(row.closed_at or row.event_time, longest_ms if is_closed else None)
         offsets = {
             source: min_offset(
                 ((record.offset, record.event_time) for record in self.bronze[source]),
                 self.decisions[source],
-                event_time,
+                position,
                 self.next_offset(source),
             )
             for source in self.sources
         }
         idle = idle_header(self.decisions, offsets)
-        told = told_of(self.stretches(), self.timeout_told, self.first_ms, self.horizon, event_time)
+        longest_told = None if all(window.is_timeout for window in self.windows) else longest_ms
+        said = Told(self.first, self.window_told, self.horizon, (), not is_closed, longest_told)
+        told = told_of(said, self.stretches(), position)
         return {
             MIN_OFFSETS: encode_min_offsets(offsets),
             **({IDLE: encode_idle(idle)} if idle else {}),
@@ -234,6 +257,7 @@ class Life:
     is_idling: bool = False
     is_in_transactions: bool = True
     is_changing: bool = False
+    windows: Sequence[Window] = TIMEOUTS
     losses: int = 0
     told: int = 0
     """Decisions that the sink told of, over all losses."""
@@ -249,7 +273,8 @@ class Life:
         self.sources = ALL_SOURCES[: rng.choice([2, 2, 3])]
         self.arrivals = {source: self._records(source) for source in self.sources}
         self.kafka = Kafka({source: list(mine) for source, mine in self.arrivals.items()}, {s: [] for s in self.arrivals})
-        self.lake = Lake(self.sources, TIMEOUT_MS, self.kafka, SinkState({}, {}, ()))
+        first = Window(TIMEOUT_MS) if self.windows is TIMEOUTS else rng.choice(self.windows)
+        self.lake = Lake(self.sources, first, self.kafka, SinkState({}, {}, ()))
         self.decisions: Decisions = {source: [] for source in self.sources}
         """All that were taken, but for those that a loss made forgotten."""
         self.quiet: set[str] = set()
@@ -312,11 +337,18 @@ class Life:
         return bool(self.kafka.sink) and self.kafka.sink[-1].seq < max(message.seq for message in self.kafka.sink)
 
     def evolve(self) -> None:
+        lake = self.lake
         if self.is_repeating:
             return
-        timeout_ms = self.rng.choice(TIMEOUTS)
-        self.changes += timeout_ms != self.lake.timeout_ms
-        self.lake.evolve(timeout_ms)
+        if self.windows is not TIMEOUTS:
+            if not lake.is_begun or lake.clock is None:
+                return  # an epoch that merges nothing still decides that messages say when they were closed
+            until = {source: cursor.next_offset for source, cursor in lake.cursors.items()}
+            if not lake.ahead and lake.ended and lake.ended[-1].clock == lake.clock and lake.ended[-1].offsets != until:
+                return  # `evolve` refuses it: of a message that was closed then, nobody could tell in which epoch
+        window = self.rng.choice(self.windows)
+        self.changes += window != self.lake.window
+        self.lake.evolve(window)
 
     def _end(self, source: str) -> int:
         written = self.kafka.written[source]
@@ -333,9 +365,9 @@ class Life:
         decisions = {source: list(mine) for source, mine in self.decisions.items()}
         for seq, row in out:
             is_telling = seq == batch[-1][0] or (seq == batch[0][0] and not self.is_in_transactions)
-            headers = self.lake.headers(row.event_time) if is_telling else {}
+            headers = self.lake.headers(row) if is_telling else {}
             stretches = (*self.lake.before, *self.lake.stretches())
-            self.kafka.sink.append(Message(seq, as_content(row), headers, decisions, stretches, self.lake.timeout_told))
+            self.kafka.sink.append(Message(seq, as_content(row), headers, decisions, stretches, self.lake.window_told))
         if is_cut_off and self.rng.random() < 0.3:
             self.kafka.sink += self.kafka.sink[len(self.kafka.sink) - len(out) :][: self.rng.randint(0, len(out))]
         return bool(batch)
@@ -343,11 +375,13 @@ class Life:
     def lose(self) -> None:
         """Everything but Kafka."""
         self.losses += 1
-        sink = ((message.content[1], message.content[0], message.headers) for message in reversed(self.kafka.sink))
+        sink = ((message.stands, message.headers) for message in reversed(self.kafka.sink))
         last = self.kafka.sink[-1] if self.kafka.sink else None
-        wanted = self.lake.timeout_ms
+        wanted = self.lake.window
         if last is not None and (self.is_repeating or not any(EPOCHS in each.headers for each in self.kafka.sink)):
-            wanted = last.timeout_ms  # a change that no message has told of is made again, afterwards
+            wanted = last.window  # a change that no message has told of is made again, afterwards
+        if wanted.is_timeout and any(message.stands.closed_at is not None for message in self.kafka.sink):
+            wanted = Window(wanted.gap_ms, wanted.gap_ms)  # a configuration with a timeout is refused
         state = sink_state(sink, wanted)
         self.decisions = {source: list(last.decisions.get(source, ()) if last else ()) for source in self.sources}
         self.told += sum(map(len, state.decisions.values()))
@@ -374,8 +408,10 @@ class Life:
 
     def undisturbed(self) -> list[tuple[int, Content]]:
         """What one merge publishes that is told everything, and never loses anything."""
-        final = self.lake.timeout_now
-        lake = PartitionMerge(MergeRules(self.sources, final))
+        final = self.lake.window_now
+        through = (*self.lake.before, *self.lake.ended)
+        first = through[0].window if through else final
+        lake = PartitionMerge(MergeRules(self.sources, *first))
         for source, records in self.arrivals.items():
             beats = [Record(source, *decision) for decision in self.decisions[source]]
             # A decision comes after the record of its offset.
@@ -384,23 +420,26 @@ class Life:
             return []
         arrived, heads = lake.unread(), lake.heads
         lake.sources.clear()
-        for timeout_ms, clock, offsets in (*self.lake.before, *self.lake.ended):
+        for window, clock, offsets in through:
             assert offsets is not None
-            lake.begin_epoch(timeout_ms)
+            lake.begin_epoch(*window)
             reached = {s: [one for one in mine if one[1].offset < offsets[s]] for s, mine in arrived.items()}
             arrived = {s: [one for one in mine if one[1].offset >= offsets[s]] for s, mine in arrived.items()}
             lake.advance_to(dict.fromkeys(self.sources, clock), reached)
-        lake.begin_epoch(final)
+        lake.begin_epoch(*final)
         lake.advance_to(heads, arrived)
-        return list(enumerate(map(as_content, lake.published_order())))
+        clock = lake.clock or 0
+        rows = (row for row in lake.published_order() if row.closed_at is None or row.closed_at <= clock)
+        return list(enumerate(map(as_content, rows)))
 
 
 def as_content(row: MergeRecord) -> Content:
     key, first, last, parts = row.content()
-    return key, first, last, tuple(tuple((part.event_time, part.offset) for part in mine) for mine in parts)
+    of_sources = tuple(tuple((part.event_time, part.offset) for part in mine) for mine in parts)
+    return key, first, last, of_sources, row.due, row.closed_at
 
 
-def lives(disorder: int, **how: bool) -> list[Life]:
+def lives(disorder: int, **how: Any) -> list[Life]:
     """One of each seed, exact every one of them."""
     found = []
     for seed in SEEDS:
@@ -440,3 +479,21 @@ def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(
     found = lives(disorder, is_changing=True, **how)
     assert sum(life.changes for life in found) >= 1000
     assert sum(life.stretches for life in found) >= 300
+
+
+@DISORDERS
+@pytest.mark.parametrize(
+    "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
+)
+def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how: dict[str, bool]) -> None:
+    lives(disorder, windows=BY_GAP, **how)
+
+
+@DISORDERS
+@pytest.mark.parametrize(
+    "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
+)
+def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, bool]) -> None:
+    found = lives(disorder, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
+    assert sum(life.changes for life in found) >= 600
+    assert sum(life.stretches for life in found) >= 200

@@ -22,6 +22,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.settings import Settings
 from tests.support.cases import BAD_VALUES, Case
+from tests.support.sequences import published
 from tests.support.topics import Published
 
 HOLE = b"hole"
@@ -302,7 +303,7 @@ class ModelLake:
         for era, partition, key, event_time in self.recovered:
             if partition == p and era <= self.era:
                 recovered.setdefault(key, []).append(event_time)
-        model = PartitionMerge(MergeRules(tuple(self.sources), self.settings.merge.timeout_ms), recovered=recovered)
+        model = PartitionMerge(MergeRules(tuple(self.sources), *self.settings.merge.window), recovered=published(recovered))
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
             tp = TopicPartition(source, p)

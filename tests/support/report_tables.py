@@ -58,7 +58,7 @@ def river_of(settings: Settings, *, partitions: int = 3, batches: int = 600, see
     refused records of every kind.
     """
     rng, sources = random.Random(seed), list(settings.sources)
-    began, timeout_ms = 1_768_780_800_000 + 7 * 3_600_000, settings.merge.timeout_ms
+    began, timeout_ms = 1_768_780_800_000 + 7 * 3_600_000, settings.merge.window.gap_ms
     names = [*map(bronze, sources), SILVER, LATE, QUARANTINE, IDLE_HEARTBEATS, PROGRESS, PUBLISHED]
     rows: dict[str, list[Row]] = {name: [] for name in names}
     offsets = {(source, p): 0 for source in sources for p in range(partitions)}

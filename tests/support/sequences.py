@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from pipelines.core.model import PublishedRecord
 from pipelines.core.recovery import ReadBack
-from pipelines.core.sequence import Tail
-
-Place = tuple[int, str]
-"""Event time (ms) and key."""
+from pipelines.core.sequence import Place, Tail
 
 
-def by_key(read_back: Iterable[ReadBack]) -> dict[str, list[int]]:
-    """By key, the event times already published: what `PartitionMerge.recovered` is."""
-    found: dict[str, list[int]] = {}
-    for event_time, key in read_back:
-        found.setdefault(key, []).append(event_time)
+def by_key(read_back: Iterable[ReadBack]) -> dict[str, list[PublishedRecord]]:
+    """By key, what is already published: what `PartitionMerge.recovered` is."""
+    found: dict[str, list[PublishedRecord]] = {}
+    for message in read_back:
+        found.setdefault(message.key, []).append(PublishedRecord(message.event_time, message.due, message.closed_at))
     return found
 
 
-def in_sequence(rows: Iterable[Place], tail: Tail | None) -> Iterator[tuple[int, Place]]:
-    """Numbers those of the rows, which come in order, that sort after the tail, on from its number."""
+def published(times: Mapping[str, Sequence[int]]) -> dict[str, list[PublishedRecord]]:
+    """By key, messages with these event times, of timeouts."""
+    return {key: [PublishedRecord(time) for time in mine] for key, mine in times.items()}
+
+
+def in_sequence(places: Iterable[Place], tail: Tail | None) -> Iterator[tuple[int, Place]]:
+    """Numbers those of the places, which come in order, that sort after the tail, on from its number."""
     seq = -1 if tail is None else tail.seq
-    for event_time, key in rows:
-        if tail is None or (event_time, key.encode()) > (tail.event_time, tail.key.encode()):
+    for place in places:
+        if tail is None or place > tail.place:
             seq += 1
-            yield seq, (event_time, key)
+            yield seq, place

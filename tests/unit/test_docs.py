@@ -267,6 +267,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         without = with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"}) if path.startswith("lake.") else SMALLEST
         if path == "metrics.port":
             without = with_value(SMALLEST, "metrics", {"port": 9464})
+        if ".window." in path:
+            without = with_value(SMALLEST, "merge", {"window": {"gap": "30m", "max": "12h"}})
         for part in ("where", "heartbeat"):
             if f".{part}." in path:
                 without = with_value(without, f"sources.tracking.{part}", {"field": "type", "equals": 1})
@@ -288,6 +290,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         needed["sources.tracking.event_time.unit"] = {"field": "ts"}
         config = with_value(SMALLEST, path.rpartition(".")[0], needed[path]) if path in needed else SMALLEST
         config = with_registry(tmp_path) if ".registry." in path else config
+        if path == "merge.timeout":
+            config = with_value(SMALLEST, "merge", {"window": {"gap": "30m", "max": "12h"}})
         assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
 
 
@@ -342,8 +346,8 @@ def test_every_permission_has_a_row() -> None:
 
 
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
-    """With a registry, for which there is one table more."""
-    settings = load(tmp_path, with_registry(tmp_path))
+    """With a registry, for which there is one table more, and a window by gap, for which there are more columns."""
+    settings = load(tmp_path, with_value(with_registry(tmp_path), "merge", {"window": {"gap": "30m", "max": "12h"}}))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
     laid_out = {
@@ -402,7 +406,7 @@ def read(folder: Path) -> tuple[MergeRules, list[tuple[str, dict[str, Any]]]]:
     settings = load_settings(folder / "watersmeet.yml", {})
     rules = {name: settings.reading_rules(name) for name in settings.sources}
     found = [(topic, read_record(value, rules[topic])) for topic, value in example_records()]
-    return MergeRules(tuple(settings.sources), settings.merge.timeout_ms), found
+    return MergeRules(tuple(settings.sources), *settings.merge.window), found
 
 
 def read_record(value: str, rules: ReadingRules) -> dict[str, Any]:

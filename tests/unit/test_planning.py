@@ -13,6 +13,7 @@ from pipelines import extent, planning
 from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.extent import Extent, Pending, pending
+from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
 from pipelines.lake.questions import FEW_ROWS, Aggregates, Questions, Where
 from pipelines.planning import Planner
 from tests.support.configurations import settings_for
@@ -28,6 +29,10 @@ class Asked:
 
     def row_bytes(self, _: str) -> int:
         return self._row_bytes
+
+    def columns(self, table: str) -> pa.Schema:
+        """Those of the first row."""
+        return pa.schema([(name, pa.null()) for name in (*self.tables[table], {})[0]])
 
     def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
         rows = [row for row in self.tables[table] if any(all(_holds(row, *each) for each in term) for term in where or [[]])]
@@ -45,7 +50,9 @@ def answering(row_bytes: int = 1, **tables: list[dict[str, Any]]) -> Questions:
 
 
 def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
-    return row[column] in value if how == "in" else bool(COMPARE[how](row[column], value))
+    if how == "is null":
+        return row[column] is None
+    return row[column] in value if how == "in" else bool(row[column] is not None and COMPARE[how](row[column], value))
 
 
 def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: Path) -> None:
@@ -97,14 +104,18 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
     ]
     asked = answering(silver=rows)
     tails = {0: Tail(1, 5, "a", 1), 1: Tail(1, 3, "b", 1), 2: Tail(0, 4, "a", 0)}
-    assert pending(asked, tails, 4, 100, 100) == Pending([{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False)
+    assert pending(asked, tails, 4, 100, 100) == Pending(
+        [{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False, order=BY_EVENT_TIME
+    )
     everything = {0: Extent(1, 7), 1: Extent(3, 3), 2: Extent(4, 4), 3: Extent(0, 0)}
-    assert pending(asked, {}, 40, 100, 100) == Pending([everything], has_more=False)
+    assert pending(asked, {}, 40, 100, 100) == Pending([everything], has_more=False, order=BY_EVENT_TIME)
 
 
 def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> None:
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
-    assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending([{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True)
+    assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending(
+        [{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True, order=BY_EVENT_TIME
+    )
 
 
 def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
@@ -117,4 +128,25 @@ def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     assert [piece[0] for piece in large.pieces] == [Extent(n, min(n + 99, FEW_ROWS)) for n in range(0, len(many), 100)]
     larger = pending(answering(extent.LIMIT_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
     assert (larger.extents, larger.has_more) == ({0: Extent(0, 99)}, True)
-    assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False)
+    assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False, order=BY_EVENT_TIME)
+
+
+def closed(partition: int, at: int, due: int, key: str) -> dict[str, Any]:
+    return {**finished(partition, due - 1, key), "due": due, "closed_at": at}
+
+
+def test_what_timeouts_closed_before_there_was_a_window_is_published_first() -> None:
+    plain = [{**finished(0, time, "a"), "due": None, "closed_at": None} for time in (5, 9)]
+    asked = answering(silver=[*plain, closed(0, 7, 6, "a"), closed(1, 8, 7, "b"), closed(1, 8, 7, "c"), closed(1, 9, 7, "a")])
+    first = pending(asked, {0: Tail(3, 5, "a", 3)}, 2, 100, 100)
+    assert (first.extents, first.has_more, first.order.column) == ({0: Extent(9, 9)}, True, "event_time")
+    tails = {0: Tail(4, 9, "a", 4), 1: Tail(0, 6, "b", 0, 7, 8)}
+    assert pending(asked, tails, 2, 100, 100) == Pending([{0: Extent(7, 7), 1: Extent(8, 9)}], has_more=False, order=BY_CLOSING)
+    tails[1] = Tail(1, 6, "c", 1, 7, 8)
+    assert pending(asked, tails, 2, 100, 100).extents == {0: Extent(7, 7), 1: Extent(9, 9)}
+
+
+def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
+    asked = answering(silver=[closed(0, 8, 7, "a"), closed(0, 9, 7, "b"), closed(1, 8, 7, "a")])
+    assert pending(asked, {}, 2, 100, 100, {0: 8}).extents == {0: Extent(8, 8)}
+    assert pending(asked, {}, 2, 100, 100, {0: 9, 1: 7}).extents == {0: Extent(8, 9)}
