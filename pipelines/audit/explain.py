@@ -160,7 +160,7 @@ class _Life:
         own = epoch.settings.merge.window
         window = next((stretch.window for stretch in again if row["event_time"] < stretch.horizon), own)
         due = window.due(row["event_time"], row["last_event_time"]) if row.get("due") is None else row["due"]
-        said = "last_event_time + gap" if due == row["last_event_time"] + window.gap_ms else "event_time + max"
+        said = "last event time + gap" if due == row["last_event_time"] + window.gap_ms else "event time + max"
         limit = f"{'event time + timeout' if window.is_timeout else said} ({utc(due)})"
         now = "undefined" if clock is None else utc(clock)
         if row["status"] == "open":

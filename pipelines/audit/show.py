@@ -194,7 +194,9 @@ def rebuild_view(found: dict[str, Any]) -> Group:
     for source, of_lake in lake["sources"].items():
         for name, count in of_lake.items():
             table.add_row(f"{source}: {name.replace('_', ' ')}", *_compared(count, rebuilt["sources"][source][name]))
-    hint = "T: the timeout; complete: with parts of every source"
+    hint = "complete: with parts of every source"
+    if None in windows.values():
+        hint = f"T: the timeout; {hint}"
     if own[0] == own[1]:
         hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
     return Group(f"silver up to batch {found['batch']}, derived again into {escape(found['into'])}", table, hint)

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from pipelines.core.sequence import CLOSED_AT
 from pipelines.engine.choice import open_engine
 from pipelines.faults import IN_EVOLVE
 from pipelines.lake import tables
@@ -71,6 +72,26 @@ def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> N
         river.finish()
     assert batches == sorted(set(batches))
     is_sound(river, "in-the-end")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path, lake: str) -> None:
+    river = River.make(kafka, tmp_path, f"windows-{lake}", lake=lake)
+    river.flow()
+    river.finish()
+    river.config["merge"] = {"window": {"gap": "100ms", "max": "1s"}}
+    river.write()
+    river.flow()
+    assert {change["field"] for change in evolve(river)["changes"]} == {"merge.timeout", "merge.window"}
+    if lake == EMBEDDED:
+        river.kill_at(POINTS[0], "--once")
+        river.flow()
+        river.kill_at(POINTS[3], "--once")
+    river.finish()
+    headers = [dict(message.headers()) for message in consume(river.kafka, river.sink, river.partitions)]
+    assert 0 < sum(CLOSED_AT in each for each in headers) < len(headers)
+    is_sound(river, "with a window")
 
 
 def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None:

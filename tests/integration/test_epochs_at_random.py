@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from confluent_kafka import Producer
 from pipelines.audit.rebuild import rebuild, verify_against
 from pipelines.audit.verify import verify
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.window import Window
 from pipelines.evolve import evolve, preview
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
+from pipelines.lake.order import due_columns
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES
@@ -51,11 +54,15 @@ VALUES: dict[str | None, Callable[[MergeRecord], bytes]] = {
 """Expressions for a message's value, and what they mean."""
 
 
+TIMEOUTS = [Window(300), Window(300), Window(30), Window(700), Window(1500)]
+BY_GAP = [Window(300, 900), Window(30, 300), Window(700, 700), Window(100, 5000)]
+
+
 @dataclass
 class Rules:
     """What a configuration says, and a reader of plain Python that follows it."""
 
-    timeout_ms: int = 300
+    window: Window = TIMEOUTS[0]
     max_future_ms: int = 86_400_000
     max_bytes: int = 8_388_608
     key: str = "k"
@@ -70,14 +77,16 @@ class Rules:
         schema = {"type": "object", "properties": {**PATHS, **self.fields}, "required": sorted(self.required)}
         (river.folder / "orders.json").write_text(json.dumps(schema))
         config = river.config
-        config["merge"] = {"timeout": f"{self.timeout_ms}ms", "max_future": f"{self.max_future_ms}ms"}
+        gap, longest = f"{self.window.gap_ms}ms", f"{self.window.max_ms}ms"
+        window = {"timeout": gap} if self.window.is_timeout else {"window": {"gap": gap, "max": longest}}
+        config["merge"] = {**window, "max_future": f"{self.max_future_ms}ms"}
         config["publish"] |= {"max_bytes": self.max_bytes, "valid": self.valid, "value": self.value}
         for source in config["sources"].values():
             source |= {"key": self.key, "event_time": self.event_time}
         config["sources"]["orders"]["schema"] = "orders.json"
         river.write()
 
-    def changed(self, rng: random.Random, *, has_expressions: bool) -> Rules:
+    def changed(self, rng: random.Random, windows: Sequence[Window], *, has_expressions: bool) -> Rules:
         """Some of it, as a living lake may change."""
         fields, required = dict(self.fields), self.required
         change = rng.choice(["gain", "optional", "drop", "none"])
@@ -88,7 +97,7 @@ class Rules:
         elif change == "drop" and not required:
             fields.pop("m", None)
         return Rules(
-            rng.choice([30, 300, 300, 700, 1500]),
+            rng.choice(windows),
             rng.choice([86_400_000, 86_400_000, 500]),
             rng.choice([8_388_608, 400, 200]),
             rng.choice(["k", "k2"]),
@@ -144,12 +153,18 @@ def some_values(rng: random.Random, begin: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("seed", "has_expressions"), [(0, False), (1, False), (2, False), (3, True)])
-def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Path, seed: int, has_expressions: bool) -> None:
+@pytest.mark.parametrize(
+    ("seed", "windows", "has_expressions"),
+    [(0, TIMEOUTS, False), (1, TIMEOUTS, False), (3, TIMEOUTS, True), (4, BY_GAP, False), (5, [*TIMEOUTS, *BY_GAP], False)],
+    ids=["timeouts", "other timeouts", "expressions", "windows", "both"],
+)
+def test_every_batch_follows_the_rules_of_its_own_epoch(
+    kafka: str, tmp_path: Path, seed: int, windows: Sequence[Window], has_expressions: bool
+) -> None:
     rng = random.Random(seed)
     river = River.make(kafka, tmp_path, f"random-{seed}", lake=EMBEDDED)
-    rules = Rules()
-    models = {p: PartitionMerge(MergeRules(SOURCES, rules.timeout_ms)) for p in range(river.partitions)}
+    rules = before = Rules(windows[0])
+    models = {p: PartitionMerge(MergeRules(SOURCES, *rules.window)) for p in range(river.partitions)}
     offsets = {(source, p): 0 for source in SOURCES for p in models}
     read = dict(offsets)
     refused: set[tuple[object, ...]] = set()
@@ -158,7 +173,11 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
     for step in range(6):
         rules.written(river)
         if step:
-            assert preview(river.questions, river.settings)["problems"] == []
+            if problems := preview(river.questions, river.settings)["problems"]:
+                assert all("stands since the last change" in problem["what"] for problem in problems)
+                assert windows is not TIMEOUTS
+                rules = before
+                rules.written(river)
             evolve(river.questions, river.settings, Reporter())
         producer = Producer(client_options(kafka))
         for (source, p), since in offsets.items():
@@ -170,7 +189,7 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
         assert producer.flush(30) == 0
         Run(river.settings, LAYERS, Reporter()).once()
         for p, model in models.items():
-            model.begin_epoch(rules.timeout_ms)
+            model.begin_epoch(*rules.window)
             for source, offset in ((s, o) for s, q, o in values if q == p and o >= read[s, q]):
                 found = rules.read(source, offset, values[source, p, offset])
                 if isinstance(found, str):
@@ -180,7 +199,8 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
             model.advance()
             for row in model.timed_out:
                 judged.setdefault((p, row.key, row.event_time), rules)
-        read, rules = dict(offsets), rules.changed(rng, has_expressions=has_expressions)
+        before, read = rules, dict(offsets)
+        rules = rules.changed(rng, windows, has_expressions=has_expressions)
     settings, questions = river.settings, river.questions
     rows = questions.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"]).to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == Counter(refused)
@@ -190,20 +210,30 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
         (r.source, p, r.offset, r.key, r.event_time, position) for r, position, p in late
     )
     told = {
-        (p, row.key, row.event_time, status, *(tuple(part.offset for part in sorted(mine)) for mine in row.parts.values()))
+        (
+            p,
+            row.key,
+            row.event_time,
+            status,
+            row.due if status == "timed_out" else None,
+            row.closed_at,
+            *(tuple(part.offset for part in sorted(mine)) for mine in row.parts.values()),
+        )
         for p, model in models.items()
         for status, mine_of in (("open", model.open.values()), ("timed_out", model.timed_out))
         for row in mine_of
     }
-    columns = ["partition", "merge_key", "event_time", "status", *SOURCES, "valid"]
+    columns = ["partition", "merge_key", "event_time", "status", *SOURCES, "valid", *due_columns(questions)]
     rows = questions.select(tables.SILVER, columns).to_pylist()
     assert len(rows) == len(told)
     assert {
         (
             row["partition"],
             row["merge_key"],
-            round(row["event_time"].timestamp() * 1000) if not isinstance(row["event_time"], int) else row["event_time"],
+            row["event_time"],
             row["status"],
+            row.get("due") if row["status"] == "timed_out" else None,
+            row.get("closed_at"),
             *(tuple(part["offset"] for part in row[source]) for source in SOURCES),
         )
         for row in rows
@@ -221,9 +251,66 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(kafka: str, tmp_path: Pa
         is_out.add(place)
     assert len(is_out) == len(out) == sum(bool(row["valid"]) for row in rows)
     assert is_out <= may_be_out
+    in_order = sorted(is_out, key=lambda place: (place[0], finished[place].place()))
+    assert [(m.partition, m.key.decode(), int(m.id.split("/")[1])) for m in out] == in_order
     assert all(judged[place].max_bytes < 8_388_608 for place in may_be_out - is_out), "nothing else is too large"
     assert verify(questions, settings, full=True)["problems"] == []
     into = tmp_path / "again"
     rebuild(questions, settings, into)
     there = DeltaRsQuestions(Lake(settings.model_copy(update={"lake": str(into)})))
     assert verify_against(questions, there, settings, into)["problems"] == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("windows", [BY_GAP[:1], [*TIMEOUTS, *BY_GAP]], ids=["one window", "changing"])
+def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
+    kafka: str, tmp_path: Path, windows: Sequence[Window]
+) -> None:
+    """The sink has what one merge makes that was told every change, and never lost anything."""
+    rng = random.Random(7)
+    river = River.make(kafka, tmp_path, f"lost-windows-{len(windows)}", lake=EMBEDDED)
+    window, models = windows[0], {p: PartitionMerge(MergeRules(SOURCES, *windows[0])) for p in range(river.partitions)}
+    offsets = {(source, p): 0 for source in SOURCES for p in models}
+    is_lost = has_window = False
+    for step in range(7):
+        if step and not is_lost:
+            before, window = window, rng.choice(windows)
+            Rules(window).written(river)
+            if preview(river.questions, river.settings)["problems"]:
+                window = before
+                Rules(window).written(river)
+            evolve(river.questions, river.settings, Reporter())
+        has_window |= not window.is_timeout
+        if is_lost and has_window and window.is_timeout:
+            Rules(Window(window.gap_ms, window.gap_ms)).written(river)  # a timeout is refused then
+        elif not step:
+            Rules(window).written(river)
+        producer = Producer(client_options(kafka))
+        for (source, p), since in offsets.items():
+            count = rng.choice([5, 15, 30])
+            mine = [({"ts": step * STEP_MS + rng.randrange(STEP_MS), "k": rng.choice("abcdefghé")}) for _ in range(count)]
+            mine.append({"ts": (step + 1) * STEP_MS, "type": "heartbeat"})
+            for offset, found in enumerate(mine, since):
+                content = orjson.dumps({**found, "n": 1, "m": 1})
+                producer.produce(river.config["sources"][source]["topic"], content, partition=p, timestamp=KAFKA_MS)
+                models[p].arrive(Record(source, offset, found["ts"], found.get("k")))  # type: ignore[arg-type]
+            offsets[source, p] = since + len(mine)
+        assert producer.flush(30) == 0
+        Run(river.settings, LAYERS, Reporter()).once()
+        for model in models.values():
+            model.begin_epoch(*window)
+            model.advance()
+        if is_lost := step in (2, 5):
+            shutil.rmtree(river.folder / "lake")
+            river.config["kafka"]["start"] = "sink"
+            river.write()
+    out = [(m.partition, int(m.id.split("/")[1]), m.key.decode()) for m in published(river.kafka, river.sink, river.partitions)]
+    expected = [
+        (p, row.event_time, row.key)
+        for p, model in models.items()
+        for row in model.published_order()
+        if row.closed_at is None or row.closed_at <= (model.clock or 0)
+    ]
+    assert out == expected
+    assert len(out) > 100
+    assert verify(river.questions, river.settings, full=True)["problems"] == []
