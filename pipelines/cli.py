@@ -157,12 +157,14 @@ def repartition(
     as_json: Json = False,
 ) -> None:
     """Write the topics of sources that have `repartition`, by their merge keys, until stopped (SIGINT, SIGTERM), or once."""
+    from pipelines.lineage import sending
+    from pipelines.metrics import serving
     from pipelines.repartition import repartition as write
 
     stopping, settings = threading.Event(), load_settings(config)
     _set_by_signals(stopping)
-    with reporting() as reporter:
-        written = write(settings, reporter, stopping, once=once)
+    with reporting() as reporter, serving(settings) as measured, sending(settings) as sent:
+        written = write(settings, reporter, stopping, [*measured, *sent], once=once)
     answer({"sources": written}, as_json, show.repartition_view)
 
 

@@ -92,6 +92,15 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """How many offsets of each partition of a topic a layer has not passed, as far as it has looked."""
+
+    layer: str
+    topic: str
+    records: Mapping[int, int]
+
+
+@dataclass(frozen=True)
 class Failed:
     """Something failed, for a reason of this kind (`errors.kind_of`), and is tried again or ends the run."""
 
@@ -108,7 +117,9 @@ class Checked:
     failed: int
 
 
-Event: TypeAlias = OwnerChanged | StepDone | Committed | Reached | Handled | Standing | Published | Sampled | Failed | Checked
+Event: TypeAlias = (
+    OwnerChanged | StepDone | Committed | Reached | Handled | Standing | Published | Sampled | Behind | Failed | Checked
+)
 Observer: TypeAlias = Callable[[Event], None]
 
 

@@ -17,6 +17,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import ConfigurationError, kinds
 from pipelines.events import (
+    Behind,
     Checked,
     Committed,
     Event,
@@ -129,6 +130,9 @@ class Metrics:
                     self._lags()
                     if open_rows is not None:
                         self._metrics["open_rows"].set(open_rows)
+                case Behind(layer, topic, by_partition):
+                    for p, records in by_partition.items():
+                        self._of("lag_records", layer, topic, p).set(records)
                 case Checked(suite, table, failed):
                     self._of("quality_failed", suite, table).set(failed)
                 case Failed(kind, is_retried):

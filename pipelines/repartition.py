@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final
@@ -34,6 +34,7 @@ from pipelines.errors import (
     TopicChangedError,
     WatersmeetError,
 )
+from pipelines.events import Behind, Handled, Observer, StepDone, all_of, ignore
 from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
@@ -47,6 +48,9 @@ from pipelines.streams import Patience
 
 log = logging.getLogger("watersmeet.repartition")
 
+_LAYER: Final = "repartition"
+"""What the stage is called beside the layers."""
+
 EVERY_S: Final = 0.2
 """How often Kafka is asked for new records."""
 
@@ -58,23 +62,30 @@ READ_BYTES: Final = 160 * 1024 * 1024
 
 
 def repartition(
-    settings: Settings, reporter: Reporter, stopping: threading.Event, *, once: bool, patience_s: float = 120.0
+    settings: Settings,
+    reporter: Reporter,
+    stopping: threading.Event,
+    observers: Sequence[Observer] = (),
+    *,
+    once: bool,
+    patience_s: float = 120.0,
 ) -> list[dict[str, Any]]:
     """Repartitions every source that is to be: what there is now (`once`), or on and on until `stopping` is set.
 
     By source: its topics, how many `records` were written, `read`: up to which offset of each partition, and `ends`: the offset
-    at which each partition of its own topic ends. `patience_s`: for how long trouble with Kafka is waited out. Raises
-    WatersmeetError.
+    at which each partition of its own topic ends. `observers` are told of each transaction and of failures. `patience_s`: for how
+    long trouble with Kafka is waited out. Raises WatersmeetError.
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(problems[0])
     for name in settings.repartitioned:
         if (registry := settings.sources[name].registry) is not None:
             Registry(registry).check_options()
-    stages = [Repartition(settings, name, reporter) for name in settings.repartitioned]
+    tell = all_of(observers)
+    stages = [Repartition(settings, name, reporter, tell) for name in settings.repartitioned]
     if not stages:
         raise ConfigurationError("sources: none of them is repartitioned; add `repartition: {from: ..., partitions: ...}` to one")
-    patience = Patience(reporter, stopping, patience_s)
+    patience = Patience(reporter, stopping, patience_s, tell=tell)
     for stage in stages:
         patience.bear(stage.look)
     while not stopping.is_set():
@@ -105,6 +116,7 @@ class Repartition:
     settings: Settings
     source: str
     reporter: Reporter = field(default_factory=Reporter)
+    tell: Observer = ignore
     records: int = 0
     """So many were written."""
     is_done: bool = False
@@ -160,13 +172,18 @@ class Repartition:
             self._identity, state.offsets | state.lockstep.first_offsets(), {**state.written.positions, **positions}
         )
         if taken.num_rows:
+            began = time.monotonic()
             self._publisher.send(copies(taken, self.partitions, state.written))
             self.records += taken.num_rows
+            self.tell(StepDone(_LAYER, "write", time.monotonic() - began))
+            self.tell(Handled(_LAYER, {self.topic: {("copied", ""): taken.num_rows}}))
             self.reporter.tell(
                 self.source, f"{taken.num_rows} records written to {self.topic}", records=taken.num_rows, topic=self.topic
             )
         self.is_done = not taken.num_rows and all(state.offsets[p] >= end for p, end in ends.items())
         self._state = state
+        left = {p: max(0, end - max(first, state.written.offsets.get(p, 0))) for p, (first, end) in self._bounds.items()}
+        self.tell(Behind(_LAYER, self.origin, left))
         if taken.num_rows:
             self._show(state.written.offsets)
 

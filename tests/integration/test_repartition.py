@@ -21,11 +21,15 @@ from pipelines.audit.validate import check_kafka, check_keys
 from pipelines.audit.verify import verify
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
+from pipelines.events import Behind, Event
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
+from pipelines.lineage import sending
+from pipelines.metrics import Metrics
 from pipelines.observability import Reporter
 from pipelines.redrive import Redrive
 from pipelines.repartition import repartition
+from pipelines.settings import LineageSettings
 from tests.support.cases import SOURCES, Case, expected_late, expected_messages, heartbeat, keyed
 from tests.support.lakes import late_of
 from tests.support.repartitioning import Copy, Raw, copied, read_by
@@ -307,6 +311,30 @@ def test_kafkas_own_tools_show_how_much_is_written(river: River) -> None:
     group = f"watersmeet-{river.config['name']}-repartition"
     ends = {p: end for p, (_, end) in Cluster(river.settings.kafka).bounds(origin(river), 2).items()}
     assert committed(river.kafka, group, origin(river), 2) == ends
+
+
+def test_metrics_and_lineage_follow_what_is_written_and_what_is_left(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3, max_offsets_per_batch=40)
+    of_source = raws(river, (2, 1))
+    for raw in of_source.values():
+        raw.flow(1, 0)
+    metrics, sent, events = Metrics(river.settings), tmp_path / "lineage.jsonl", list[Event]()
+    with sending(river.settings.model_copy(update={"lineage": LineageSettings(file=str(sent))})) as lineage:
+        told = once(river, observers=[metrics, events.append, *lineage])
+    written = {(event.topic, p): n for event in events if isinstance(event, Behind) for p, n in event.records.items()}
+    assert set(written.values()) == {0}
+    assert max(n for event in events if isinstance(event, Behind) for n in event.records.values()) > 0, "there was something left"
+    for source, row in told.items():
+        labels = {"layer": "repartition", "topic": row["topic"], "outcome": "copied", "reason": ""}
+        assert metrics.registry.get_sample_value("watersmeet_records_total", labels) == row["records"] > 0
+        places = {"layer": "repartition", "topic": origin(river, source), "partition": "0"}
+        assert metrics.registry.get_sample_value("watersmeet_lag_records", places) == 0
+    found = [json.loads(line) for line in sent.read_text().splitlines()]
+    assert {event["job"]["name"] for event in found} == {f"{river.config['name']}.repartition"}
+    pairs = {(event["inputs"][0]["name"], event["outputs"][0]["name"]) for event in found}
+    assert pairs == {(row["from"], row["topic"]) for row in told.values()}
 
 
 def test_a_run_says_that_the_topic_is_made_by_a_repartition(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
 OF_PROCESS = re.compile("process_(start_time_seconds|resident_memory_bytes|cpu_seconds_total)")
 KNOWN_VALUES = {
     "layer": {"bronze", "silver", "gold"},
-    "outcome": {"accepted", "heartbeat", "skipped", "quarantined", "merged", "late", "published"},
+    "outcome": {"accepted", "heartbeat", "skipped", "quarantined", "merged", "late", "published", "copied"},
     "state": set(STATES),
     "reason": {reason.value for reason in Reason},
 }
@@ -52,7 +52,9 @@ def test_every_alert_has_a_row_in_order() -> None:
 def test_every_step_and_outcome_of_a_layer_has_a_row() -> None:
     steps = {(row[0], name) for row in table("Metrics", 2) for name in re.findall(r"`(\w+)`", row[1])}
     code = "".join((PACKAGE / f"{layer}.py").read_text(encoding="utf-8") for layer in KNOWN_VALUES["layer"])
-    assert steps == set(re.findall(r'\.step\("(\w+)", "(\w+)"\)', code))
+    stage = (PACKAGE / "repartition.py").read_text(encoding="utf-8")
+    of_stage = {("repartition", step) for step in re.findall(r'StepDone\(_LAYER, "(\w+)"', stage)}
+    assert steps == set(re.findall(r'\.step\("(\w+)", "(\w+)"\)', code)) | of_stage
     outcomes = {name for row in table("Metrics", 1) for name in re.findall(r"`(\w+)`", row[1])}
     assert outcomes == KNOWN_VALUES["outcome"]
 
