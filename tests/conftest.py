@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.dev import broker
 from pipelines.engine.session import JAVA_OPTIONS, spark_session
+from tests.support.rivers import River
 
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
 # (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
@@ -33,6 +34,18 @@ def root_session() -> Iterator[SparkSession]:
 @pytest.fixture
 def spark(root_session: SparkSession) -> SparkSession:
     return root_session
+
+
+@pytest.fixture
+def on_spark(request: pytest.FixtureRequest) -> Callable[[River], River]:
+    """Has a river whose engine is Spark run on the one that is there; others are left as they are, and start none."""
+
+    def use(river: River) -> River:
+        if river.config["engine"] == "spark":
+            river.spark = request.getfixturevalue("root_session")
+        return river
+
+    return use
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,9 @@ def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("predicate", ["tracking[0].value.price >= 0 AND tracking[0].value.tags['a'] = 0.5"])
 def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
-    spark: SparkSession, kafka: str, tmp_path: Path, predicate: str
+    spark: SparkSession, kafka: str, tmp_path: Path, predicate: str, on_spark: Callable[[River], River]
 ) -> None:
-    river = avro_river(kafka, tmp_path, "avro-spark", FOLDER)
+    river = on_spark(avro_river(kafka, tmp_path, "avro-spark", FOLDER))
     river.config["publish"]["valid"] = predicate
     river.write()
     river.flow()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,10 @@ def test_bare_avro_is_read_by_the_schema_of_its_offset(kafka: str, tmp_path: Pat
 
 
 @pytest.mark.timeout(900)
-def test_spark_reads_each_value_by_what_wrote_it(spark: SparkSession, kafka: str, tmp_path: Path) -> None:
-    river = avro_river(kafka, tmp_path, "avro-epochs-spark", FOLDER)
+def test_spark_reads_each_value_by_what_wrote_it(
+    spark: SparkSession, kafka: str, tmp_path: Path, on_spark: Callable[[River], River]
+) -> None:
+    river = on_spark(avro_river(kafka, tmp_path, "avro-epochs-spark", FOLDER))
     river.by_embedded()
     grow(river)
     river.config["engine"] = "spark"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 
 from pipelines.core.sequence import CLOSED_AT
 from pipelines.engine.choice import open_engine
+from pipelines.evolve import evolve as evolve_here
 from pipelines.faults import IN_EVOLVE
 from pipelines.lake import tables
+from pipelines.observability import Reporter
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import without_java
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
@@ -35,6 +38,9 @@ def with_schema(river: River, fields: dict[str, Any]) -> None:
 
 
 def evolve(river: River, *, apply: bool = True, exit_code: int = 0) -> dict[str, Any]:
+    if river.spark is not None:
+        assert apply
+        return evolve_here(river.questions, river.settings, Reporter())
     command = ["evolve", *(["--apply"] if apply else []), "--json"]
     if river.config["engine"] == "embedded":
         said = without_java(river, *command, exit_code=exit_code)
@@ -76,8 +82,10 @@ def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> N
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path, lake: str) -> None:
-    river = River.make(kafka, tmp_path, f"windows-{lake}", lake=lake)
+def test_a_timeout_becomes_a_window_by_gap_with_kills(
+    kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
+) -> None:
+    river = on_spark(River.make(kafka, tmp_path, f"windows-{lake}", lake=lake))
     river.flow()
     river.finish()
     river.config["merge"] = {"window": {"gap": "100ms", "max": "1s"}}
@@ -113,8 +121,8 @@ def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str) -> None:
-    river = River.make(kafka, tmp_path, f"fields-{lake}", lake=lake)
+def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
+    river = on_spark(River.make(kafka, tmp_path, f"fields-{lake}", lake=lake))
     with_schema(river, FIRST)
     river.flow()
     river.finish()
@@ -225,8 +233,10 @@ def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_p
 
 
 @pytest.mark.timeout(900)
-def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "valid", lake=FOLDER)
+def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it(
+    kafka: str, tmp_path: Path, on_spark: Callable[[River], River]
+) -> None:
+    river = on_spark(River.make(kafka, tmp_path, "valid", lake=FOLDER))
     for number, valid in enumerate(["size(orders) > 0", "size(tracking) > 1", "size(orders) > 0 AND size(tracking) > 0"]):
         river.config["publish"]["valid"] = valid
         river.write()

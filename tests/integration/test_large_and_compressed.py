@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ LARGE = 5_000_000
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-def test_compressed_and_large_records_pass(kafka: str, tmp_path: Path, lake: str) -> None:
-    river = River.make(kafka, tmp_path, f"large-{lake}", lake=lake, partitions=1)
+def test_compressed_and_large_records_pass(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
+    river = on_spark(River.make(kafka, tmp_path, f"large-{lake}", lake=lake, partitions=1))
     for codec in CODECS:
         river.flow(codec=codec)
     now = river.chunks * 1000

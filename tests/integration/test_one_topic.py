@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def send(river: River, rng: random.Random, count: int) -> None:
 
 
 @pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-def test_a_topic_is_merged_with_itself_by_role(kafka: str, tmp_path: Path, lake: str) -> None:
-    river, rng = of_one_topic(kafka, tmp_path, lake), random.Random(7)
+def test_a_topic_is_merged_with_itself_by_role(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
+    river, rng = on_spark(of_one_topic(kafka, tmp_path, lake)), random.Random(7)
     for _ in range(2):
         send(river, rng, 120)
         river.finish()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipelines.lake import tables
 from tests.support.kept import FOLDER_OF_ARCHIVES, kept_river
-from tests.support.rivers import EMBEDDED, FOLDER, Losses
+from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 
 LAYOUTS = sorted(int(archive.name.partition(".")[0]) for archive in FOLDER_OF_ARCHIVES.iterdir())
 
@@ -20,8 +21,9 @@ def test_a_lake_of_every_layout_is_kept() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path) -> None:
-    with kept_river(layout, tmp_path, lake) as river:
+def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
+    with kept_river(layout, tmp_path, lake) as kept:
+        river = on_spark(kept)
         assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(layout)
         batches = river.questions.version(tables.PROGRESS)
         river.finish()

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import yaml
+from pyspark.sql import SparkSession
 
 from pipelines.audit.verify import verify
 from pipelines.faults import ARMED_BY
@@ -27,6 +28,8 @@ from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
     BAD_VALUES,
@@ -164,8 +167,8 @@ class Losses:
 class River:
     """One configuration on a broker, its input so far, and how to run, break and judge it.
 
-    Every run is a process of its own. The judge reads the tables by delta-rs, a catalog's by their folder, so that neither
-    Spark nor the lake's own catalog is needed for it.
+    Every run is a process of its own, but where `spark` is given. The judge reads the tables by delta-rs, a catalog's by
+    their folder, so that neither Spark nor the lake's own catalog is needed for it.
     """
 
     kafka: Access
@@ -180,6 +183,9 @@ class River:
     """The environment variables of its runs, instead of this process's."""
     encode: Callable[[bytes | None], bytes | None] = lambda value: value
     """What is sent for a value of its cases."""
+    spark: SparkSession | None = None
+    """Where it is given, undisturbed runs with Spark are in this process, on this session: a process of their own costs as much
+    again to start. (What is killed, paused or signalled, and each kind of lake at least once, has its own.)"""
 
     @classmethod
     def make(
@@ -287,6 +293,9 @@ class River:
 
     def finish(self, *arguments: str) -> None:
         """An undisturbed run over what is there."""
+        if self.spark is not None and self.config["engine"] == "spark" and not arguments:
+            Run(self.settings, LAYERS, Reporter()).once()
+            return
         run = self.run(*arguments, "--once")
         assert run.wait() == 0, run.said()
 
