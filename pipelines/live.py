@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.location import Lake
+from pipelines.lake.order import due_columns
 from pipelines.lake.questions import within
 from pipelines.lake.schemas import avro_schemas
 from pipelines.settings import Settings
@@ -52,7 +52,7 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         of_last = asked.select(tables.PROGRESS, ["source", "partition", "until_offset"], [[("batch", "=", last)]])
         for row in of_last.to_pylist():
             passed.setdefault(row["source"], {})[row["partition"]] = row["until_offset"]
-    return engine.spark.sql(live_sql(engine.lake, settings, passed, decodes=True))
+    return engine.spark.sql(live_sql(engine.lake, settings, passed, due_columns(asked), decodes=True))
 
 
 def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
@@ -63,15 +63,17 @@ def _decoder(source: str) -> str:
     return f"watersmeet_{source}"
 
 
-def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None, *, decodes: bool = False) -> str:
-    """The view as a query in Spark SQL, with the columns of `live`.
+def live_sql(
+    lake: Lake, settings: Settings, skipping: Skipping | None = None, due: Sequence[str] = (), *, decodes: bool = False
+) -> str:
+    """The view as a query in Spark SQL, with the columns of `live`; `due`: those of `DUE` that silver has.
 
     SQL cannot read Avro: of a record that waits, such a value is null, unless the session `decodes` it.
     """
     sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
     columns = ", ".join(f"`{source}`" for source in sources)
-    due = DUE if settings.merge.has_due else ()
-    closing, no_closing = ("".join(f", {each}" for each in found) for found in (map(attrgetter("name"), due), map(_null, due)))
+    closing = "".join(f", {name}" for name in due)
+    no_closing = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
     unmerged = {source: _beyond(source, lake, settings, known.get(source, {}), decodes) for source in sources}
     beyond = ", ".join(f"beyond_{source} AS ({query})" for source, query in unmerged.items())
     heads = " ".join(
@@ -100,10 +102,6 @@ def live_sql(lake: Lake, settings: Settings, skipping: Skipping | None = None, *
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {", ".join(map(_sorted_parts, sources))},
             CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){no_closing}, FIRST(waits_for)
         FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"""
-
-
-def _null(column: pa.Field) -> str:
-    return f"CAST(NULL AS {ddl(column.type)})"
 
 
 def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:

@@ -37,6 +37,7 @@ from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
+from pipelines.lake.order import due_columns
 from pipelines.lake.store import check_writable, stored
 from pipelines.letters import DeadLetters
 from pipelines.observability import Reporter
@@ -190,8 +191,8 @@ class Run:
             keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             if "silver" in self.layers:
-                widen(self.engine, [tables.SILVER, tables.PROGRESS])
-                create_view(self.engine)
+                if widen(self.engine, [tables.SILVER, tables.PROGRESS]):
+                    create_view(self.engine)
                 keep_properties(self.engine, tables.SILVER)
             if "gold" in self.layers:
                 widen(self.engine, [tables.PUBLISHED])
@@ -352,23 +353,27 @@ def create_missing(engine: Engine) -> None:
     ]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(engine.create, missing))
+    create_view(engine)
 
 
 def create_view(engine: Engine) -> None:
-    """Afterwards a catalog has the live view of its lake. For the owner of silver, whose columns it has."""
+    """Afterwards a catalog has the live view of its lake, with the columns that silver has now."""
     if engine.lake.is_catalog:
         from pipelines.live import VIEW, live_sql  # imports Spark
 
-        engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))
+        engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings, due=due_columns(engine.questions)))
 
 
-def widen(engine: Engine, names: Sequence[str]) -> None:
-    """Afterwards these tables have every column and field of the lake's layout. For their owner alone."""
+def widen(engine: Engine, names: Sequence[str]) -> bool:
+    """Afterwards these tables have every column and field of the lake's layout; whether any lacked one. For their owner alone."""
+    lacked = False
     for table in (engine.lake.layout[name] for name in names):
         found = engine.questions.columns(table.name)
         has_all = set(table.schema.names) <= set(found.names)
         if not has_all or any(not _holds(found.field(wanted.name).type, wanted.type) for wanted in table.schema):
             engine.widen(table)
+            lacked = True
+    return lacked
 
 
 def _holds(column: pa.DataType, wanted: pa.DataType) -> bool:

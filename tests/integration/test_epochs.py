@@ -80,22 +80,17 @@ def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> N
     is_sound(river, "in-the-end")
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-def test_a_timeout_becomes_a_window_by_gap_with_kills(
-    kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
-) -> None:
-    river = on_spark(River.make(kafka, tmp_path, f"windows-{lake}", lake=lake))
+def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "windows", lake=EMBEDDED)
     river.flow()
     river.finish()
     river.config["merge"] = {"window": {"gap": "100ms", "max": "1s"}}
     river.write()
     river.flow()
     assert {change["field"] for change in evolve(river)["changes"]} == {"merge.timeout", "merge.window"}
-    if lake == EMBEDDED:
-        river.kill_at(POINTS[0], "--once")
-        river.flow()
-        river.kill_at(POINTS[3], "--once")
+    river.kill_at(POINTS[0], "--once")
+    river.flow()
+    river.kill_at(POINTS[3], "--once")
     river.finish()
     headers = [dict(message.headers()) for message in consume(river.kafka, river.sink, river.partitions)]
     assert 0 < sum(CLOSED_AT in each for each in headers) < len(headers)
@@ -233,12 +228,14 @@ def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_p
 
 
 @pytest.mark.timeout(900)
-def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it(
+def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it_also_in_a_window_by_gap(
     kafka: str, tmp_path: Path, on_spark: Callable[[River], River]
 ) -> None:
     river = on_spark(River.make(kafka, tmp_path, "valid", lake=FOLDER))
     for number, valid in enumerate(["size(orders) > 0", "size(tracking) > 1", "size(orders) > 0 AND size(tracking) > 0"]):
         river.config["publish"]["valid"] = valid
+        if number == 2:
+            river.config["merge"] = {"window": {"gap": "100ms", "max": "1s"}}
         river.write()
         river.flow()
         if number:

@@ -44,7 +44,7 @@ from tests.support.sequences import by_key, in_sequence
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
-SEEDS = range(500)
+SEEDS, FEWER_SEEDS = range(500), range(200)
 TIMEOUTS = tuple(map(Window, (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)))
 BY_GAP = tuple(Window(gap, gap * times + more) for gap in (1, 30, TIMEOUT_MS, 300) for times, more in ((1, 0), (1, 7), (3, 0)))
 
@@ -439,15 +439,15 @@ def as_content(row: MergeRecord) -> Content:
     return key, first, last, of_sources, row.due, row.closed_at
 
 
-def lives(disorder: int, **how: Any) -> list[Life]:
+def lives(disorder: int, *, seeds: range = SEEDS, **how: Any) -> list[Life]:
     """One of each seed, exact every one of them."""
     found = []
-    for seed in SEEDS:
+    for seed in seeds:
         life = Life(seed, disorder, **how).live()
         assert life.published() == life.undisturbed(), f"seed {seed}, disorder {disorder}, {how}"
         found.append(life)
-    assert sum(life.losses for life in found) >= 1000
-    assert sum(life.recovered for life in found) >= 1000
+    assert sum(life.losses for life in found) >= 2 * len(seeds)
+    assert sum(life.recovered for life in found) >= 2 * len(seeds)
     return found
 
 
@@ -475,7 +475,7 @@ def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: i
 @pytest.mark.parametrize(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
 )
-def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, bool]) -> None:
+def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
     found = lives(disorder, is_changing=True, **how)
     assert sum(life.changes for life in found) >= 1000
     assert sum(life.stretches for life in found) >= 300
@@ -485,15 +485,15 @@ def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(
 @pytest.mark.parametrize(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
 )
-def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how: dict[str, bool]) -> None:
-    lives(disorder, windows=BY_GAP, **how)
+def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
+    lives(disorder, seeds=FEWER_SEEDS, windows=BY_GAP, **how)
 
 
 @DISORDERS
 @pytest.mark.parametrize(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
 )
-def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, bool]) -> None:
-    found = lives(disorder, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
-    assert sum(life.changes for life in found) >= 600
-    assert sum(life.stretches for life in found) >= 200
+def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
+    found = lives(disorder, seeds=FEWER_SEEDS, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
+    assert sum(life.changes for life in found) >= 250
+    assert sum(life.stretches for life in found) >= 80
