@@ -31,7 +31,7 @@ from pipelines.core.columns import (
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, positions_of
-from pipelines.core.types import DUE, TIME, schema_of
+from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
 
 RECORD_SCHEMA = schema_of(
@@ -70,21 +70,31 @@ class Batch:
         return silver_schema(self.value_types, has_due=self.has_due).append(pa.field("replaces", TIME))
 
 
-def silver_schema(value_types: Mapping[str, pa.DataType], *, has_due: bool = False) -> pa.Schema:
-    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value."""
+def silver_schema(value_types: Mapping[str, pa.DataType], *, has_due: bool = False, has_tenants: bool = False) -> pa.Schema:
+    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value.
+
+    `position`, where there are tenants: that of a record which waits for its tenant's clock; null for a merge record.
+    """
     parts = [
         (source, pa.list_(pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])))
         for source, kind in value_types.items()
     ]
     before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
     after = schema_of("valid boolean, invalid_reason string, batch bigint")
-    return pa.schema([*before, *parts, *after, *(DUE if has_due else ())])
+    of_tenants = [*TENANT, ("position", TIME)] if has_tenants else []
+    return pa.schema([*before, *parts, *after, *(DUE if has_due else ()), *of_tenants])
 
 
 LATE_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, position timestamp, "
     "value binary, batch bigint"
 )
+"""The columns of `late` where there are no tenants."""
+
+
+def late_schema(*, has_tenants: bool = False) -> pa.Schema:
+    """The columns of `late`; with tenants, `position` is that of the record's tenant."""
+    return pa.schema([*LATE_SCHEMA, *TENANT]) if has_tenants else LATE_SCHEMA
 
 
 def merge(records: pa.Table, open_rows: pa.Table, batch: Batch, recovered: pa.Table | None = None) -> pa.Table:

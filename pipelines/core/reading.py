@@ -19,7 +19,7 @@ from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, sch
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
-from pipelines.core.types import HEADERS, schema_of
+from pipelines.core.types import HEADERS, TENANT, schema_of
 
 KAFKA: Final = schema_of(
     "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, key binary, value binary"
@@ -40,9 +40,9 @@ _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
-def bronze_schema(*, has_registry: bool) -> pa.Schema:
-    """The columns of a source's bronze."""
-    return BRONZE.append(WRITER_SCHEMA) if has_registry else BRONZE
+def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> pa.Schema:
+    """The columns of a source's bronze; `tenant` is null for a refused record, and for a heartbeat of no tenant."""
+    return pa.schema([*BRONZE, *([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else [])])
 
 
 class Reason(str, Enum):
@@ -77,6 +77,7 @@ class ReadingRules:
     skips_tombstones: bool = False
     where: tuple[tuple[str, ...], str | int | float | bool] | None = None
     leaves_undecodable: bool = False
+    tenant: tuple[str, ...] | None = None
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None]"

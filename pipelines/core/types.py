@@ -37,6 +37,9 @@ DUE = schema_of("due timestamp, closed_at timestamp")
 publication goes by where merge records are not closed by a timeout alone. Both are null for those that were, before there was
 anything else."""
 
+TENANT = schema_of("tenant string")
+"""Whose a record is, where the merge has tenants."""
+
 
 def ddl(kind: pa.DataType) -> str:
     """The Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
