@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pipelines.core.columns import (
     NO_TIME,
     Booleans,
     Int64s,
-    groups,
+    both,
     in_groups,
     in_lists,
     int64s,
@@ -30,7 +30,8 @@ from pipelines.core.columns import (
 )
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, exceeds
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, positions_of
+from pipelines.core.plan import BatchPlan, Rules, TopicPartition
+from pipelines.core.positions import NAMES, Positioned
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
@@ -43,6 +44,11 @@ RECORD_SCHEMA = schema_of(
 """What is read of bronze, and the name of the source."""
 
 
+def record_schema(*, has_tenants: bool = False) -> pa.Schema:
+    """The columns of `RECORD_SCHEMA`, and where there are tenants whose the records are."""
+    return pa.schema([*RECORD_SCHEMA, *TENANT]) if has_tenants else RECORD_SCHEMA
+
+
 @dataclass(frozen=True)
 class Batch:
     """What a silver batch is, beside its rows.
@@ -50,8 +56,8 @@ class Batch:
     `value_types`: by source, in the order of silver's columns, the Arrow type of a value; `read_types`: the types by which values
     are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
-    `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`. `begins_epoch`: whether
-    it is the first one of an epoch, by whose rules what waits for its tenant is judged again.
+    `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`. `begins_epoch`:
+    whether it is the first one of an epoch, by whose rules what waits for its tenant is judged again.
     """
 
     plan: BatchPlan
@@ -153,7 +159,7 @@ def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
 
     `waiting`: rows of silver from before the epoch's first batch, which is `batch`; `records`: at least theirs, as for `merge`.
     """
-    waited = _Positioned.of_waiting(waiting)
+    waited = Positioned.of_waiting(waiting)
     places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.sources)
     return _late_rows(found_in(records, places), batch)
 
@@ -163,51 +169,7 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
     return found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch))).select(schema.names).cast(schema)
 
 
-# -- positions
-
-
-_NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
-"""The columns that say which merge record a row is of, but for its time."""
-
-
-class _Positioned(NamedTuple):
-    """Records with a key, with their event times and positions (ms)."""
-
-    rows: pa.Table
-    times: Int64s
-    positions: Int64s
-
-    def with_others(self, others: _Positioned) -> _Positioned:
-        """These, then others; of the rows only what says whose they are."""
-        names = {name: kind for name, kind in _NAMES.items() if name in self.rows.column_names}
-        rows = pa.table({name: _both(self.rows[name], others.rows[name], kind) for name, kind in names.items()})
-        times, positions = (np.concatenate(both) for both in ((self.times, others.times), (self.positions, others.positions)))
-        return _Positioned(rows, times, positions)
-
-    def clocks(self, clocks: TenantClocks) -> Int64s:
-        """The clock of each one's tenant (ms)."""
-        return clocks.clocks(int64s(self.rows["partition"]), self.rows["tenant"])
-
-    @classmethod
-    def of_waiting(cls, rows: pa.Table) -> _Positioned:
-        """Rows of silver that wait, in any order."""
-        return cls(rows, times_ms(rows["event_time"]), times_ms(rows["position"]))
-
-    def where(self, keep: Booleans) -> _Positioned:
-        """Only the rows that are to be kept, with their times and positions."""
-        if keep.all():
-            return self
-        return _Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
-
-    def is_late(self, rules: Rules) -> Booleans:
-        """Rule 3."""
-        tenants = self.rows["tenant"] if rules.tenant_horizons else None
-        return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions, tenants), np.bool_)
-
-    def is_passed_over(self, rules: Rules) -> Booleans:
-        """Whether a lost lake had decided about them."""
-        since = looked_up(int64s(self.rows["partition"]), rules.since, NO_TIME) if rules.since else NO_TIME
-        return np.asarray(self.positions < since, np.bool_)
+# -- records
 
 
 def _clocks(records: pa.Table, heads: pa.Table | None, batch: Batch) -> TenantClocks | None:
@@ -217,39 +179,14 @@ def _clocks(records: pa.Table, heads: pa.Table | None, batch: Batch) -> TenantCl
     return TenantClocks.of(records, HEADS.empty_table() if heads is None else heads, batch.plan, batch.idle, batch.rules.lag_ms)
 
 
-def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> _Positioned:
-    """Positions need every record of a range, heartbeats and the idle policy's decisions too; what comes out has a key. With
-    tenants, they are those of the records' tenants.
-    """
-    if clocks is not None:
-        numbers = np.flatnonzero((clocks.positions != NO_TIME) & ~records["heartbeat"].to_numpy())
-        return _Positioned(records.take(pa.array(numbers)), times_ms(records["event_time"])[numbers], clocks.positions[numbers])
-    offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
-    count = len(batch.sources)
-    sources = int64s(pc.index_in(records["source"], value_set=pa.array(batch.sources)))
-    kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
-    for number, rows in groups(int64s(records["partition"]) * count + sources, offsets).items():
-        tp = TopicPartition(batch.sources[number % count], number // count)
-        if (done := batch.plan.ranges.get(tp)) is not None:
-            of_range = offsets[rows]
-            rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]
-            kept.append(rows)
-            positions.append(_positions(Available(offsets[rows], times[rows]), done, batch.idle.get(tp, ())))
-    numbers = np.concatenate(kept)
-    is_keyed = ~records["heartbeat"].to_numpy()[numbers]
-    numbers = numbers[is_keyed]
-    return _Positioned(records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed])
+def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:
+    """With tenants, positions are those of the records' tenants."""
+    if clocks is None:
+        return Positioned.of(records, batch.plan, batch.idle, batch.sources)
+    return Positioned.of_tenants(records, clocks)
 
 
-def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
-    """The running maximum of event time along a range, from the position before it on."""
-    spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
-    rows = records.with_idle(spoken)
-    positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
-    return positions if rows.is_idle is None else positions[~rows.is_idle]
-
-
-def _is_published(records: _Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
+def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
     """Whether the sink already holds a record: a message of its key was read back that holds records up to its position.
 
     The latest message of a key decides: where it does not hold the record, no earlier one does.
@@ -269,7 +206,7 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
     """
     codes = np.concatenate([int64s(one["partition"]), int64s(other["partition"])])
     for name in [name for name in ("merge_key", "tenant") if name in one.column_names]:
-        texts = _both(one[name], other[name], pa.large_string()).combine_chunks().dictionary_encode()
+        texts = both(one[name], other[name], pa.large_string()).combine_chunks().dictionary_encode()
         codes = codes * (len(texts.dictionary) + 1) + int64s(texts.indices)
     known, numbers = np.unique(codes, return_inverse=True)
     return numbers[: one.num_rows], numbers[one.num_rows :], len(known)
@@ -284,18 +221,17 @@ class _Entering(NamedTuple):
     """
 
     open_rows: pa.Table
-    waited: _Positioned
+    waited: Positioned
     is_waiting: Booleans
     gone: pa.Table | None
 
     @classmethod
-    def of(cls, records: _Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> _Entering:
+    def of(cls, records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> _Entering:
         """`held`: rows of silver that are open or wait."""
         if clocks is None:
-            none = _Positioned(held.slice(0, 0), np.array([], np.int64), np.array([], np.int64))
-            return cls(held, none, np.zeros(len(records.times), np.bool_), None)
+            return cls(held, Positioned.nothing(held), np.zeros(len(records.times), np.bool_), None)
         is_open = pc.equal(held["status"], "open")
-        waiting = _Positioned.of_waiting(held.filter(pc.invert(is_open)))
+        waiting = Positioned.of_waiting(held.filter(pc.invert(is_open)))
         is_late = waiting.is_late(batch.rules) if batch.begins_epoch else np.zeros(len(waiting.times), np.bool_)
         enters, stays, gone = leaving(waiting.rows, waiting.positions <= waiting.clocks(clocks), is_late)
         waited = waiting.where(enters | stays)
@@ -303,7 +239,7 @@ class _Entering(NamedTuple):
         return cls(held.filter(is_open), waited, np.concatenate(is_waiting), gone)
 
 
-def _changed(records: _Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> pa.Table:
+def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> pa.Table:
     open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
     every = records.with_others(waited)
     merging, opened = every.where(~is_waiting), _Opened.of(open_rows, batch.rules)
@@ -325,8 +261,8 @@ def _changed(records: _Positioned, held: pa.Table, batch: Batch, clocks: TenantC
     before = pa.concat_tables([waited.rows, open_rows])
     merged = _Merged.of(np.concatenate([of_every, of_open[changes]]), records.rows.num_rows)
 
-    names = {name: kind for name, kind in _NAMES.items() if name in every.rows.column_names}
-    columns = {name: merged.first(_both(records.rows[name], before[name], kind)) for name, kind in names.items()}
+    names = {name: kind for name, kind in NAMES.items() if name in every.rows.column_names}
+    columns = {name: merged.first(both(records.rows[name], before[name], kind)) for name, kind in names.items()}
     of_partitions = int64s(columns["partition"])
     waits = merged.any(np.concatenate([is_waiting, np.zeros(len(open_times), np.bool_)]))
     times = merged.reduce(np.minimum, np.concatenate([every.times, open_times]))
@@ -392,7 +328,7 @@ class _Opened(NamedTuple):
         return found
 
 
-def _nth_of_key(records: _Positioned, of_record: Int64s, opened: _Opened, rules: Rules) -> Int64s:
+def _nth_of_key(records: Positioned, of_record: Int64s, opened: _Opened, rules: Rules) -> Int64s:
     """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
 
     `of_record`: the number of each record's key; `opened`: by key. Nearly every key has one merge record in a batch, and that is
@@ -467,7 +403,7 @@ class _Merged(NamedTuple):
         return values.take(pa.array(self.order[self.begins] if self.size else np.array([], np.int64)))
 
 
-def _parts(source: str, records: _Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
+def _parts(source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
     """A source's parts of each merge record, by (event time, offset): those that are there already and the new ones."""
     mine = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
     new = records.rows.select(["partition", "offset", "value"]).take(pa.array(mine))
@@ -481,7 +417,7 @@ def _parts(source: str, records: _Positioned, before: pa.Table, merged: _Merged,
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
     read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places)
-    values = _both(read, old.field("value"), kind)
+    values = both(read, old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
         [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],
         ["offset", "event_time", "value"],
@@ -495,12 +431,6 @@ def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
         finished = as_read(rows.filter(pa.array(timed_out)), batch.read_types)
         too_large[timed_out] = exceeds(finished, batch.sources, batch.max_bytes).to_numpy(zero_copy_only=False)
     return too_large
-
-
-def _both(one: Any, other: Any, kind: pa.DataType) -> pa.ChunkedArray:
-    """Two columns one after the other, as a type whose offsets do not overflow."""
-    chunks = [chunk for column in (one, other) for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
-    return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
 
 
 def _large(kind: pa.DataType) -> pa.DataType:

@@ -233,8 +233,8 @@ class OffsetRange:
 class BatchPlan:
     """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one.
 
-    `epoch`: the number of the epoch whose rules it follows. `has_late`: whether there may be late records. With `reset` (the reason) it merges nothing: what is open is closed,
-    and reading goes on at `until_offset` with fresh state.
+    `epoch`: the number of the epoch whose rules it follows. `has_late`: whether there may be late records. With `reset` (the
+    reason) it merges nothing: what is open is closed, and reading goes on at `until_offset` with fresh state.
     """
 
     batch: int

@@ -1,7 +1,7 @@
 """The clocks of tenants over a batch: where each record stands in its tenant, how far each tenant's clock has come, and when.
 
-A tenant's position on a topic-partition is the largest of its own event times there, those of heartbeats that speak for everybody,
-and what the position of all is less the lag. Its clock is the smallest, over the sources, of what its position was at the cut: up
+A tenant's position on a topic-partition is the largest of its own event times there, of those of heartbeats that speak for
+everybody, and of what the position of all is less the lag. Its clock is the smallest, over the sources, of what its position was at the cut: up
 to and including the first record that had come to the clock of all. (`core.model` has the rules record by record, and is what
 these functions are compared with. Times are ms; those of tenants are kept only where they exceed what every tenant has.)
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, in_groups, int64s, times_ms
+from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 
@@ -36,8 +36,8 @@ _ALL = -1
 class TenantClocks:
     """What a batch makes of the clocks of tenants.
 
-    `positions`: by record its position in its tenant, `NO_TIME` where the batch does not pass it, or it has no tenant. `names`: the
-    tenants by their numbers.
+    `positions`: by record its position in its tenant, `NO_TIME` where the batch does not pass it, or it has no tenant. `names`:
+    the tenants by their numbers.
     """
 
     plan: BatchPlan
@@ -77,7 +77,9 @@ class TenantClocks:
             kept = heads_of.get(tp, _NO_ROWS)
             before = _Before(of_heads[kept], own[kept], at_cut[kept])
             decisions = [each for each in idle.get(tp, ()) if done.from_offset <= each.after_offset + 1 <= done.until_offset]
-            course = _Course.of(tp.source, done, clock, lag_ms, offsets[rows], times[rows], of_records[rows], before, decisions, numbers)
+            course = _Course.of(
+                tp.source, done, clock, lag_ms, offsets[rows], times[rows], of_records[rows], before, decisions, numbers
+            )
             positions[rows[: len(course.own_positions)]] = course.own_positions
             courses.setdefault(tp.partition, []).append(course)
         return cls(plan, positions, names, courses)
@@ -100,6 +102,43 @@ class TenantClocks:
         for p, rows in groups(partitions, numbers).items():
             found[rows] = np.maximum.reduce([course.before_passing(numbers[rows], times[rows]) for course in self._courses[p]])
         return found
+
+    def of_nobody(self) -> dict[int, int]:
+        """By partition the clock (ms) of a tenant of which nothing is known."""
+        partitions = np.array(sorted(self._courses), np.int64)
+        nobody = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
+        return dict(zip(partitions.tolist(), self.clocks(partitions, nobody).tolist(), strict=True))
+
+    def of_tenants(self) -> dict[tuple[int, str], int]:
+        """By partition and tenant the clocks (ms) of those of which something is known there."""
+        heads = self.heads()
+        known = heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
+        clocks = self.clocks(int64s(known["partition"]), known["tenant"])
+        return dict(
+            zip(zip(*(known[name].to_pylist() for name in known.column_names), strict=True), clocks.tolist(), strict=True)
+        )
+
+    def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
+        """By partition, of each tenant that is known there its smallest position (ms) after all records, where it is more than
+        that of a tenant of which nothing is known, in order of their names.
+        """
+        found = {}
+        for p, courses in self._courses.items():
+            known = np.unique(np.concatenate([course.numbers for course in courses]))
+            known = known[known != _ALL]
+            ends = np.minimum.reduce([course.at_end(np.append(known, len(self.names)), len(self.names)) for course in courses])
+            known = known[ends[:-1] > ends[-1]]
+            times = ends[:-1][ends[:-1] > ends[-1]]
+            found[p] = tuple(sorted(zip(self.names.take(pa.array(known)).to_pylist(), times.tolist(), strict=True)))
+        return found
+
+    def looked_at(self) -> dict[TopicPartition, int]:
+        """The position (ms) of the last record that the batch has looked at, also that of the first one that waits."""
+        return {
+            TopicPartition(course.source, p): int(course.positions[max(course.passed, course.cut or 0)])
+            for p, courses in self._courses.items()
+            for course in courses
+        }
 
     def heads(self) -> pa.Table:
         """What the batch leaves to the next one."""
@@ -130,8 +169,8 @@ class _Before(NamedTuple):
 class _Course:
     """A topic-partition over a batch, row by row: up to the first one that waits. Row 0 is how the batch found it.
 
-    `positions`: of all records; `numbers`, `rows`, `rises`: by tenant, in order of rows, the rows at which it had an event time of
-    its own, and the largest one then. `cut`: the last row of the cut; None where that was passed before.
+    `positions`: of all records. `numbers`, `rows`, `rises`: by tenant, in order of rows, the rows at which it had an event time
+    of its own, and the largest one then. `cut`: the last row of the cut; None where that was passed before.
     """
 
     source: str
@@ -163,9 +202,9 @@ class _Course:
     ) -> _Course:
         """The records of the range in order of offset, and the one behind it, if it is there."""
         at = NO_TIME if done.position_before is None else done.position_before
-        is_behind = offsets >= done.until_offset
-        if done.position is not None and done.position >= clock:  # nothing waits: it came after the plan
-            offsets, times, tenants, is_behind = (each[~is_behind] for each in (offsets, times, tenants, is_behind))
+        if done.position is not None and done.position >= clock:  # nothing waits: what is behind came after the plan
+            known = int(np.searchsorted(offsets, done.until_offset))
+            offsets, times, tenants = offsets[:known], times[:known], tenants[:known]
         count = len(decisions)
         of_all = np.concatenate([np.array([each.after_offset + 1 for each in decisions], np.int64), offsets])
         of_all_times = np.concatenate([np.array([each.event_time for each in decisions], np.int64), times])
@@ -205,10 +244,15 @@ class _Course:
 
     def at_cut(self, tenants: Int64s, count: int) -> Int64s:
         """The positions of tenants at the end of the cut."""
-        own = self._own_at_cut(count)
-        if self.cut is None:
-            return np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[0] - self.lag_ms)
-        return np.maximum(np.maximum(own[tenants], self._of_all[self.cut]), self.positions[self.cut] - self.lag_ms)
+        return self._positions(tenants, self._own_at_cut(count), self.cut or 0)
+
+    def at_end(self, tenants: Int64s, count: int) -> Int64s:
+        """The positions of tenants after all rows."""
+        return self._positions(tenants, _last(self.numbers, self.rises, count), -1)
+
+    def _positions(self, tenants: Int64s, own: Int64s, row: int) -> Int64s:
+        """`own`: as `_last` gives it, of the events up to a row."""
+        return np.asarray(np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms), np.int64)
 
     def before_passing(self, tenants: Int64s, times: Int64s) -> Int64s:
         """The position of all just before each tenant's passed a time; `NO_TIME` where that was before the batch."""
@@ -221,7 +265,7 @@ class _Course:
         found = np.searchsorted(self.numbers * stride + of_rises, tenants * stride + of_times, side="right")
         is_own = np.append(self.numbers, _ALL)[found] == tenants
         of_own = np.where(is_own, np.append(self.rows, last)[found], last)
-        return np.minimum(np.minimum(befores[of_all], befores[of_every]), befores[of_own])
+        return np.asarray(np.minimum(np.minimum(befores[of_all], befores[of_every]), befores[of_own]), np.int64)
 
     def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """What is left to the next batch: tenants, and of each the two columns of `HEADS`."""

@@ -16,8 +16,8 @@ _KEY = ["partition", "tenant", "merge_key"]
 
 
 class Leaving(NamedTuple):
-    """What becomes of rows that wait, by row: whether a row enters the merge; whether it is written anew, and waits on. And of each
-    key of which some leave, `gone`: up to which position its rows that wait are gone (partition, tenant, merge_key, passes).
+    """What becomes of rows that wait, by row: whether a row enters the merge; whether it is written anew, and waits on. And of
+    each key of which some leave, `gone`: up to which position its rows that wait are gone (partition, tenant, merge_key, passes).
     """
 
     enters: Booleans

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import RECORD_SCHEMA, Batch, late, late_again, merge, silver_schema
-from pipelines.core.model import PartitionMerge, Record, horizon_after
+from pipelines.core.model import PartitionMerge, Record
 from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import TENANT
 from pipelines.core.window import Window
-from tests.property.test_tenants import River, lives, rivers
+from tests.property.test_tenants import River, rivers
 from tests.support.cases import SOURCES
 from tests.support.strategies import cuts
 
@@ -71,7 +70,8 @@ class PureLake:
             spoken = [
                 d
                 for d in self.idle[tp]
-                if cursor.next_offset <= d.after_offset + 1 <= until and (cursor.position is None or d.event_time > cursor.position)
+                if cursor.next_offset <= d.after_offset + 1 <= until
+                and (cursor.position is None or d.event_time > cursor.position)
             ]
             if len((rows := rows.with_idle(spoken)).offsets):
                 available[tp] = rows
