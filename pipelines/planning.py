@@ -45,13 +45,21 @@ _NARROW = ["partition", "offset", "event_time"]
 @dataclass
 class Tenants:
     """What a planner knows of tenants: their `heads` (`core.tenants.HEADS`); what earlier epochs have left (`horizons`), and what
-    a lost lake has (`since`; both as in `core.plan.Rules`); and the rows that the last plan saw, by source.
+    a lost lake has (`since`; both as in `core.plan.Rules`); the rows that the last plan saw, by source, and the clocks then.
     """
 
     heads: pa.Table = field(default_factory=HEADS.empty_table)
     horizons: Mapping[tuple[int, str], int] = field(default_factory=dict)
     since: Mapping[int, int] = field(default_factory=dict)
     rows: list[pa.Table] = field(default_factory=list)
+    clocks: TenantClocks | None = None
+
+    def done(self, plan: BatchPlan) -> None:
+        """The last plan, or another one, is committed: a reset begins with fresh state."""
+        if plan.reset is not None:
+            self.heads = HEADS.empty_table()
+        elif self.clocks is not None:
+            self.heads = self.clocks.heads()
 
 
 @dataclass
@@ -93,6 +101,7 @@ class Planner:
             plan = self._within(max(1, longest * MAX_BYTES // size))
         if plan is None or self.tenants is None:
             return plan
+        self.tenants.clocks = self._clocks_of_tenants(plan)
         return replace(plan, has_late=self.begins_epoch(plan) or any(late for _, late in self.handled(plan).values()))
 
     def begins_epoch(self, plan: BatchPlan) -> bool:
@@ -125,7 +134,7 @@ class Planner:
     def done(self, plan: BatchPlan) -> None:
         """The plan is committed: the next one follows it."""
         if self.tenants is not None:
-            self.tenants.heads = self._clocks_of_tenants(plan).heads()
+            self.tenants.done(plan)
         self.next_batch, self.clocks = plan.batch + 1, plan.clocks
         self.cursors |= plan.cursors()
 
@@ -194,7 +203,8 @@ class Planner:
 
     def _handled_of_tenants(self, plan: BatchPlan, rules: Rules) -> dict[str, tuple[int, int]]:
         """See `handled`; what waits for its tenant counts as merged."""
-        rows, positions = self._rows(), self._clocks_of_tenants(plan).positions
+        tenants = self.tenants or Tenants()
+        rows, positions = self._rows(), np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
         is_in, partitions = positions != NO_TIME, int64s(rows["partition"])
         late = is_in & (int64s(rows["event_time"].fill_null(NO_TIME)) < rules.late_before(partitions, positions, rows["tenant"]))
         late &= positions >= looked_up(partitions, rules.since, NO_TIME)

@@ -100,7 +100,9 @@ class TenantClocks:
         """
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
         for p, rows in groups(partitions, numbers).items():
-            found[rows] = np.maximum.reduce([course.before_passing(numbers[rows], times[rows]) for course in self._courses[p]])
+            found[rows] = np.maximum.reduce(
+                [course.before_passing(numbers[rows], times[rows], len(self.names)) for course in self._courses[p]]
+            )
         return found
 
     def of_nobody(self) -> dict[int, int]:
@@ -254,8 +256,9 @@ class _Course:
         """`own`: as `_last` gives it, of the events up to a row."""
         return np.asarray(np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms), np.int64)
 
-    def before_passing(self, tenants: Int64s, times: Int64s) -> Int64s:
-        """The position of all just before each tenant's passed a time; `NO_TIME` where that was before the batch."""
+    def before_passing(self, tenants: Int64s, times: Int64s, count: int) -> Int64s:
+        """The position of all just before each tenant's passed a time; `NO_TIME` where that was in the cut of the batch before."""
+        at_cut = _last(self.before.numbers, self.before.at_cut, count)
         befores = np.concatenate([[NO_TIME], self.positions[:-1], [NEVER]])
         last = len(befores) - 1
         of_all = np.searchsorted(self._of_all, times, side="right")
@@ -265,7 +268,12 @@ class _Course:
         found = np.searchsorted(self.numbers * stride + of_rises, tenants * stride + of_times, side="right")
         is_own = np.append(self.numbers, _ALL)[found] == tenants
         of_own = np.where(is_own, np.append(self.rows, last)[found], last)
-        return np.asarray(np.minimum(np.minimum(befores[of_all], befores[of_every]), befores[of_own]), np.int64)
+        found = befores[of_every]
+        for rows, was_at_cut in ((of_all, at_cut[_ALL]), (of_own, at_cut[tenants])):
+            # What came after the cut, while the clock stood, counts from the clock's next step on.
+            is_after_cut = (rows == 0) & (was_at_cut <= times)
+            found = np.minimum(found, np.where(is_after_cut, self.positions[0], befores[rows]))
+        return np.asarray(found, np.int64)
 
     def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """What is left to the next batch: tenants, and of each the two columns of `HEADS`."""

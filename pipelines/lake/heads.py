@@ -74,7 +74,7 @@ class Heads:
                 for tp, cursor in known.items()
                 if tp.source == source
             ]
-            heads.append(self._heads(source, [each for each in stood if each.cursor.position is not None], lag_ms))
+            heads.append(self._heads(source, stood, lag_ms))
             waiting.append(self._waiting(source, [each for each in stood if not each.is_cut_passed]))
         ranges = {tp: OffsetRange(c.next_offset, c.next_offset, c.position, c.position, None) for tp, c in known.items()}
         plan = BatchPlan(0, ranges, moment.clocks, has_late=False)
@@ -91,7 +91,8 @@ class Heads:
     def _heads(self, source: str, stood: Sequence[_Stood], lag_ms: int) -> pa.Table:
         """Those of a source, as `core.tenants.HEADS`."""
         first = self._first_at_clock(source, [each for each in stood if each.is_cut_passed])
-        own = self._largest(source, [(each, each.cursor.next_offset) for each in stood], lag_ms)
+        passed = [(each, each.cursor.next_offset) for each in stood if each.cursor.position is not None]
+        own = self._largest(source, passed, lag_ms)
         cuts = {each: each.cut(first.get(each.tp.partition)) for each in stood if each.is_cut_passed}
         at_cut = self._largest(source, [(each, cut.records_until) for each, cut in cuts.items()], lag_ms)
         for each in stood:
