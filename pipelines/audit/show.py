@@ -31,14 +31,28 @@ def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
-    counts = ("open", "timed_out", "late", "quarantined", "published")
-    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in counts)
+    counts = ("open", "waiting", "timed_out", "late", "quarantined", "published")
+    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in counts if name in found)
     sources = Table("", "state", "head", "lead", "lag", box=None, header_style="dim")
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
         sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}")
     stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found))
-    return f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}", f"  {facts}", sources, ""
+    title = f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}"
+    return title, f"  {facts}", *_tenants(found), sources, ""
+
+
+def _tenants(found: dict[str, Any]) -> list[RenderableType]:
+    """How many tenants have something open or waiting, and who of them is behind; and whose record is far ahead."""
+    if "tenants" not in found:
+        return []
+    told, slowest, leading = [f"tenants [bold]{found['tenants']:,}[/]"], found["slowest"], found["leading"]
+    if slowest is not None and slowest["clock"] is not None:
+        told.append(f"slowest {escape(repr(slowest['tenant']))} {duration(found['clock'] - slowest['clock'])} behind the clock")
+    if leading is not None and found["clock"] is not None and leading["head"] > found["clock"]:
+        whose = "nobody" if leading["tenant"] is None else repr(leading["tenant"])
+        told.append(f"leading {escape(whose)} {duration(leading['head'] - found['clock'])} ahead on {leading['source']}")
+    return [f"  {' · '.join(told)}"]
 
 
 def waited_for(found: dict[str, Any]) -> list[str]:
