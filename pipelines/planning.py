@@ -187,7 +187,7 @@ class Planner:
         """
         rules = self.rules
         if self.tenants is not None:
-            return self._handled_of_tenants(plan, rules)
+            return self._handled_of_tenants(rules)
         counts: dict[str, tuple[int, int]] = {}
         for tp, done in plan.ranges.items():
             rows = self._available.get(tp, NOTHING_AVAILABLE)
@@ -201,7 +201,7 @@ class Planner:
             counts[tp.source] = before[0] + int(np.count_nonzero(is_in)) - late, before[1] + late
         return counts
 
-    def _handled_of_tenants(self, plan: BatchPlan, rules: Rules) -> dict[str, tuple[int, int]]:
+    def _handled_of_tenants(self, rules: Rules) -> dict[str, tuple[int, int]]:
         """See `handled`; what waits for its tenant counts as merged."""
         tenants = self.tenants or Tenants()
         rows, positions = self._rows(), np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions

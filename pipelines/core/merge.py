@@ -139,7 +139,7 @@ def merge(
     `too_large` where its message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
     """
     wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
-    clocks = _clocks(records, heads, batch)
+    clocks = _clocks(records, open_rows, heads, batch)
     positioned = _positioned(wide, batch, clocks)
     on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))
     if recovered is not None and recovered.num_rows:
@@ -149,7 +149,7 @@ def merge(
 
 def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
     """The batch's late records, with their positions: the columns of `late_schema`. In: as for `merge`."""
-    positioned = _positioned(records, batch, _clocks(records, heads, batch))
+    positioned = _positioned(records, batch, _clocks(records, records, heads, batch))
     found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))
     return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
 
@@ -172,11 +172,13 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
 # -- records
 
 
-def _clocks(records: pa.Table, heads: pa.Table | None, batch: Batch) -> TenantClocks | None:
-    """The clocks of tenants, where there are some."""
+def _clocks(records: pa.Table, held: pa.Table, heads: pa.Table | None, batch: Batch) -> TenantClocks | None:
+    """The clocks of tenants, where there are some, in the partitions of these rows."""
     if batch.rules.lag_ms is None:
         return None
-    return TenantClocks.of(records, HEADS.empty_table() if heads is None else heads, batch.plan, batch.idle, batch.rules.lag_ms)
+    partitions = {p for rows in (records, held) for p in pc.unique(rows["partition"]).to_pylist()}
+    known = HEADS.empty_table() if heads is None else heads
+    return TenantClocks.of(records, known, batch.plan, batch.idle, batch.rules.lag_ms, partitions)
 
 
 def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:

@@ -1,14 +1,14 @@
 """The clocks of tenants over a batch: where each record stands in its tenant, how far each tenant's clock has come, and when.
 
 A tenant's position on a topic-partition is the largest of its own event times there, of those of heartbeats that speak for
-everybody, and of what the position of all is less the lag. Its clock is the smallest, over the sources, of what its position was at the cut: up
-to and including the first record that had come to the clock of all. (`core.model` has the rules record by record, and is what
-these functions are compared with. Times are ms; those of tenants are kept only where they exceed what every tenant has.)
+everybody, and of what the position of all is less the lag. Its clock is the smallest, over the sources, of what its position was
+at the cut: up to and including the first record that had come to the clock of all. (`core.model` has the rules record by record,
+and is what these functions are compared with.) Times are ms; those of tenants are kept only where they exceed what all have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -53,9 +53,11 @@ class TenantClocks:
         plan: BatchPlan,
         idle: Mapping[TopicPartition, Sequence[IdleDecision]],
         lag_ms: int,
+        partitions: Collection[int] | None = None,
     ) -> TenantClocks:
         """`records`: source, partition, offset, event_time and tenant of at least every record in the batch's ranges, and of the
         first one behind each range, in any order; others are passed over. `heads`: as the batch before has left them (`HEADS`).
+        `partitions`: those that are looked at, with these records; all without.
         """
         told = [tenant for decisions in idle.values() for decision in decisions for tenant, _ in decision.told]
         (of_records, of_heads, _), names = _numbered(records["tenant"], heads["tenant"], pa.chunked_array([told], pa.string()))
@@ -66,13 +68,12 @@ class TenantClocks:
         offsets, times = int64s(records["offset"]), _times(records["event_time"])
         own, at_cut = int64s(heads["own"]), int64s(heads["at_cut"])
         positions = np.full(records.num_rows, NO_TIME)
-        partitions = {int(p) for p in pc.unique(records["partition"]).to_pylist()} if records.num_rows else set()
         courses: dict[int, list[_Course]] = {}
         for tp, done in plan.ranges.items():
             clock = plan.clocks.get(tp.partition)
-            if clock is None:
+            if clock is None or (partitions is not None and tp.partition not in partitions):
                 continue
-            rows = rows_of.get(tp, _NO_ROWS) if tp.partition in partitions else _NO_ROWS
+            rows = rows_of.get(tp, _NO_ROWS)
             rows = rows[(offsets[rows] >= done.from_offset) & (offsets[rows] <= done.until_offset) & (times[rows] != NO_TIME)]
             kept = heads_of.get(tp, _NO_ROWS)
             before = _Before(of_heads[kept], own[kept], at_cut[kept])
@@ -257,7 +258,7 @@ class _Course:
         return np.asarray(np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms), np.int64)
 
     def before_passing(self, tenants: Int64s, times: Int64s, count: int) -> Int64s:
-        """The position of all just before each tenant's passed a time; `NO_TIME` where that was in the cut of the batch before."""
+        """The position of all just before each tenant's passed a time; `NO_TIME` where that was in the cut of a batch before."""
         at_cut = _last(self.before.numbers, self.before.at_cut, count)
         befores = np.concatenate([[NO_TIME], self.positions[:-1], [NEVER]])
         last = len(befores) - 1
@@ -324,6 +325,6 @@ def _times(column: pa.ChunkedArray) -> Int64s:
 
 
 def _by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
-    count, of_source = len(sources), int64s(pc.index_in(rows["source"], value_set=pa.array(sources)))
+    count, of_source = len(sources), int64s(pc.index_in(rows["source"], value_set=pa.array(sources, pa.string())))
     found = groups(int64s(rows["partition"]) * count + of_source, then)
     return {TopicPartition(sources[number % count], number // count): mine for number, mine in found.items()}

@@ -60,10 +60,13 @@ def case_of_records(records: Iterable[Record]) -> Case:
 
 
 class TenantModels:
-    """The merge model of each partition. What arrives is cut where the rules change, and nowhere else."""
+    """The merge model of each partition. What arrives is cut where the rules change, and nowhere else.
 
-    def __init__(self, cases: Mapping[int, Case], rules: Window) -> None:
-        self.cases = cases
+    `begins`: by source and partition the first offset that is merged.
+    """
+
+    def __init__(self, cases: Mapping[int, Case], rules: Window, begins: Mapping[tuple[str, int], int] | None = None) -> None:
+        self.cases, self.begins = cases, begins or {}
         self.models = {p: PartitionMerge(MergeRules(SOURCES, *rules)) for p in cases}
         self._arrived = dict.fromkeys(cases, 0)
 
@@ -75,7 +78,7 @@ class TenantModels:
                 source = case.arrivals[i]
                 offset = case.arrivals[:i].count(source)
                 record = as_record(source, offset, case.values[source][offset])
-                if record is not None:
+                if record is not None and offset >= self.begins.get((source, p), 0):
                     self.models[p].arrive(record)
             self._arrived[p] = until
             self.models[p].advance()
