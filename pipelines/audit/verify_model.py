@@ -184,7 +184,8 @@ def _outcomes(model: PartitionMerge, *, is_open: bool) -> Iterator[Outcome]:
     """All that the model has; `is_open`: no reset has closed what it left open."""
     alone: list[tuple[str, Record, int, int | None]] = [("late", late.record, late.position, None) for late in model.late]
     alone += [(PUBLISHED, record, record.event_time, None) for record in model.already_published]
-    alone += [("waiting", record, record.event_time, position) for position, record in model.waiting]
+    # A reset closes what waits, too, each record as a merge record of its own.
+    alone += [("waiting" if is_open else "reset", r, r.event_time, v if is_open else None) for v, r in model.waiting]
     for status, r, last, position in alone:
         part = r.source, r.offset, r.event_time
         yield Outcome(r.key or "", status, r.event_time, last, (part,), tenant=r.tenant or ALL, position=position)

@@ -122,6 +122,28 @@ def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_r
     assert min(found[each] for each in ("open", "timed_out", "waiting", "late")) > 10, found
 
 
+def undecided(records: list[Record]) -> Case:
+    return case_of_records(record for record in records if record.told is None)
+
+
+@pytest.mark.parametrize("by", [3, -6])
+def test_resets_break_no_promise(tmp_path: Path, by: int) -> None:
+    """What waits is closed with what is open; what comes again leaves its merge record."""
+    lake = ModelLake(settings_of(tmp_path), {p: undecided(arrivals_of(p)) for p in range(12)})
+    for share in (0.4, 0.8):
+        lake.arrive(share)
+        lake.merge()
+        assert any(row["status"] == "waiting" for row in lake.rows)
+        lake.arrive(share + 0.1)  # records are passed over that bronze has
+        lake.jump(by)
+        assert problems_in(lake) == []
+    lake.arrive()
+    lake.merge()
+    assert {row["status"] for row in lake.rows} == {"open", "waiting", "timed_out"}
+    assert sum(row["invalid_reason"] == "reset" and row["due"] is None for row in lake.rows) > 50
+    assert problems_in(lake) == []
+
+
 # -- damage
 
 BROKEN = 14
@@ -368,7 +390,7 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
 
 def taken_up(folder: Path) -> ModelLake:
     """A lake that goes on with nothing but the sink, in each partition from another message on."""
-    cases = {p: case_of_records(arrivals_of(p)) for p in range(12)}
+    cases = {p: undecided(arrivals_of(p)) for p in range(12)}
     settings = settings_of(folder)
     lost: dict[int, list[MergeRecord]] = {}
     since: dict[int, int] = {}
@@ -379,7 +401,6 @@ def taken_up(folder: Path) -> ModelLake:
             records = [as_record(source, offset, value) for offset, value in enumerate(values)]
             model.arrive(*(record for record in records if record is not None))
             heads[source] = list(accumulate((record.event_time for record in records if record is not None), max))
-        case.decisions = {}
         model.advance()
         order = model.published_order()
         last = order[len(order) // 2].closed_at or 0

@@ -48,8 +48,8 @@ class ModelLake:
     value: Callable[[Row], bytes | None] | None = None
     recovered: list[tuple[int, int, str, int]] = field(default_factory=list)
     """(era, partition, key, event time) of messages read back."""
-    lost: dict[int, list[MergeRecord]] = field(default_factory=dict)
-    """By partition, what was read back of a sink whose lake had tenants."""
+    known: dict[tuple[int, str], list[PublishedRecord]] = field(default_factory=dict)
+    """By partition and key, what was read back or remembered, where there are tenants."""
     since: dict[int, int] = field(default_factory=dict)
     """By partition, the position of their tenant before which that lake's records are passed over."""
     rows: list[Row] = field(default_factory=list)
@@ -152,7 +152,7 @@ class ModelLake:
         self.time = max(self.time + 1, wall_clock_ms())
         held = [row for row in self.rows if row["valid"] and self._closed(row, target) != row]
         sent = {(m.partition, m.id) for out in self.out.values() for m in out}
-        remembered = [tuple(row[name] for name in ("partition", "merge_key", "event_time")) for row in held]
+        held = [row for row in held if (row["partition"], self._id(row)) in sent]
         self.rows = [left for row in self.rows if (left := self._closed(row, target)) is not None]
         self.late = [row for row in self.late if row["offset"] < target[TopicPartition(row["source"], row["partition"])]]
         self.write(tables.LATE, self.late, mode="overwrite")
@@ -162,7 +162,9 @@ class ModelLake:
         self.first = {tp: min(offset, self.first[tp]) for tp, offset in target.items()}
         self.before = self.rows
         self.begin, self.until, self.positions, self.era = dict(target), dict(target), dict.fromkeys(self.tps), self.era + 1
-        self.recover((p, key, time) for p, key, time in remembered if (p, f"{p}/{time}/{key}") in sent)
+        self.recover([] if self.has_tenants else [(row["partition"], row["merge_key"], row["event_time"]) for row in held])
+        if self.has_tenants:
+            self._remember(held)
         self._commit(BatchPlan(self.batch, ranges, {}, has_late=False, reset="jump"))
 
     def start(self, offset: int) -> None:
@@ -186,13 +188,17 @@ class ModelLake:
         self, lost: Mapping[int, list[MergeRecord]], since: Mapping[int, int], begin: Mapping[TopicPartition, int]
     ) -> None:
         """Begins as a lake does whose tables were lost, and had tenants, with what was read back of the sink."""
-        self.lost, self.since = dict(lost), dict(since)
-        names = ("event_time", "due", "closed_at", "tenant")
-        rows: list[Row] = [{"partition": p, "since": time} for p, time in since.items()]
-        for p, mine in lost.items():
-            rows += [{"partition": p, "merge_key": r.key, **{name: getattr(r, name) for name in names}} for r in mine]
-        self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
+        self.since = dict(since)
+        self.write(tables.RECOVERED, [{"partition": p, "since": time, "recovered_at": self.time} for p, time in since.items()])
+        self._remember({**vars(r), "merge_key": r.key, "partition": p} for p, mine in lost.items() for r in mine)
         self.recover([], begin)
+
+    def _remember(self, messages: Iterable[Row]) -> None:
+        """Messages of tenants."""
+        for row in messages:
+            message = PublishedRecord(*(row[name] for name in ("event_time", "due", "closed_at", "tenant")))
+            self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
+            self.write(tables.RECOVERED, [{**row, "recovered_at": self.time}])
 
     def messages(self) -> list[Published]:
         """The sink as it must be: a function of silver's finished, valid rows."""
@@ -200,12 +206,15 @@ class ModelLake:
         for p in sorted(self.cases):
             mine = [row for row in self.rows if row["partition"] == p and row["valid"]]
             for seq, row in enumerate(sorted(mine, key=_order)):
-                whose = f"{quote(row['tenant'], safe='')}/" if self.has_tenants else ""
-                message_id = f"{p}/{row['event_time']}/{whose}{row['merge_key']}"
+                message_id = self._id(row)
                 self.closing |= {(p, message_id): row} if row["closed_at"] is not None else {}
                 value = self.value(row) if self.value else self.default_value(row)
                 found.append(Published(p, row["merge_key"].encode(), max(1, row["event_time"]), value, seq, message_id))
         return found
+
+    def _id(self, row: Row) -> str:
+        whose = f"{quote(row['tenant'], safe='')}/" if self.has_tenants else ""
+        return f"{row['partition']}/{row['event_time']}/{whose}{row['merge_key']}"
 
     def default_value(self, row: Row) -> bytes:
         """A row's message where no other is configured."""
@@ -350,10 +359,8 @@ class ModelLake:
                 recovered.setdefault(key, []).append(event_time)
         merge = self.settings.merge
         rules = MergeRules(tuple(self.sources), merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
-        known = published(recovered)
-        for r in self.lost.get(p, ()):
-            known.setdefault(r.key, []).append(PublishedRecord(r.event_time, r.due, r.closed_at, r.tenant))
-        model = PartitionMerge(rules, recovered=known, since=self.since.get(p, NEVER))
+        known = published(recovered) | {key: messages for (partition, key), messages in self.known.items() if partition == p}
+        model = PartitionMerge(rules, recovered=known, since=NEVER if self.era else self.since.get(p, NEVER))
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
             tp = TopicPartition(source, p)
@@ -435,6 +442,7 @@ class ModelLake:
             "last_event_time": max(times),
             "valid": False,
             "invalid_reason": "reset",
+            **dict.fromkeys(["due", "closed_at", "position"]),
         }
         return {**row, **kept, **closed, "batch": self.batch}
 
