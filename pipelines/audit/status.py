@@ -15,6 +15,7 @@ from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.heads import Moment
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
@@ -130,7 +131,8 @@ def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
     last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
     if last is None or not (rows := unfinished(questions)).num_rows:
         return {}
-    return slowest(rows, clocks_at(questions, settings, Moment(last[0].cursors(), last[0].clocks)))
+    moment = Moment(last[0].cursors(), last[0].clocks)
+    return slowest(rows, clocks_at(questions, read_epochs(questions, settings), last[0].batch, moment))
 
 
 def _decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:

@@ -11,11 +11,10 @@ from pipelines.core.columns import NO_TIME, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.lake import tables
-from pipelines.lake.epochs import passed, read_epochs
+from pipelines.lake.epochs import Epochs, passed
 from pipelines.lake.floors import last_reset
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Questions, Where
-from pipelines.settings import Settings
 
 
 class Slowest(NamedTuple):
@@ -37,11 +36,13 @@ def unfinished(questions: Questions) -> pa.Table:
     return questions.summary(tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, where)
 
 
-def clocks_at(questions: Questions, settings: Settings, moment: Moment) -> TenantClocks:
-    """The clocks of tenants at the end of a batch of the lake's present epoch."""
-    after = last_reset(questions)
-    left = passed(questions, read_epochs(questions, settings), after)
-    return Heads(questions, after).clocks_at(moment, settings.merge.tenant_max_lag_ms or 0, left.of_all)
+def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) -> TenantClocks:
+    """The clocks of tenants at a moment, by the rules of a batch: at its end, or before it. The moment may be of a part of the
+    topic-partitions.
+    """
+    after, epoch = last_reset(questions, batch), epochs.of(batch)
+    left = passed(questions, Epochs(each for each in epochs if each.number <= epoch.number), after)
+    return Heads(questions, after).clocks_at(moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all)
 
 
 def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
