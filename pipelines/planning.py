@@ -179,7 +179,7 @@ class Planner:
                 is_ahead = head > self.clocks.get(tp.partition, NO_TIME)
                 state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
             sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
-        return Standing(self.clocks, sources)
+        return Standing(self.clocks, sources, None if self.tenants is None else self.tenants.clocks)
 
     def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
         """By source, how many records of the last plan, which is this one, are merged and how many are late, as their positions

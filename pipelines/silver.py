@@ -140,7 +140,8 @@ class Silver:
         if planner.tenants is not None:
             heads = Heads(self._engine.questions, last_reset(self._engine.questions), self.decided_before_ms)
             lag_ms = self.settings.merge.tenant_max_lag_ms or 0
-            planner.tenants.heads = heads.clocks_at(moment, lag_ms, left.of_all).heads()
+            planner.tenants.clocks = heads.clocks_at(moment, lag_ms, left.of_all)
+            planner.tenants.heads = planner.tenants.clocks.heads()
 
     def _is_noted(self, plan: BatchPlan) -> bool:
         """Whether `progress`, the last of a batch's notes, has it."""

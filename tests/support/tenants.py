@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipelines.core.model import MergeRules, PartitionMerge
+from pipelines.core.idle import IdleDecision
+from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
 from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed
@@ -41,6 +42,21 @@ def tenant_case(seed: int, gap_ms: int = 100) -> Case:
 def tenant_cases(count: int) -> dict[int, Case]:
     """A partition each."""
     return {p: tenant_case(p) for p in range(count)}
+
+
+def case_of_records(records: Iterable[Record]) -> Case:
+    """Records and decisions of the idle policy, in the order of arrival, as they stand in Kafka and the lake, at new offsets."""
+    case = Case({source: [] for source in SOURCES}, 100)
+    for record in records:
+        mine, tenant = case.values[record.source], {} if record.tenant is None else {"g": record.tenant}
+        if record.told is not None:
+            told = tuple(sorted(record.told.items()))
+            case.decisions.setdefault(record.source, []).append(IdleDecision(len(mine) - 1, record.event_time, told))
+            continue
+        case.arrivals.append(record.source)
+        beat = heartbeat(record.event_time, **tenant)
+        mine.append(beat if record.key is None else keyed(record.key, record.event_time, **tenant))
+    return case
 
 
 class TenantModels:
