@@ -22,7 +22,7 @@ from pipelines.audit import show
 from pipelines.cli_broker import broker_app
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
-from pipelines.settings import load_settings
+from pipelines.settings import load_settings, parse_duration
 
 app = typer.Typer(
     name="watersmeet",
@@ -226,6 +226,7 @@ def rebuild(
     timeout: Annotated[str | None, typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m.")] = None,
     gap: Annotated[str | None, typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max.")] = None,
     longest: Annotated[str | None, typer.Option("--max", help="Another merge.window.max than the lake's, with --gap.")] = None,
+    lag: Annotated[str | None, typer.Option("--tenant-max-lag", help="Another merge.tenant_max_lag than the lake's.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -233,11 +234,10 @@ def rebuild(
     from pipelines.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
-    window = parse_window(timeout, gap, longest)
+    window, lag_ms = parse_window(timeout, gap, longest), None if lag is None else parse_duration(lag)
     with reporting() as reporter:
-        found = derive_again(
-            questions_of(settings), settings, into, window, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
-        )
+        asked, tell = questions_of(settings), lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
+        found = derive_again(asked, settings, into, window, tell, lag_ms=lag_ms)
     answer(found, as_json, show.rebuild_view)
 
 

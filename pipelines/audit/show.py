@@ -199,11 +199,14 @@ def rebuild_view(found: dict[str, Any]) -> Group:
     """What silver holds beside what it holds in the rebuild."""
     lake, rebuilt, timeouts, windows = found["lake"], found["rebuilt"], found["timeout_ms"], found["window"]
     own = [f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n]) for n in ("lake", "rebuilt")]
+    if (lags := found.get("tenant_max_lag_ms")) is not None:
+        own = [f"{told}, lag {duration(lags[n])}" for told, n in zip(own, ("lake", "rebuilt"), strict=True)]
     titles = [f"{name}, {window}" for name, window in zip(("lake", "rebuilt"), own, strict=True)]
     first = Column("", no_wrap=True)
     table = Table(first, *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("records", "open", "timed_out", "valid", "complete"):
-        title = "merge records" if name == "records" else f"  {name.replace('_', ' ')}"
+    for name in [name for name in ("records", "open", "timed_out", "valid", "complete", "waiting") if name in lake]:
+        titles_of = {"records": "merge records", "waiting": "waiting for their tenant's clock"}
+        title = titles_of.get(name, f"  {name.replace('_', ' ')}")
         table.add_row(title, *_compared(lake[name], rebuilt[name]))
     for source, of_lake in lake["sources"].items():
         for name, count in of_lake.items():

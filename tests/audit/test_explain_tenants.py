@@ -49,7 +49,9 @@ def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
     models.arrive(1.0)
     at = {p: positions(case, 300) for p, case in cases.items()}
     told = {key: explain(lake.questions, lake.settings, key) for key in KEYS}
-    records, late, waiting = [], [], []
+    records: list[tuple[Any, ...]] = []
+    late: list[tuple[Any, ...]] = []
+    waiting: list[tuple[Any, ...]] = []
     for p, model in models.models.items():
         for status, rows in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for r in rows:
