@@ -18,7 +18,7 @@ from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.merge import REPLACING
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
-from pipelines.core.types import DUE, TIME
+from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -139,7 +139,11 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         engine.delete(tables.LATE, late, commit)
         table, of_silver = engine.lake.layout[tables.RECOVERED], engine.lake.layout[tables.SILVER].schema
         schema = pa.schema(
-            [of_silver.field(n) for n in ("partition", "merge_key", "event_time", *DUE.names) if n in of_silver.names]
+            [
+                of_silver.field(n)
+                for n in ("partition", "merge_key", "event_time", *DUE.names, *TENANT.names)
+                if n in of_silver.names
+            ]
         )
         before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]], version=version - 1)
         tails = last_published(engine.questions)

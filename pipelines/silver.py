@@ -39,11 +39,11 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Passed, passed, read_epochs
 from pipelines.lake.floors import last_reset
-from pipelines.lake.heads import Heads, Moment, read_since
+from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, first_offsets, within
 from pipelines.lake.schemas import avro_schemas
-from pipelines.lake.stretches import read_lived
+from pipelines.lake.stretches import read_lived, read_since
 from pipelines.owner import Owner, now_ms
 from pipelines.planning import Planner, Tenants
 from pipelines.reset import note_reset, reset_rows, taken_back

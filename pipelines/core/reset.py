@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Tail, place_of
-from pipelines.core.types import DUE, TIME
+from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.core.waiting import gone_rows, leaving
 
 
@@ -107,7 +107,8 @@ def published_again(
     rows: pa.Table, again: Mapping[TopicPartition, int], tails: Mapping[int, Tail], sources: Sequence[str]
 ) -> pa.Table:
     """The merge records that hold a record that comes again, and whose message is out: partition, merge_key, event_time, and
-    where silver has them closed_at and due, which is the last clock that it was open at: by another epoch's rules perhaps.
+    where silver has them the tenant, closed_at, and due, which is the last clock that it was open at: by another epoch's rules
+    perhaps. (With tenants due stays what it was: records come by the clocks of their tenants.)
 
     `rows`: finished, valid rows of silver. `tails`: by partition, the last message.
     """
@@ -115,17 +116,25 @@ def published_again(
     for source in sources:
         kept, parents = _kept(source, rows[source].combine_chunks(), rows["partition"], again)
         touched[parents[~kept]] = True
-    found = rows.select(["partition", "merge_key", "event_time", *_without_due(rows)]).filter(pa.array(touched))
+    of_closing = [name for name in (*DUE.names, *TENANT.names) if name in rows.column_names]
+    found = rows.select(["partition", "merge_key", "event_time", *of_closing]).filter(pa.array(touched))
     keys, times = found["merge_key"].to_pylist(), times_ms(found["event_time"]).tolist()
-    closing = [[None if at == NO_TIME else at for at in times_ms(found[name]).tolist()] for name in _without_due(rows)]
+    closing = [_listed(found[name]) for name in of_closing]
     places = (place_of(*each) for each in zip(times, keys, *closing, strict=True))
     ends = {p: tail.place for p, tail in tails.items()}
     is_out = [p in ends and place <= ends[p] for p, place in zip(found["partition"].to_pylist(), places, strict=True)]
-    if closing:
+    if len(closing) == len(DUE):
         open_until = np.maximum(times_ms(found["due"]), times_ms(found["closed_at"]) - 1)
         was_closed = times_ms(found["closed_at"]) != NO_TIME
         found = found.set_column(found.column_names.index("due"), "due", time_column(np.where(was_closed, open_until, NO_TIME)))
     return found.filter(pa.array(is_out, pa.bool_()))
+
+
+def _listed(column: pa.ChunkedArray) -> list[Any]:
+    """A column as Python's values, times as ms."""
+    if pa.types.is_timestamp(column.type):
+        return [None if at == NO_TIME else at for at in times_ms(column).tolist()]
+    return list(column.to_pylist())
 
 
 def _kept(

@@ -95,8 +95,8 @@ class SparkEngine:
 
     def rows(self, found: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
-        # Spark infers no types from an Arrow table without a chunk.
-        return self.spark.createDataFrame(found if found.num_rows else [], columns_ddl(found.schema))
+        # Spark infers no types from an Arrow table without a chunk, and of one with many small chunks it loses rows.
+        return self.spark.createDataFrame(found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema))
 
     # -- transforming
 

@@ -41,11 +41,6 @@ def moment_of(questions: Questions, batch: int) -> Moment:
     return Moment(cursors, {row["partition"]: row["clock"] for row in rows if row["clock"] is not None})
 
 
-def read_since(questions: Questions) -> dict[int, int]:
-    """By partition the position of its tenant (ms) before which a record of a lost lake is passed over; nothing after a reset."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Heads:
     """Asks for the clocks of tenants of a lake, since a deliberate reset (the batch `after`; -1: there was none).
