@@ -34,7 +34,7 @@ Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
 Message: TypeAlias = "tuple[int, int, Tail | None, str, bytes | None, int, bytes | None]"
 """Of a message of the sink offset, number, what its headers say (None: they are not ours), id, key, timestamp (ms), value."""
 
-_NOWHERE = Place(PLAIN, -1, b"")
+_NOWHERE = Place(PLAIN, b"", -1, b"")
 
 
 # -- what rows of silver should become

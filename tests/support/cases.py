@@ -35,7 +35,7 @@ class Case:
 
         def idle(source: str, before: float) -> Iterator[Record]:
             while told[source] and told[source][0].after_offset < before:
-                yield Record(source, *told[source].pop(0))
+                yield Record(source, *told[source].pop(0)[:2])
 
         for source in self.arrivals:
             offset, offsets[source] = offsets[source], offsets[source] + 1
