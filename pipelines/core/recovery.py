@@ -58,7 +58,7 @@ class Closings(NamedTuple):
         A decision closes merge records just after that position, or later. All before the first message are out, and none after
         the last one is.
         """
-        return min(max(position, self.first - 1), self.last)
+        return min(max(position, self.first - 2), self.last)
 
 
 class ReadBack(NamedTuple):
