@@ -93,7 +93,7 @@ class Judge:
     def right(self, row: Row) -> list[tuple[bool | None, str | None]]:
         """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated."""
         if row.outcome.status != "timed_out":
-            return [(None, None) if row.outcome.status == "open" else (False, "reset")]
+            return [(False, "reset") if row.is_finished else (None, None)]
         fits = len(row.value or b"") <= self.epochs.of(row.batch).settings.publish.max_bytes
         sized: list[tuple[bool | None, str | None]] = [(True, None)] if fits else [(False, "too_large")]
         if not self._knows_messages:

@@ -21,18 +21,21 @@ _FREE_PORTS = range(20_000, 32_768)
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether the process still does anything: one that only waits to be collected does not."""
-    try:
-        process.wait(0)  # collects a child of this process that has ended
-    except psutil.TimeoutExpired:
-        pass
-    else:
+    """Whether the process still does anything: one that only waits to be collected does not. A child of this process that has
+    ended is collected by the very call that says so.
+    """
+    if not process.is_running():
         return False
     try:
         # Where nobody collects it, an ended process stays a zombie; but a first thread is one too while others end.
-        return process.is_running() and not (process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
+        is_over = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
-        return False
+        is_over = True
+    try:
+        process.wait(0)  # after the look: one that ends between the two is collected, and not just said to be over
+    except psutil.TimeoutExpired:
+        return not is_over
+    return False
 
 
 def end(process: psutil.Process, deadline: float) -> None:

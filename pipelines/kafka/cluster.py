@@ -20,6 +20,9 @@ from pipelines.settings import KafkaSettings, Settings
 TIMEOUT_S = 15.0
 """How long a broker may take to answer a question before it counts as unreachable."""
 
+SETTLING_S = 15.0
+"""How long an open transaction of another producer may take to end."""
+
 LARGEST_RECORD = 100_000_000
 """How many bytes librdkafka takes from a broker at a time (`receive.message.max.bytes`): no record that was read is larger."""
 
@@ -34,15 +37,16 @@ _Answer = TypeVar("_Answer")
 
 
 class Cluster:
-    """Questions to one Kafka cluster; each is answered within `timeout_s`.
+    """Questions to one Kafka cluster; each is answered within `timeout_s`, once transactions of others have had `settling_s` to
+    end where that is the question.
 
     Every method raises KafkaUnreachableError where no broker answers in time, and at once KafkaAccessError where the login, a
     certificate or a permission is refused, TopicChangedError for a topic that does not exist (unless it says otherwise), and
     KafkaRequestError for any other refusal.
     """
 
-    def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S) -> None:
-        self.kafka, self.timeout_s = kafka, timeout_s
+    def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S, settling_s: float = SETTLING_S) -> None:
+        self.kafka, self.timeout_s, self.settling_s = kafka, timeout_s, settling_s
         self._is_used = False
         """Whether the client has been asked before."""
 
@@ -100,10 +104,10 @@ class Cluster:
 
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
         """`bounds`, once every transaction that was open when this was called has ended: until then, committed messages behind
-        its first one cannot be read. Raises KafkaRequestError where one stays open.
+        its first one cannot be read. Raises KafkaRequestError where one is still open after `settling_s`.
         """
         ends = self._offsets(topic, range(partitions), _LATEST, IsolationLevel.READ_UNCOMMITTED)
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + self.settling_s
         while True:
             bounds = self.bounds(topic, partitions)
             behind = [p for p, end in ends.items() if bounds[p][1] < end]

@@ -223,7 +223,7 @@ def test_behind_an_open_transaction_nothing_is_sent_since_nobody_knows_what_was(
     other.produce(topic, heartbeat(TIME_MS), partition=0)
     other.flush(30)
     redrive_of_all = Redrive(river.questions, river.settings, FUTURE)
-    monkeypatch.setattr(redrive_of_all, "_cluster", Cluster(river.settings.kafka, timeout_s=1))
+    monkeypatch.setattr(redrive_of_all, "_cluster", Cluster(river.settings.kafka, settling_s=0))
     with pytest.raises(KafkaRequestError, match=r"\[0\] has an open transaction of another producer at offset"):
         redrive_of_all.run(apply=True)
     other.commit_transaction(30)

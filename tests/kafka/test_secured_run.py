@@ -248,7 +248,8 @@ def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_l
 def test_a_pipeline_logs_in_with_a_token(secured: SecuredBroker, new_river: NewRiver) -> None:
     options = {**secured.issuer.options, "ssl.ca.location": str(secured.folder / "ca.crt")}
     river = new_river(user="pipeline", kafka__options=options)
-    river.finish()
+    run = river.run("--once")
+    assert run.wait() == 0, run.said()
     river.flow()
     river.finish()
     assert river.losses() == Losses()

@@ -28,6 +28,8 @@ from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
+from pipelines.lineage import sending
+from pipelines.metrics import serving
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings, load_settings
@@ -167,8 +169,8 @@ class Losses:
 class River:
     """One configuration on a broker, its input so far, and how to run, break and judge it.
 
-    Every run is a process of its own, but where `spark` is given. The judge reads the tables by delta-rs, a catalog's by
-    their folder, so that neither Spark nor the lake's own catalog is needed for it.
+    A run that is to be killed, paused or signalled is a process of its own. The judge reads the tables by delta-rs, a catalog's
+    by their folder, so that neither Spark nor the lake's own catalog is needed for it.
     """
 
     kafka: Access
@@ -184,8 +186,8 @@ class River:
     encode: Callable[[bytes | None], bytes | None] = lambda value: value
     """What is sent for a value of its cases."""
     spark: SparkSession | None = None
-    """Where it is given, undisturbed runs with Spark are in this process, on this session: a process of their own costs as much
-    again to start. (What is killed, paused or signalled, and each kind of lake at least once, has its own.)"""
+    """Where it is given, undisturbed runs with Spark are in this process, on this session. (Each kind of lake has a process of
+    its own at least once.)"""
 
     @classmethod
     def make(
@@ -291,12 +293,20 @@ class River:
             self.file, *arguments, point=point, count=count, program=program, environment=environment, command=command
         )
 
-    def finish(self, *arguments: str) -> None:
-        """An undisturbed run over what is there."""
-        if self.spark is not None and self.config["engine"] == "spark" and not arguments:
-            Run(self.settings, LAYERS, Reporter()).once()
+    @property
+    def is_here(self) -> bool:
+        """Whether undisturbed runs are in this process, which has all that they need: one of their own takes seconds to start."""
+        has_engine = self.config.get("engine") == ENGINES[EMBEDDED] or self.spark is not None
+        return has_engine and self.program is WATERSMEET and self.environment is None
+
+    def finish(self, *layers: str) -> None:
+        """An undisturbed run over what is there, as `run --once`; by some layers only, where they are named."""
+        if self.is_here:
+            settings = self.settings
+            with serving(settings) as metrics, sending(settings) as lineage:
+                Run(settings, layers or LAYERS, Reporter(), observers=[*metrics, *lineage]).once()
             return
-        run = self.run(*arguments, "--once")
+        run = self.run(*layers, "--once")
         assert run.wait() == 0, run.said()
 
     def finish_repartition(self) -> None:
