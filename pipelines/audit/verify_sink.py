@@ -154,7 +154,7 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
     """What of the sink is not compared: after a recovery, and after a jump back; and after any reset time began again."""
     compared: dict[int, list[tuple[Place, int]]] = defaultdict(list)
     for row in evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0)).to_pylist():
-        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"])
+        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"])
         compared[row["partition"]].append((place, NEVER))
     due = {p: [place for place, _ in messages] for p, messages in compared.items()}
     for before, reset in zip(evidence.eras, evidence.resets, strict=False):
@@ -236,13 +236,14 @@ def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> 
     """What of a message is not as its row of silver has it."""
     if row is None:
         return "silver has no finished, valid record for it"
-    (_, _, _, id, key, timestamp, value), (name, _, time, *_) = message, row.outcome
+    (_, _, _, id, key, timestamp, value), (name, _, time, *_), tenant = message, row.outcome, row.outcome.tenant
     is_same = {"key": key == name.encode(), "value": judge.is_same(value, row), "timestamp": timestamp == max(1, time)}
-    is_same["id"] = id == message_id(partition, time, name)
+    is_same["id"] = id == message_id(partition, time, name, tenant)
     differing = [part for part, same in is_same.items() if not same]
     return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record" if differing else None
 
 
 def _record(key: str, place: Place) -> str:
     time = f"event_time {place.time}" if place.closed_at == PLAIN else f"closed_at {place.closed_at}, due {place.time}"
-    return f"key {key!r}, {time}"
+    whose = f"tenant {place.tenant.decode()!r}, " if place.tenant else ""
+    return f"{whose}key {key!r}, {time}"
