@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
     @property
     def place(self) -> Place:
         """Where it stands in the order of publication."""
-        return place_of(self.event_time, self.key, self.due, self.closed_at)
+        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
 class Row(NamedTuple):

@@ -154,7 +154,7 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
     """What of the sink is not compared: after a recovery, and after a jump back; and after any reset time began again."""
     compared: dict[int, list[tuple[Place, int]]] = defaultdict(list)
     for row in evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0)).to_pylist():
-        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"])
+        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"])
         compared[row["partition"]].append((place, NEVER))
     due = {p: [place for place, _ in messages] for p, messages in compared.items()}
     for before, reset in zip(evidence.eras, evidence.resets, strict=False):
@@ -236,9 +236,10 @@ def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> 
     """What of a message is not as its row of silver has it."""
     if row is None:
         return "silver has no finished, valid record for it"
-    (_, _, _, id, key, timestamp, value), (name, _, time, *_) = message, row.outcome
-    is_same = {"key": key == name.encode(), "value": judge.is_same(value, row), "timestamp": timestamp == max(1, time)}
-    is_same["id"] = id == message_id(partition, time, name)
+    (_, _, _, id, key, timestamp, value), found = message, row.outcome
+    is_same = {"key": key == found.key.encode(), "value": judge.is_same(value, row)}
+    is_same["timestamp"] = timestamp == max(1, found.event_time)
+    is_same["id"] = id == message_id(partition, found.event_time, found.key, found.tenant)
     differing = [part for part, same in is_same.items() if not same]
     return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record" if differing else None
 

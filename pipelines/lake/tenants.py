@@ -27,13 +27,15 @@ class Slowest(NamedTuple):
     clock: int | None
 
 
+UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
+"""Rows of silver that are still to change."""
+
 NOBODY = Slowest(0, None, None)
 
 
 def unfinished(questions: Questions) -> pa.Table:
     """How many `rows` of silver are still to change: by partition, tenant and status (open, waiting)."""
-    where: Where = [[("status", "in", ["open", "waiting"])]]
-    return questions.summary(tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, where)
+    return questions.summary(tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED)
 
 
 def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) -> TenantClocks:
@@ -45,17 +47,20 @@ def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) 
     return Heads(questions, after).clocks_at(moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all)
 
 
+def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int | None]]:
+    """Each partition and tenant of such rows (`unfinished`) with its clock (ms), in the order of partition and clock."""
+    known = rows.group_by(["partition", "tenant"]).aggregate([])
+    times = clocks.clocks(int64s(known["partition"]), known["tenant"])
+    found = zip(known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True)
+    return [(p, tenant, None if time == NO_TIME else time) for p, time, tenant in sorted(found)]
+
+
 def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
     """By partition, of the tenants of such rows (`unfinished`)."""
-    known = rows.group_by(["partition", "tenant"]).aggregate([])
-    by_partition: dict[int, list[tuple[int, str]]] = {}
-    times = clocks.clocks(int64s(known["partition"]), known["tenant"])
-    for p, tenant, time in zip(known["partition"].to_pylist(), known["tenant"].to_pylist(), times.tolist(), strict=True):
-        by_partition.setdefault(p, []).append((time, tenant))
-    found = {}
-    for p, mine in by_partition.items():
-        clock, tenant = min(mine)
-        found[p] = Slowest(len(mine), tenant, None if clock == NO_TIME else clock)
+    found: dict[int, Slowest] = {}
+    for p, tenant, clock in times_of(rows, clocks):
+        first = found.get(p, Slowest(0, tenant, clock))
+        found[p] = first._replace(tenants=first.tenants + 1)
     return found
 
 

@@ -95,7 +95,7 @@ def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tm
     river = tenants.river
     tenants.arrive(0.6)
     river.finish()
-    shutil.rmtree(river.settings.lake)
+    shutil.rmtree(str(river.settings.lake))
     river.config["kafka"]["start"] = "sink"
     river.write()
     tenants.arrive(0.8)

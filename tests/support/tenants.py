@@ -99,8 +99,8 @@ class TenantModels:
                     times = r.event_time, r.last_event_time, due, r.closed_at, None
                     rows.append((p, r.tenant, r.key, status, *times, parts))
             for position, record in model.waiting:
-                times = record.event_time, record.event_time, None, None, position
-                rows.append((p, record.tenant, record.key, "waiting", *times, [(record.source, record.offset)]))
+                of_record = record.event_time, record.event_time, None, None, position, [(record.source, record.offset)]
+                rows.append((p, record.tenant, record.key, "waiting", *of_record))
         return sorted(rows, key=repr)
 
     def late(self) -> list[Row]:
