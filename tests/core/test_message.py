@@ -54,7 +54,7 @@ CARTS = st.fixed_dictionaries(
     }
 )
 PARTS = st.lists(TEXTS, max_size=3), st.lists(TEXTS, max_size=3), st.lists(CARTS, max_size=3)
-ROWS = st.lists(st.builds(Row, KEYS, TIMES, TIMES, *PARTS), max_size=6) | st.lists(
+ROWS = st.lists(st.builds(Row, KEYS, TIMES, TIMES, *PARTS, st.none()), max_size=6) | st.lists(
     st.builds(Row, KEYS, TIMES, TIMES, *PARTS, TENANTS), max_size=6
 )
 
