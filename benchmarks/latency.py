@@ -103,7 +103,7 @@ class Receiver:
                 continue  # nothing new, or the end of a partition
             now = time.time()
             headers: dict[str, Any] = dict(message.headers() or [])
-            partition, event_time, _ = parse_message_id(headers[ID].decode())
+            partition, event_time, *_ = parse_message_id(headers[ID].decode())
             self.arrivals.append((now, partition, event_time))
             self._latest[partition] = event_time
 

@@ -7,7 +7,8 @@ goes on: after the last row of bronze, or at the beginning that was kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +25,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import read_backwards
 from pipelines.lake import tables
 from pipelines.lake.commits import bronze_application
-from pipelines.lake.decisions import decision_rows
+from pipelines.lake.decisions import Decided, decision_rows
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, within
 from pipelines.owner import Owner, now_ms
@@ -194,27 +195,42 @@ class Beginning:
             for decision in state.decisions.get(source, ())
         ]
         rows: list[dict[str, Any]] = [
-            {"partition": p, "merge_key": m.key, "event_time": m.event_time, "due": m.due, "closed_at": m.closed_at}
+            {"partition": p, "merge_key": m.key, "event_time": m.event_time}
+            | {"due": m.due, "closed_at": m.closed_at, "tenant": m.tenant}
             for p, state in states.items()
             for m in state.read_back
         ]
-        lived = {p: state.lived(self.settings.merge.window) for p, state in states.items()}
-        rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in lived.items() if told is not None]
+        if self.settings.merge.has_tenants:
+            rows += [{"partition": p, "since": state.since} for p, state in states.items() if state.since is not None]
+        else:
+            lived = {p: state.lived(self.settings.merge.window) for p, state in states.items()}
+            rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in lived.items() if told is not None]
         for source in self.settings.sources:
             begun = self._chosen(source, self._bounds(source))
             rows += [{"partition": p, "source": source, "offset": offset} for p, offset in begun.items()]
         known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
         if idle and not known["decisions"][0].as_py():
-            self._write(tables.IDLE_HEARTBEATS, decision_rows(self.settings, idle, now))
+            self._write(tables.IDLE_HEARTBEATS, self._decision_rows(idle, now))
         table = tables.layout(self.settings)[tables.RECOVERED]
         self._write(tables.RECOVERED, table.rows_of({**row, "recovered_at": now} for row in rows))
+
+    def _decision_rows(self, decided: Sequence[Decided], now: int) -> pa.Table:
+        """Decisions as rows: those after one offset a millisecond apart, since rows of one time are one decision."""
+        counts: Counter[tuple[TopicPartition, int]] = Counter()
+        by_time: dict[int, list[Decided]] = {now: []}
+        for tp, decision in decided:
+            place = tp, decision.after_offset
+            by_time.setdefault(now + counts[place], []).append((tp, decision))
+            counts[place] += 1
+        return pa.concat_tables([decision_rows(self.settings, mine, time) for time, mine in by_time.items()])
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
         """Per partition what the sink says; where there is no sink, or nothing in it, nothing.
 
         A partition whose last message was made before the window first changed says nothing of it, and others say what it was.
-        Raises ConfigurationError where messages were not made with the window of the configuration, and do not say with which.
+        Raises ConfigurationError where messages were not made with the tenants or the window of the configuration, and do not
+        say with which, or where the window or the lag of tenants has changed.
         """
         topic, cluster = self.settings.publish.topic, Cluster(self.settings.kafka)
         nothing = {p: SinkState({}, {}, ()) for p in range(self.partitions)}
@@ -225,10 +241,11 @@ class Beginning:
             """What a sink partition says, whose messages had this window unless they tell of another one."""
             messages = read_backwards(self.settings.kafka, topic, p)
             said = (message for message in messages if FORGOTTEN not in dict(message.headers() or []))
-            return sink_state(map(_as_read_back, said), window)
+            return sink_state(map(_as_read_back, said), window, merge.tenant_max_lag_ms)
 
         merge = self.settings.merge
         found = {p: read(p, merge.window) for p in nothing}
+        self._check_tenants(found.values())
         first = next((state.told.first for state in found.values() if state.told), None)
         if first is not None:
             early = [p for p, state in found.items() if state.told is None]
@@ -246,6 +263,27 @@ class Beginning:
                 )
         return found
 
+    def _check_tenants(self, states: Iterable[SinkState]) -> None:
+        topic, has_tenants = self.settings.publish.topic, self.settings.merge.has_tenants
+        for state in states:
+            if state.last is None:
+                continue
+            if has_tenants and not state.last.tenant:
+                raise ConfigurationError(
+                    f"merge.tenant: the messages of {topic} were made without tenants; leave `tenant` and `tenant_max_lag` out, "
+                    "or publish to another topic"
+                )
+            if state.last.tenant and not has_tenants:
+                raise ConfigurationError(
+                    f"merge.tenant: the messages of {topic} were made with tenants; give the `tenant` and `tenant_max_lag` of "
+                    "the lake, or publish to another topic"
+                )
+            if has_tenants and state.told is not None:
+                raise ConfigurationError(
+                    f"kafka.start: the messages of {topic} tell of another window or `tenant_max_lag` before, and with tenants a "
+                    "lake cannot be taken up through such a change; start at `earliest`, and publish to another topic"
+                )
+
 
 def begun(questions: Questions, source: str) -> list[tuple[int, int]]:
     """The beginnings that the tables keep for a source: (partition, offset)."""
@@ -261,4 +299,4 @@ def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None
         stands = standing(headers)
     except ValueError:
         raise ForeignMessageError(message.topic() or "", message.partition() or 0, message.offset() or 0) from None
-    return ReadBack(stands.event_time, stands.key, stands.due, stands.closed_at), headers
+    return ReadBack(stands.event_time, stands.key, stands.due, stands.closed_at, stands.tenant), headers

@@ -10,21 +10,19 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 import pipelines
 from pipelines.answers import answer, print_json, print_text
 from pipelines.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms, parse_window
+from pipelines.asking import evaluator, questions_of, unchecked
 from pipelines.audit import show
 from pipelines.cli_broker import broker_app
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
-from pipelines.settings import Settings, load_settings
-
-if TYPE_CHECKING:
-    from pipelines.lake.questions import Questions
+from pipelines.settings import load_settings, parse_duration
 
 app = typer.Typer(
     name="watersmeet",
@@ -94,7 +92,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
     preview: list[dict[str, Any]] = []
     if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
         of_lake, preview = check_lake(
-            Lake(settings), _unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
+            Lake(settings), unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
         )
         problems += of_lake
     problems += [] if problems else check_keys(settings)
@@ -174,7 +172,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.audit.status import status as find_status
 
     settings = load_settings(config)
-    answer(find_status(_questions(settings), settings), as_json, show.status_view)
+    answer(find_status(questions_of(settings), settings), as_json, show.status_view)
 
 
 @app.command()
@@ -183,6 +181,7 @@ def explain(
     as_of: Annotated[
         str | None, typer.Option("--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z.")
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone, where the key is one of several tenants.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -190,7 +189,7 @@ def explain(
     from pipelines.audit.explain import explain as tell
 
     settings = load_settings(config)
-    found = tell(_questions(settings), settings, key, None if as_of is None else parse_as_of(as_of))
+    found = tell(questions_of(settings), settings, key, None if as_of is None else parse_as_of(as_of), tenant)
     answer(found, as_json, show.explain_view)
 
 
@@ -206,11 +205,11 @@ def verify(
     from pipelines.audit.verify import verify as find_broken
 
     settings = load_settings(config)
-    asked = _questions(settings)
+    asked = questions_of(settings)
     if against is None:
-        found = find_broken(asked, settings, full=full, evaluate=_evaluate(settings) if full else None)
+        found = find_broken(asked, settings, full=full, evaluate=evaluator(settings) if full else None)
     else:
-        found = verify_against(asked, _unchecked(rebuilt_settings(settings, against)), settings, against)
+        found = verify_against(asked, unchecked(rebuilt_settings(settings, against)), settings, against)
     kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
     sound = kept if against is None else f"silver and late are the same as in {against}"
     answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
@@ -227,6 +226,7 @@ def rebuild(
     timeout: Annotated[str | None, typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m.")] = None,
     gap: Annotated[str | None, typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max.")] = None,
     longest: Annotated[str | None, typer.Option("--max", help="Another merge.window.max than the lake's, with --gap.")] = None,
+    lag: Annotated[str | None, typer.Option("--tenant-max-lag", help="Another merge.tenant_max_lag than the lake's.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -234,11 +234,10 @@ def rebuild(
     from pipelines.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
-    window = parse_window(timeout, gap, longest)
+    window, lag_ms = parse_window(timeout, gap, longest), None if lag is None else parse_duration(lag)
     with reporting() as reporter:
-        found = derive_again(
-            _questions(settings), settings, into, window, lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
-        )
+        asked, tell = questions_of(settings), lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
+        found = derive_again(asked, settings, into, window, tell, lag_ms=lag_ms)
     answer(found, as_json, show.rebuild_view)
 
 
@@ -254,7 +253,7 @@ def redrive(
     from pipelines.redrive import Redrive
 
     settings, since_ms = load_settings(config), None if since is None else parse_time_ms("--since", since)
-    answer(Redrive(_questions(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
+    answer(Redrive(questions_of(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
 
 
 @app.command()
@@ -273,7 +272,7 @@ def forget(
         if apply:
             found = forgotten(settings, key, reporter, has_tombstone=tombstone)
         else:
-            found = Forgetting(_questions(settings), settings, key).preview()
+            found = Forgetting(questions_of(settings), settings, key).preview()
     answer(found, as_json, show.forget_view)
 
 
@@ -311,7 +310,7 @@ def report(
 
     settings = load_settings(config)
     check_writable("--out", out)  # before the lake is read for it
-    write_page("--out", out, page(read_report(_questions(settings), settings, now_ms())))
+    write_page("--out", out, page(read_report(questions_of(settings), settings, now_ms())))
     answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
@@ -350,7 +349,7 @@ def evolve(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        asked = _questions(settings)
+        asked = questions_of(settings)
         found = record(asked, settings, reporter) if apply else preview(asked, settings)
     answer(found, as_json, show.evolve_view)
     if found["problems"]:
@@ -391,42 +390,6 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-
-
-def _questions(settings: Settings) -> Questions:
-    """Answers questions about the lake. Raises WatersmeetError where its object store cannot be read, and where an earlier
-    version made it.
-    """
-    from pipelines.lake.identity import check_layout
-    from pipelines.lake.location import Lake
-    from pipelines.lake.store import check_readable
-
-    check_readable(Lake(settings))
-    asked = _unchecked(settings)
-    check_layout(asked, Lake(settings))
-    return asked
-
-
-def _unchecked(settings: Settings) -> Questions:
-    """Answers questions about any lake. Spark is started by the first question, and only for a lake that needs it."""
-    from pipelines.lake.location import Lake
-    from pipelines.lake.questions import questions
-
-    def spark() -> Any:
-        """The Spark session of the configuration, imported and started only where it is needed."""
-        from pipelines.engine.session import spark_session
-
-        return spark_session(settings.spark)
-
-    return questions(Lake(settings), spark)
-
-
-def _evaluate(settings: Settings) -> Any:
-    """What evaluates the SQL expressions of the configuration; None where it has none."""
-    from pipelines.audit.validate import has_expressions
-    from pipelines.engine.choice import open_engine
-
-    return open_engine(settings).evaluate if has_expressions(settings.publish) else None
 
 
 def main() -> None:

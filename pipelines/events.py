@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pipelines.core.plan import TopicPartition
+from pipelines.core.tenants import TenantClocks
 
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """Records by outcome and, where they were refused, reason (else empty)."""
@@ -67,10 +68,13 @@ class SourceStanding(NamedTuple):
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the merge stands, after a batch or where there was nothing to merge. `clocks`: by partition, in ms."""
+    """Where the merge stands, after a batch or where there was nothing to merge. `clocks`: by partition, in ms; `tenants`: those
+    of tenants, where there are some.
+    """
 
     clocks: Mapping[int, int]
     sources: Mapping[TopicPartition, SourceStanding]
+    tenants: TenantClocks | None = None
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,25 @@ class Published:
     sequences: Mapping[int, int]
 
 
+class TenantsSampled(NamedTuple):
+    """How many records wait for their tenants' clocks, how many tenants have something open or waiting, and how far the slowest
+    of them is behind the clock of its partition (ms).
+    """
+
+    waiting_rows: int
+    tenants: int
+    lag_ms: int
+
+
 @dataclass(frozen=True)
 class Sampled:
-    """What a run asks now and then: the first offset and the exclusive end offset of each topic-partition in Kafka, and how many
-    merge records are open (None: as before).
+    """What a run asks now and then: the first offset and the exclusive end offset of each topic-partition in Kafka; how many
+    merge records are open, and how tenants stand (None: as before, or there are none).
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
     open_rows: int | None
+    tenants: TenantsSampled | None = None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import numpy as np
 
 from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, looked_up
 from pipelines.core.sequence import Tail, place_of
-from pipelines.core.types import DUE
 from pipelines.lake import tables
-from pipelines.lake.order import Order, orders
+from pipelines.lake.order import Order, orders, place_columns
 from pipelines.lake.questions import Condition, Questions, Where, bytes_of, neighbours
 
 PIECE_BYTES, LIMIT_BYTES = 16 * 1024 * 1024, 512 * 1024 * 1024
@@ -136,7 +135,7 @@ def _with_ties(questions: Questions, tails: Mapping[int, Tail], order: Order, pa
         return []
     same: Condition = (order.column, "in", sorted(set(times.values())))
     where = [[*_FINISHED, *order.conditions, ("partition", "in", list(times)), same]]
-    names = ["partition", "event_time", "merge_key", *(DUE.names if order.column == "closed_at" else ())]
+    names = ["partition", *place_columns(questions)]
     found = questions.select(tables.SILVER, names, where)
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return sorted({p for p, *place in rows if p in times and place_of(*place) > tails[p].place})

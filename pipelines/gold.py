@@ -1,5 +1,5 @@
 """Gold: what silver has finished goes to Kafka, per partition one gapless sequence in order of (event time, key); where the merge
-has a window by gap, of (closed at, due, key).
+has a window by gap, of (closed at, due, key), and with tenants, of (closed at, tenant, due, key).
 
 The sink itself says where the sequence stands. There is one publisher, the process that owns gold. A publication is made in these
 steps:
@@ -30,6 +30,7 @@ from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
 from pipelines.core.recovery import (
+    Closings,
     Told,
     encode_idle,
     encode_min_offsets,
@@ -40,7 +41,6 @@ from pipelines.core.recovery import (
     told_of,
 )
 from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
-from pipelines.core.types import DUE
 from pipelines.engine import Engine, Rows
 from pipelines.events import Handled, Published
 from pipelines.extent import Extent, Pending, finished, pending
@@ -54,7 +54,7 @@ from pipelines.lake.order import Order
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
-from pipelines.lake.stretches import longest, read_lived, stretches_of, windows_of
+from pipelines.lake.stretches import lags_of, longest, read_lived, stretches_of, windows_of
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 
@@ -182,7 +182,7 @@ class Gold:
     def _rows(self, piece: Mapping[int, Extent], order: Order) -> pa.Table:
         """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""
         columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
-        columns += DUE.names if "closed_at" in order.columns else []
+        columns += [name for name in order.columns if name not in columns]
         firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
         where = finished(order, firsts, lasts)
         found, until = [], None
@@ -214,16 +214,18 @@ class Gold:
         for times in ends:
             positions = {p: read_again_from(time, longest_ms if is_closed else None) for p, time in times.items()}
             told = self._told(positions, lived, is_plain=not is_closed)
-            for partition, said in self._beginnings(positions).items():
+            lag_ms = self._epochs.current.settings.merge.tenant_max_lag_ms
+            closings = {} if lag_ms is None else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
+            for partition, said in self._beginnings(positions, closings).items():
                 said += [(EPOCHS, encode_told(told[partition]))] if partition in told else []
                 headers[partition][times[partition]] = said
         return dict(headers)
 
-    def _beginnings(self, times: Mapping[int, int]) -> dict[int, list[tuple[str, bytes]]]:
+    def _beginnings(self, times: Mapping[int, int], closings: Mapping[int, Closings]) -> dict[int, list[tuple[str, bytes]]]:
         """Per partition, by source: the first offset at a position (ms) >= a time, and the idle decisions from there on.
 
         A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
-        since the clock has passed that time in all of them.
+        since the clock has passed that time in all of them. `closings`: by partition, with tenants, of the messages.
         """
         decisions: dict[int, dict[str, list[IdleDecision]]] = {partition: {} for partition in range(self.partitions)}
         for tp, decision in read_decisions(self._engine.questions):
@@ -236,16 +238,17 @@ class Gold:
                 offsets[p][source] = min_offset(records, decisions[p].get(source, ()), time, next_offset=0)
         said = {}
         for p, by_source in offsets.items():
-            idle = idle_header(decisions[p], by_source)
+            idle = idle_header(decisions[p], by_source, closings.get(p))
             said[p] = [(MIN_OFFSETS, encode_min_offsets(by_source)), *([(IDLE, encode_idle(idle))] if idle else [])]
         return said
 
     def _told(self, positions: Mapping[int, int], lived: Mapping[int, Told], *, is_plain: bool) -> dict[int, Told]:
         """Per partition, under which windows a lost lake would have to merge again from these positions (ms) on; nothing where
-        the window has never changed. `is_plain`: whether timeouts closed the messages that say it, which do not say when.
+        neither the window nor the tenants' lag has ever changed. `is_plain`: whether timeouts closed the messages that say it,
+        which do not say when.
         """
         windows, now = windows_of(self._epochs, lived), self._epochs.current.settings.merge.window
-        if len(windows) == 1:
+        if len(windows) == 1 and len(lags_of(self._epochs)) == 1:
             return {}
         first = next((told.first for told in lived.values()), self._epochs[0].settings.merge.window)
         longest_ms = None if all(window.is_timeout for window in windows) else longest(self._epochs, lived)
@@ -264,10 +267,13 @@ class Gold:
         if not publications:
             return
         now, sink = now_ms(), self._sink
-        table = self._engine.lake.layout[tables.PUBLISHED]
-        closing = [(t.due, t.closed_at) if "last_due" in table.schema.names else () for _, _, t in publications]
-        rows = [(p, first, t.seq, t.event_time, t.key, t.offset, now, sink) for p, first, t in publications]
-        self.owner.append(tables.PUBLISHED, table.rows([(*row, *more) for row, more in zip(rows, closing, strict=True)]))
+        noted = {"committed_at": now, "sink": sink}
+        rows = [
+            {"partition": p, "first_seq": first, "last_seq": t.seq, "last_event_time": t.event_time, "last_key": t.key}
+            | {"sink_offset": t.offset, "last_due": t.due, "last_closed_at": t.closed_at, "last_tenant": t.tenant, **noted}
+            for p, first, t in publications
+        ]
+        self.owner.append(tables.PUBLISHED, self._engine.lake.layout[tables.PUBLISHED].rows_of(rows))
 
     def _tell_published(self, publications: Sequence[Publication], tails: Mapping[int, Tail]) -> None:
         topic, messages = self.settings.publish.topic, sum(p.tail.seq - p.first_seq + 1 for p in publications)
@@ -330,4 +336,5 @@ def _followed(pieces: Iterator[pa.Table], ends: dict[int, Tail]) -> Iterator[pa.
 def _end_of(found: pa.Table) -> Tail:
     """Where a partition's sequence stands after these messages of it, which are one or more; no offset is known yet."""
     [last] = found.slice(found.num_rows - 1).to_pylist()
-    return Tail(last["seq"], last["event_time"], last["key"].decode(), None, last["due"], last["closed_at"])
+    closed = last["due"], last["closed_at"], last["tenant"] or ""
+    return Tail(last["seq"], last["event_time"], last["key"].decode(), None, *closed)

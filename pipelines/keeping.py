@@ -71,7 +71,7 @@ def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int
     """By partition the smallest event time (ms) of merge records that are open or not published, or where a lost lake would be
     taken up after one, if that is smaller; absent where there are none.
     """
-    where: Where = [[("status", "=", "open")], *not_out(questions, last_published(questions), partitions)]
+    where: Where = [[("status", "in", ["open", "waiting"])], *not_out(questions, last_published(questions), partitions)]
     firsts = {"event_time": ("min", "event_time")} | {
         name: ("min", name) for name in due_columns(questions) if name == "closed_at"
     }

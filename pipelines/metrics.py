@@ -58,6 +58,9 @@ METRICS: Final = (
     Metric("lag_seconds", "gauge", ("topic", "partition"), "Age of the last record merged, in event time; 0 without a lag."),
     Metric("source_state", "gauge", ("topic", "partition", "state"), "1 for the state that the source is in, 0 for the others."),
     Metric("open_rows", "gauge", (), "Merge records that are open."),
+    Metric("waiting_rows", "gauge", (), "Records that were read and wait for their tenants' clocks; 0 without tenants."),
+    Metric("tenants", "gauge", (), "Tenants with something open or waiting."),
+    Metric("tenant_lag_seconds", "gauge", (), "How far the slowest of these tenants is behind the clock, in event time."),
     Metric("sequence", "gauge", ("topic", "partition"), "The number of the last message published."),
     Metric(
         "quality_failed",
@@ -125,11 +128,15 @@ class Metrics:
                 case Published(topic, sequences):
                     for p, seq in sequences.items():
                         self._of("sequence", topic, p).set(seq)
-                case Sampled(bounds, open_rows):
+                case Sampled(bounds, open_rows, tenants):
                     self._bounds.update(bounds)
                     self._lags()
                     if open_rows is not None:
                         self._metrics["open_rows"].set(open_rows)
+                    if tenants is not None:
+                        self._metrics["waiting_rows"].set(tenants.waiting_rows)
+                        self._metrics["tenants"].set(tenants.tenants)
+                        self._metrics["tenant_lag_seconds"].set(tenants.lag_ms / 1000)
                 case Behind(layer, topic, by_partition):
                     for p, records in by_partition.items():
                         self._of("lag_records", layer, topic, p).set(records)

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, groups, int64s
-from pipelines.core.idle import IdleDecision
+from pipelines.core.columns import NO_TIME, groups, int64s, looked_up
+from pipelines.core.idle import Idle, IdleDecision
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
     Available,
     BatchPlan,
     Cursor,
     End,
+    OffsetRange,
     Rules,
     Stretch,
     TopicPartition,
@@ -25,6 +27,8 @@ from pipelines.core.plan import (
     plan_batch,
     positions_of,
 )
+from pipelines.core.tenants import HEADS, TenantClocks
+from pipelines.core.types import TENANT
 from pipelines.core.window import Window
 from pipelines.events import SourceStanding, Standing
 from pipelines.lake import tables
@@ -35,6 +39,29 @@ MAX_BYTES = 32 * 1024 * 1024
 """About so much of bronze's files goes into a batch: in memory, where nothing is packed, it is several times as much."""
 
 
+_NARROW = ["partition", "offset", "event_time"]
+
+
+@dataclass
+class Tenants:
+    """What a planner knows of tenants: their `heads` (`core.tenants.HEADS`); what earlier epochs have left (`horizons`), and what
+    a lost lake has (`since`; both as in `core.plan.Rules`); the rows that the last plan saw, by source, and the clocks then.
+    """
+
+    heads: pa.Table = field(default_factory=HEADS.empty_table)
+    horizons: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    since: Mapping[int, int] = field(default_factory=dict)
+    rows: list[pa.Table] = field(default_factory=list)
+    clocks: TenantClocks | None = None
+
+    def done(self, plan: BatchPlan) -> None:
+        """The last plan, or another one, is committed: a reset begins with fresh state."""
+        if plan.reset is not None:
+            self.heads = HEADS.empty_table()
+        elif self.clocks is not None:
+            self.heads = self.clocks.heads()
+
+
 @dataclass
 class Planner:
     """Plans the batches of one lake, from the last one on; writes nothing.
@@ -43,7 +70,8 @@ class Planner:
     rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs
     have left, by partition (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins
     with. `ahead`: by partition the stretches of a lost lake that are to be merged again; those that have ended already are passed
-    over. `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else.
+    over. `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else. `tenants`:
+    what is known of them, where there are some.
     """
 
     questions: Questions
@@ -58,6 +86,7 @@ class Planner:
     epoch: tuple[int, int] = (0, 0)
     ahead: dict[int, Sequence[Stretch]] = field(default_factory=dict)
     plain_ahead: set[int] = field(default_factory=set)
+    tenants: Tenants | None = None
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
 
@@ -67,13 +96,22 @@ class Planner:
         """
         share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
         plan = self._within(share)
-        if plan is None or (size := self._bytes(plan)) <= MAX_BYTES:
+        if plan is not None and (size := self._bytes(plan)) > MAX_BYTES:
+            longest = max(done.size for done in plan.ranges.values())
+            plan = self._within(max(1, longest * MAX_BYTES // size))
+        if plan is None or self.tenants is None:
             return plan
-        longest = max(done.size for done in plan.ranges.values())
-        return self._within(max(1, longest * MAX_BYTES // size))
+        self.tenants.clocks = self._clocks_of_tenants(plan)
+        return replace(plan, has_late=self.begins_epoch(plan) or any(late for _, late in self.handled(plan).values()))
+
+    def begins_epoch(self, plan: BatchPlan) -> bool:
+        """Whether a plan is the first one of an epoch, but for the lake's first."""
+        return plan.epoch > 0 and self.epoch == (plan.epoch, plan.batch)
 
     def _within(self, share: int) -> BatchPlan | None:
         self._heads_beyond.clear()
+        if self.tenants is not None:
+            self.tenants.rows.clear()
         starts = {tp: cursor.next_offset for tp, cursor in self.cursors.items()}
         self._available = self._read(starts, share)
         plan = self._plan()
@@ -95,6 +133,8 @@ class Planner:
 
     def done(self, plan: BatchPlan) -> None:
         """The plan is committed: the next one follows it."""
+        if self.tenants is not None:
+            self.tenants.done(plan)
         self.next_batch, self.clocks = plan.batch + 1, plan.clocks
         self.cursors |= plan.cursors()
 
@@ -107,7 +147,10 @@ class Planner:
     def rules(self) -> Rules:
         """By which times a record is late, joins, and times out."""
         merge, plain = self.settings.merge, {p for p in self.plain_ahead if self.window_ahead(p) is not None}
-        return Rules(merge.window, self.horizons, self.begun, self.ahead, not merge.has_due, plain)
+        rules = Rules(merge.window, self.horizons, self.begun, self.ahead, not merge.has_due, plain)
+        if self.tenants is None:
+            return rules
+        return replace(rules, lag_ms=merge.tenant_max_lag_ms, tenant_horizons=self.tenants.horizons, since=self.tenants.since)
 
     def window_ahead(self, partition: int) -> Window | None:
         """The window of a lost lake that holds in a partition; None where this lake's own does."""
@@ -136,14 +179,16 @@ class Planner:
                 is_ahead = head > self.clocks.get(tp.partition, NO_TIME)
                 state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
             sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
-        return Standing(self.clocks, sources)
+        return Standing(self.clocks, sources, None if self.tenants is None else self.tenants.clocks)
 
     def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
         """By source, how many records of the last plan, which is this one, are merged and how many are late, as their positions
         say; heartbeats count in either.
         """
-        counts: dict[str, tuple[int, int]] = {}
         rules = self.rules
+        if self.tenants is not None:
+            return self._handled_of_tenants(rules)
+        counts: dict[str, tuple[int, int]] = {}
         for tp, done in plan.ranges.items():
             rows = self._available.get(tp, NOTHING_AVAILABLE)
             is_in = (rows.offsets < done.until_offset) & (rows.event_times != NO_TIME)
@@ -155,6 +200,45 @@ class Planner:
             before = counts.get(tp.source, (0, 0))
             counts[tp.source] = before[0] + int(np.count_nonzero(is_in)) - late, before[1] + late
         return counts
+
+    def _handled_of_tenants(self, rules: Rules) -> dict[str, tuple[int, int]]:
+        """See `handled`; what waits for its tenant counts as merged."""
+        tenants = self.tenants or Tenants()
+        rows, positions = self._rows(), np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
+        is_in, partitions = positions != NO_TIME, int64s(rows["partition"])
+        late = is_in & (int64s(rows["event_time"].fill_null(NO_TIME)) < rules.late_before(partitions, positions, rows["tenant"]))
+        late &= positions >= looked_up(partitions, rules.since, NO_TIME)
+        counts = {}
+        for source in self.settings.sources:
+            mine = pc.equal(rows["source"], source).to_numpy()
+            counts[source] = int(np.count_nonzero(mine & is_in & ~late)), int(np.count_nonzero(mine & late))
+        return counts
+
+    def told(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
+        """By partition what a decision about these silent sources tells tenants: to each that is known on the other sources its
+        smallest position there (ms), as far as the last plan looked. Nothing where there are no tenants.
+        """
+        if self.tenants is None:
+            return {}
+        heads, ends = self.heads(), self.bronze_ends()
+        ranges = {
+            tp: OffsetRange(cursor.next_offset, ends[tp], cursor.position, heads[tp], heads[tp])
+            for tp, cursor in self.cursors.items()
+            if tp.partition in silent and tp.source not in silent[tp.partition].sources
+        }
+        clocks = {p: idle.event_time for p, idle in silent.items()}
+        return self._clocks_of_tenants(BatchPlan(self.next_batch, ranges, clocks, has_late=False)).ahead()
+
+    def _clocks_of_tenants(self, plan: BatchPlan) -> TenantClocks:
+        """What a plan, the last one, makes of the clocks of tenants."""
+        heads, lag_ms = (self.tenants or Tenants()).heads, self.settings.merge.tenant_max_lag_ms or 0
+        return TenantClocks.of(self._rows(), heads, plan, self.idle, lag_ms)
+
+    def _rows(self) -> pa.Table:
+        names = ["source", *_NARROW, *TENANT.names]
+        kinds = [pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.string()]
+        nothing = pa.schema(list(zip(names, kinds, strict=True))).empty_table()
+        return pa.concat_tables([nothing, *(found.select(names) for found in (self.tenants or Tenants()).rows)])
 
     def waits(self, tp: TopicPartition) -> bool:
         """Whether the last plan saw records of a topic-partition that the clock has not reached."""
@@ -208,13 +292,22 @@ class Planner:
         rows: dict[TopicPartition, Available] = {}
         for source, mine in _by_source(starts).items():
             ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
-            found = self.questions.select(tables.bronze(source), ["partition", "offset", "event_time"], within(ranges))
+            found = self._select(source, ranges)
             rows |= by_partition(source, found, ranges)
         for tp, until in untils.items():
             decisions = [decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)]
             if decisions:
                 rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
         return rows
+
+    def _select(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+        if self.tenants is None:
+            return self.questions.select(tables.bronze(source), _NARROW, within(ranges))
+        # The first record behind a range decides how far the clocks of tenants are.
+        with_next = {p: (start, until + 1) for p, (start, until) in ranges.items()}
+        found = self.questions.select(tables.bronze(source), [*_NARROW, *TENANT.names], within(with_next))
+        self.tenants.rows.append(found.append_column("source", pa.repeat(pa.scalar(source), found.num_rows)))
+        return found
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
         """Whether a decision lies before `until`, has not been passed, and moves the position."""

@@ -15,15 +15,16 @@ import pyarrow as pa
 
 from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze, kafka_input, without_known
+from pipelines.core.merge import REPLACING
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
-from pipelines.core.types import DUE
+from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import within
+from pipelines.lake.questions import Where, within
 from pipelines.owner import Owner, now_ms
 from pipelines.settings import Settings
 
@@ -79,7 +80,8 @@ class Reset:
 
     def preview(self) -> dict[str, Any]:
         """What the jump does: by topic-partition, and how many open records it closes."""
-        found = self.owner.engine.questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
+        is_open: Where = [[("status", "in", ["open", "waiting"])]]
+        found = self.owner.engine.questions.summary(tables.SILVER, [], {"open": ("count", "*")}, is_open)
         jumps = [{**jump._asdict(), "skipped": jump.skipped, "read_again": jump.read_again} for jump in self.jumps]
         return {"to": str(self.to), "open_records_closed": found["open"][0].as_py(), "jumps": jumps}
 
@@ -116,8 +118,10 @@ def reset_rows(engine: Engine, settings: Settings, plan: BatchPlan) -> Rows:
     """What a reset changes in silver, as `Engine.merge` takes it."""
     again, sources = taken_back(plan), list(settings.sources)
     schema = engine.lake.layout[tables.SILVER].schema
-    rows = engine.read(tables.SILVER, schema.names, () if again else [[("status", "=", "open")]])
-    changed = schema.append(pa.field("replaces", schema.field("event_time").type))
+    has_tenants = settings.merge.has_tenants
+    closed_ones: Where = [[("status", "in", ["open", *(["waiting"] if has_tenants else [])])]]
+    rows = engine.read(tables.SILVER, schema.names, () if again else closed_ones)
+    changed = pa.schema([*schema, *((name, TIME) for name in (REPLACING if has_tenants else REPLACING[:1]))])
     return engine.per_partition(partial(closed, again=again, sources=sources, batch=plan.batch), [rows], changed)
 
 
@@ -135,7 +139,11 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         engine.delete(tables.LATE, late, commit)
         table, of_silver = engine.lake.layout[tables.RECOVERED], engine.lake.layout[tables.SILVER].schema
         schema = pa.schema(
-            [of_silver.field(n) for n in ("partition", "merge_key", "event_time", *DUE.names) if n in of_silver.names]
+            [
+                of_silver.field(n)
+                for n in ("partition", "merge_key", "event_time", *DUE.names, *TENANT.names)
+                if n in of_silver.names
+            ]
         )
         before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]], version=version - 1)
         tails = last_published(engine.questions)

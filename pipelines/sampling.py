@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipelines.core.plan import TopicPartition
-from pipelines.events import Committed, Event, Observer, Sampled
+from pipelines.core.tenants import TenantClocks
+from pipelines.events import Committed, Event, Observer, Sampled, Standing, TenantsSampled
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
+from pipelines.lake.tenants import slowest, unfinished
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.sampling")
@@ -21,9 +23,11 @@ TIMEOUT_S: Final = 2.5
 
 
 class Sampler:
-    """Asks Kafka where the sources' topics end, and the lake how many merge records are open where silver has changed.
+    """Asks Kafka where the sources' topics end, and the lake how many merge records are open, and of whom, where silver has
+    changed.
 
-    It also observes the run, to know whether silver has changed. A question that is not answered is asked again the next time.
+    It also observes the run, to know whether silver has changed, and where the clocks of tenants stand. A question that is not
+    answered is asked again the next time.
     """
 
     def __init__(self, settings: Settings, partitions: int, layers: Sequence[str], questions: Questions, tell: Observer) -> None:
@@ -31,11 +35,15 @@ class Sampler:
         self._questions, self._tell = questions, tell
         self._cluster = Cluster(settings.kafka, TIMEOUT_S)
         self._silver_changed = "silver" in layers
+        self._clocks: TenantClocks | None = None
 
     def __call__(self, event: Event) -> None:
-        """Takes note of a new version of silver."""
+        """Takes note of a new version of silver, and of the clocks of tenants."""
         if isinstance(event, Committed) and event.table == tables.SILVER:
             self._silver_changed = True
+        if isinstance(event, Standing) and event.tenants is not None:
+            self._silver_changed |= self._clocks is None  # the first sample did without them
+            self._clocks = event.tenants
 
     def follow(self, stopping: threading.Event) -> None:
         """Samples at once, and then every few seconds."""
@@ -54,9 +62,24 @@ class Sampler:
             for name, source in self._settings.sources.items():
                 found = self._cluster.bounds(source.topic, self._partitions)
                 bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
-        open_rows = None
+        open_rows, of_tenants = None, None
         if self._silver_changed:
             self._silver_changed = False  # before the question, so that a batch of meanwhile is not missed
-            asked = self._questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
-            open_rows = asked["open"][0].as_py()
-        self._tell(Sampled(bounds, open_rows))
+            if self._settings.merge.has_tenants:
+                open_rows, of_tenants = self._by_tenant()
+            else:
+                asked = self._questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
+                open_rows = asked["open"][0].as_py()
+        self._tell(Sampled(bounds, open_rows, of_tenants))
+
+    def _by_tenant(self) -> tuple[int, TenantsSampled]:
+        """How many merge records are open, and how tenants stand."""
+        rows, clocks = unfinished(self._questions), self._clocks
+        counts = {"open": 0, "waiting": 0}
+        for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):
+            counts[status] += count
+        behind = [0]
+        if clocks is not None:
+            found = slowest(rows, clocks)
+            behind += [clocks.plan.clocks[p] - each.clock for p, each in found.items() if each.clock is not None]
+        return counts["open"], TenantsSampled(counts["waiting"], len(rows["tenant"].unique()), max(behind))

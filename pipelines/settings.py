@@ -36,6 +36,7 @@ __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTi
 
 
 _MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
+_TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
 _SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")}}
 """What may change in a living lake: by name in YAML, the attribute."""
@@ -76,10 +77,12 @@ class WindowSettings(Part):
 
 
 class MergeSettings(Part):
-    """How long a merge record stays open, which is a timeout or a window by gap, and what a batch may take."""
+    """How long a merge record stays open, which is a timeout or a window by gap, by whose clock, and what a batch may take."""
 
     timeout_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="timeout")
     window_by_gap: WindowSettings | None = Field(default=None, validation_alias="window")
+    tenant: kinds.DottedPath | None = None
+    tenant_max_lag_ms: kinds.Duration | None = Field(default=None, validation_alias="tenant_max_lag")
     max_future_ms: kinds.Duration = Field(default=86_400_000, validation_alias="max_future")
     max_records_per_batch: kinds.Count = 1_000_000
     idle_after_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="idle_after")
@@ -93,9 +96,14 @@ class MergeSettings(Part):
         return Window(self.timeout_ms or 0)
 
     @property
+    def has_tenants(self) -> bool:
+        """Whether every tenant has a clock of its own."""
+        return self.tenant is not None
+
+    @property
     def has_due(self) -> bool:
-        """Whether merge records say when they were closed: there is a window by gap, or the lake has had one before."""
-        return self._had_window or not self.window.is_timeout
+        """Whether merge records say when they were closed: there are tenants or a window by gap, or there was one before."""
+        return self._had_window or self.has_tenants or not self.window.is_timeout
 
     def after(self, before: "MergeSettings") -> "MergeSettings":
         """These settings as the next ones of a lake."""
@@ -115,6 +123,15 @@ class MergeSettings(Part):
             raise RefusedError("required field `{path}` is missing; add it, such as `timeout: 30m`", "timeout")
         if self.timeout_ms is not None and self.window_by_gap is not None:
             raise RefusedError("`{path}` has both `timeout` and `window`; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_tenants_with_a_lag(self) -> "MergeSettings":
+        if self.has_tenants and self.tenant_max_lag_ms is None:
+            sentence = "required field `{path}` is missing where there is a tenant; add it, such as `tenant_max_lag: 24h`"
+            raise RefusedError(sentence, "tenant_max_lag")
+        if not self.has_tenants and self.tenant_max_lag_ms is not None:
+            raise RefusedError("{path} is for a merge with `tenant` alone; add that, or leave this out", "tenant_max_lag")
         return self
 
 
@@ -209,7 +226,11 @@ class Settings(Part):
         """How a source's records are read. Of the sources of one topic, the first one refuses what none of them can decode."""
         mine = self.sources[source]
         first = next(name for name, other in self.sources.items() if other.topic == mine.topic)
-        return mine.reading_rules(self.merge.max_future_ms, leaves_undecodable=source != first)
+        return mine.reading_rules(self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first)
+
+    def tenant_path(self, source: str) -> str | None:
+        """The dotted path at which a source's values have their tenant; None where there are no tenants."""
+        return self.sources[source].tenant or self.merge.tenant
 
     def rules(self) -> dict[str, Any]:
         """Everything that decides what comes out and may change in a living lake, by dotted path, as JSON values."""
@@ -231,7 +252,7 @@ class Settings(Part):
                 field, of_part = ".".join([*path, name]), type(part).model_fields[attribute]
                 if field in rules:
                     values[attribute] = rules[field]
-                elif not of_part.is_required():  # it was not yet a choice when the rules were kept
+                elif name not in _TENANT_RULES and not of_part.is_required():  # it was no choice yet when the rules were kept
                     values[attribute] = of_part.default
             if "schema_file" in values:
                 since = rules.get(".".join([*path, _SINCE]), {})
@@ -255,13 +276,18 @@ class Settings(Part):
     def _ruled(self) -> list[tuple[Any, ...]]:
         """Where rules are: the path of each part, the part, and by their names in YAML the attributes that are rules."""
         of_sources = [("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()]
-        return [("merge", self.merge, _MERGE_RULES), ("publish", self.publish, _PUBLISH_RULES), *of_sources]
+        of_merge = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
+        return [("merge", self.merge, of_merge), ("publish", self.publish, _PUBLISH_RULES), *of_sources]
 
     @property
     def digest(self) -> str:
         """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"], True)
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": {"schema_file", "registry", "repartition"}}}
+        of_source = {"schema_file", "registry", "repartition"}
+        if not self.merge.has_tenants:
+            of_source.add("tenant")
+            places["merge"] = {"tenant", "tenant_max_lag_ms"}
+        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": of_source}}
         told = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
         return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"
@@ -304,9 +330,33 @@ class Settings(Part):
 
     @model_validator(mode="after")
     def _names_no_source_as_a_column_of_silver(self) -> "Settings":
+        of_tenants = kinds.COLUMNS_OF_TENANTS if self.merge.has_tenants else frozenset()
+        columns = of_tenants | (kinds.COLUMNS_OF_WINDOWS if self.merge.has_due else frozenset())
         for name in self.sources:
-            if name in kinds.COLUMNS_OF_WINDOWS and not self.merge.window.is_timeout:
+            if name in columns:
                 raise RefusedError(f"{{path}}: `{name}` is a column of silver; give the source another name", "sources", name)
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_tenants_need(self) -> "Settings":
+        """Where history begins within a lake, nothing says which records waited for their tenants then."""
+        for name in ("bronze", "silver", "late"):
+            if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
+                raise RefusedError("{path} is not possible where there are tenants; leave it out", "keep", name)
+        return self
+
+    @model_validator(mode="after")
+    def _finds_the_tenants_of_a_topic_at_one_path(self) -> "Settings":
+        of_topic: dict[str, str] = {}
+        for name, source in self.sources.items():
+            at = "sources", name, "tenant"
+            if source.tenant is not None and not self.merge.has_tenants:
+                raise RefusedError("{path} is for a merge with `merge.tenant` alone; add that, or leave this out", *at)
+            first = of_topic.setdefault(source.topic, name)
+            path, other = self.tenant_path(name), self.tenant_path(first)
+            if path != other:  # in a topic, the records of each source tell the others' time
+                sentence = f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same topic has its tenants"
+                raise RefusedError(f"{sentence}; give both the same path", *at)
         return self
 
     @model_validator(mode="after")

@@ -106,6 +106,7 @@ class SourceSettings(Part):
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     registry: RegistrySettings | None = None
     key: kinds.DottedPath | None = None
+    tenant: kinds.DottedPath | None = None
     event_time: Annotated[
         Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
     ] = Field(examples=["ts"])
@@ -175,8 +176,10 @@ class SourceSettings(Part):
 
         return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
 
-    def reading_rules(self, max_future_ms: int, *, leaves_undecodable: bool = False) -> "ReadingRules":
-        """How this source's records are read; `leaves_undecodable`: to another source of the same topic."""
+    def reading_rules(self, max_future_ms: int, tenant: str | None = None, *, leaves_undecodable: bool = False) -> "ReadingRules":
+        """How this source's records are read; `tenant`: at which path they have their tenant, where there are tenants;
+        `leaves_undecodable`: to another source of the same topic.
+        """
         from pipelines.core.reading import ReadingRules
 
         return ReadingRules(
@@ -189,4 +192,5 @@ class SourceSettings(Part):
             unit=self.time.unit,
             skips_tombstones=self.tombstone == "skip",
             leaves_undecodable=leaves_undecodable,
+            tenant=tuple(tenant.split(".")) if tenant else None,
         )

@@ -29,8 +29,10 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 RESERVED_NAMES: Final = frozenset(
     ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch", "key", "waits_for"]
 )
-# Columns of silver where the merge has a window by gap.
+# Columns of silver where the merge has a window by gap, or tenants.
 COLUMNS_OF_WINDOWS: Final = frozenset(["due", "closed_at"])
+# Columns of silver where the merge has tenants.
+COLUMNS_OF_TENANTS: Final = frozenset(["tenant", "position"])
 # Client options that carry a promise of Watersmeet (what is read, that each record is published once and in order, that nothing
 # but an answer is printed), and those of librdkafka's bindings that text cannot be. `pipelines.kafka.options` sets the first.
 OWN_OPTIONS: Final = re.compile(

@@ -19,16 +19,17 @@ from then on as good as a record of bronze. A deliberate reset is a batch too (`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
 
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.idle import IdleDecision, decide
-from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge
+from pipelines.core.idle import Idle, IdleDecision, decide
+from pipelines.core.merge import RECORD_SCHEMA, Batch, late, late_again, late_schema, merge, record_schema
 from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
-from pipelines.core.types import DUE
+from pipelines.core.tenants import HEADS
+from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine, Function, Rows
 from pipelines.events import Handled
 from pipelines.faults import reach
@@ -38,12 +39,13 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Passed, passed, read_epochs
 from pipelines.lake.floors import last_reset
+from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
-from pipelines.lake.questions import Where, within
+from pipelines.lake.questions import Where, first_offsets, within
 from pipelines.lake.schemas import avro_schemas
-from pipelines.lake.stretches import read_lived
+from pipelines.lake.stretches import read_lived, read_since
 from pipelines.owner import Owner, now_ms
-from pipelines.planning import Planner
+from pipelines.planning import Planner, Tenants
 from pipelines.reset import note_reset, reset_rows, taken_back
 from pipelines.settings import PublishSettings, Settings
 
@@ -117,15 +119,29 @@ class Silver:
         plain = {p for p, told in lived.items() if told.is_plain}
         rules = horizons, dict(left.begun), since, ahead, plain
         planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, *rules)
+        if self.settings.merge.has_tenants:
+            planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions))
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
         if last is not None:
             plan, version, commit = last
             if not self._is_noted(plan):
+                before = clocks_after(questions, plan.batch - 1)
                 if ahead:
-                    planner.take_up(plan, clocks_after(questions, plan.batch - 1))
+                    planner.take_up(plan, before)
+                entered = {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
+                self._recover_tenants(planner, Moment(entered, before), left)
                 self._note(plan, commit, version, planner)
             planner.done(plan)
+            self._recover_tenants(planner, Moment(planner.cursors, planner.clocks), left)
         return planner
+
+    def _recover_tenants(self, planner: Planner, moment: Moment, left: Passed) -> None:
+        """The planner knows the tenants, where there are some, as they were at a moment."""
+        if planner.tenants is not None:
+            heads = Heads(self._engine.questions, last_reset(self._engine.questions), self.decided_before_ms)
+            lag_ms = self.settings.merge.tenant_max_lag_ms or 0
+            planner.tenants.clocks = heads.clocks_at(moment, lag_ms, left.of_all)
+            planner.tenants.heads = planner.tenants.clocks.heads()
 
     def _is_noted(self, plan: BatchPlan) -> bool:
         """Whether `progress`, the last of a batch's notes, has it."""
@@ -136,28 +152,42 @@ class Silver:
         """Steps 2 and 3: the merge records that the batch changes."""
         batch = self._batch(plan, planner)
         records = self._records(plan)
-        open_columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
-        open_columns += ["due"] if batch.has_due else []
-        inputs = [*records, self._engine.read(tables.SILVER, open_columns, [[("status", "=", "open")]])]
+        tenant = TENANT.names if batch.has_tenants else []
+        of_held = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        of_held += ["due"] if batch.has_due else []
+        of_held += ["status", "position", *tenant] if batch.has_tenants else []
+        is_held: Where = [[("status", "in", ["open", "waiting"] if batch.has_tenants else ["open"])]]
+        inputs = [*records, self._engine.read(tables.SILVER, of_held, is_held)]
+        inputs += self._heads(planner)
         if self._was_recovered:
-            of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ())]
+            of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, _MESSAGES))
         changed = self._engine.per_partition(_merging(batch, len(records)), inputs, batch.changed_schema())
         return judged(self._engine, changed, self.settings.publish)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
         """Every record of the batch's ranges that has a time, by source; none for a source of which it passes nothing."""
+        has_tenants = self.settings.merge.has_tenants
         records = []
         for source in self.settings.sources:
             ranges = {
-                tp.partition: (done.from_offset, done.until_offset)
+                tp.partition: (done.from_offset, done.until_offset + has_tenants)  # with the first one that waits
                 for tp, done in plan.ranges.items()
-                if tp.source == source and not done.is_empty
+                if tp.source == source and (has_tenants or not done.is_empty)
             }
             if ranges:
-                timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
-                records.append(self._engine.read(tables.bronze(source), _OF_BRONZE, timed, constants={"source": source}))
+                records.append(self._read(source, ranges))
         return records
+
+    def _read(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> Rows:
+        """Records of bronze in these offsets that have a time."""
+        timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
+        columns = [*_OF_BRONZE, *(TENANT.names if self.settings.merge.has_tenants else ())]
+        return self._engine.read(tables.bronze(source), columns, timed, constants={"source": source})
+
+    def _heads(self, planner: Planner) -> list[Rows]:
+        """What the batch before has left of tenants, where there are some."""
+        return [] if planner.tenants is None else [self._engine.rows(planner.tenants.heads)]
 
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
         """Step 5. What is written already is skipped."""
@@ -166,10 +196,33 @@ class Silver:
             note_reset(self._engine, self.settings, plan, commit, version)
         elif plan.has_late:
             batch = self._batch(plan, planner)
-            found = self._engine.per_partition(_finding_late(batch), self._records(plan), LATE_SCHEMA)
-            self._engine.append(tables.LATE, found, commit)
+            self._engine.append(tables.LATE, self._late(batch, version, planner), commit)
         reach("silver.progress")
         self._engine.append(tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit)
+
+    def _late(self, batch: Batch, version: int, planner: Planner) -> Rows:
+        """The late records; when an epoch begins, also of those that waited for their tenants."""
+        schema, records = late_schema(has_tenants=batch.has_tenants), self._records(batch.plan)
+        waited, waiting = self._waited(batch.plan, version) if batch.begins_epoch and batch.has_tenants else ([], [])
+        inputs = [*records, *waited, *waiting, *self._heads(planner)]
+        return self._engine.per_partition(_finding_late(batch, len(records), len(waited)), inputs, schema)
+
+    def _waited(self, plan: BatchPlan, version: int) -> tuple[list[Rows], list[Rows]]:
+        """The records of bronze from the first one on that waited before this version of silver, and the rows that waited."""
+        waits: Where = [[("status", "=", "waiting")]]
+        first = self._engine.questions.summary(
+            tables.SILVER, ["partition"], {"first": ("min", "position")}, waits, version=version - 1
+        )
+        positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
+        if not positions:
+            return [], []
+        records = []
+        for source in self.settings.sources:
+            begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions)
+            ranges = {p: (offset, plan.ranges[TopicPartition(source, p)].from_offset) for p, offset in begins.items()}
+            records.append(self._read(source, ranges))
+        columns = ["partition", "event_time", "position", *TENANT.names, *self.settings.sources]
+        return records, [self._engine.read(tables.SILVER, columns, waits, version=version - 1)]
 
     def _tell(self, plan: BatchPlan | None) -> None:
         """What a batch has handled, and where the merge stands, with or without one."""
@@ -181,7 +234,8 @@ class Silver:
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
         avro = avro_schemas(self._engine.questions, self.settings)
-        return batch_of(plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings)
+        batch = batch_of(plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings)
+        return replace(batch, begins_epoch=planner.begins_epoch(plan))
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -189,14 +243,20 @@ class Silver:
             return False
         planner = self.planner
         silent = self.silence.observe(planner.bronze_ends())
-        heads, decided = planner.heads(), []
+        heads, idle = planner.heads(), dict[int, Idle]()
         for p in range(self.partitions):
             here = {tp.source: head for tp, head in heads.items() if tp.partition == p}
             decision = decide(here, {tp.source for tp in silent if tp.partition == p and not planner.waits(tp)})
             if decision is not None:
-                after = {TopicPartition(s, p): planner.cursors[TopicPartition(s, p)].next_offset - 1 for s in decision.sources}
-                if self.silence.has_nothing_beyond(after):
-                    decided += [(tp, IdleDecision(offset, decision.event_time)) for tp, offset in after.items()]
+                after = [TopicPartition(source, p) for source in decision.sources]
+                if self.silence.has_nothing_beyond({tp: planner.cursors[tp].next_offset - 1 for tp in after}):
+                    idle[p] = decision
+        told = planner.told(idle)
+        decided = [
+            (tp, IdleDecision(planner.cursors[tp].next_offset - 1, decision.event_time, told.get(p, ())))
+            for p, decision in idle.items()
+            for tp in (TopicPartition(source, p) for source in decision.sources)
+        ]
         if decided:
             reach("idle.decide")
             self.owner.append(tables.IDLE_HEARTBEATS, decision_rows(self.settings, decided, now_ms()))
@@ -243,17 +303,34 @@ def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
 
 
 def _merging(batch: Batch, sources: int) -> Function:
-    """`core.merge.merge` for the records of so many sources, the open records, and what was recovered."""
+    """`core.merge.merge` for the records of so many sources, what silver holds, the heads of tenants, and messages read back."""
 
     def merging(*inputs: pa.Table) -> pa.Table:
-        """What a batch changes in a partition. `inputs`: records by source, the open rows, and messages read back, if any."""
-        records = pa.concat_tables(inputs[:sources]) if sources else RECORD_SCHEMA.empty_table()
-        open_rows, *recovered = inputs[sources:]
-        return merge(records, open_rows, batch, *recovered)
+        """What a batch changes in a partition. `inputs`: records by source; the open rows, and those that wait; the heads of
+        tenants, where there are some; and messages read back, if any.
+        """
+        held, *more = inputs[sources:]
+        heads = more.pop(0) if batch.has_tenants else None
+        recovered = more.pop(0) if more else None
+        return merge(_together(inputs[:sources], batch), held, batch, recovered, heads)
 
     return merging
 
 
-def _finding_late(batch: Batch) -> Function:
-    """`core.merge.late` for the records of some sources."""
-    return lambda *records: late(pa.concat_tables(records), batch)
+def _finding_late(batch: Batch, sources: int, waited: int) -> Function:
+    """`core.merge.late` for the records of so many sources, and `late_again` for those of so many."""
+
+    def finding(*inputs: pa.Table) -> pa.Table:
+        """`inputs`: records by source; those and the rows that waited, where there are some; and with tenants their heads."""
+        heads = inputs[-1] if batch.has_tenants else None
+        found = late(_together(inputs[:sources], batch), batch, heads)
+        if not waited:
+            return found
+        again = late_again(_together(inputs[sources : sources + waited], batch), inputs[sources + waited], batch)
+        return pa.concat_tables([found, again])
+
+    return finding
+
+
+def _together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
+    return pa.concat_tables(records) if records else record_schema(has_tenants=batch.has_tenants).empty_table()

@@ -15,21 +15,23 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.explain_tenants import OfTenants
 from pipelines.audit.show import utc
 from pipelines.core.columns import NO_TIME
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from pipelines.core.recovery import Told
 from pipelines.core.sequence import ID, message_id
-from pipelines.core.types import DUE
+from pipelines.core.types import DUE, TENANT
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
-from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME, Order
+from pipelines.lake.order import BY_EVENT_TIME, Order, orders
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
 from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where, lexicographic
@@ -61,19 +63,24 @@ class Moment(NamedTuple):
     at: int | None
 
 
-def explain(questions: Questions, settings: Settings, key: str, as_of: int | datetime | None = None) -> dict[str, Any]:
+def explain(
+    questions: Questions, settings: Settings, key: str, as_of: int | datetime | None = None, tenant: str | None = None
+) -> dict[str, Any]:
     """The answer of `explain --json`; `as_of`: a version of silver, or a time. Times in epoch ms.
 
     Beside the contract's fields: of a part `batch`, `version` and `rule` (opened, joined); of a record `closed` (batch, version,
     clock, heads by source; null while it is open); `late`, `quarantined` (where Kafka's key is this one) and `waiting` records of
-    the key; `near`, keys that look like it where nothing is known of it. Raises ConfigurationError where that version does not
-    exist.
+    the key; `near`, keys that look like it where nothing is known of it. With tenants also whose each is, of all tenants unless
+    one is named, and why a record waits or is late; then `waiting` has those in silver, too. Raises ConfigurationError where that
+    version does not exist, or a tenant is named and the lake has none.
     """
+    if tenant is not None and not settings.merge.has_tenants:
+        raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
     if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
         return {"key": key, "as_of": None, "records": [], "late": [], "quarantined": [], "waiting": [], "near": []}
     last = last_batch(questions)
     moment = _moment(questions, as_of, -1 if last is None else last[0].batch)
-    life = _Life(questions, settings, key, moment, None if last is None else last[:2])
+    life = _Life(questions, settings, key, tenant, moment, None if last is None else last[:2])
     found = {"records": life.records(), "late": life.late(), "quarantined": life.quarantined(), "waiting": life.waiting()}
     near = [] if any(found.values()) else _near(questions, key)
     return {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
@@ -108,6 +115,7 @@ class _Life:
     questions: Questions
     settings: Settings
     key: str
+    tenant: str | None
     moment: Moment
     last: tuple[BatchPlan, int] | None
     """Silver's last batch and the version that it made: its rows of `progress` may not be written yet."""
@@ -116,18 +124,28 @@ class _Life:
         """Merge records, by partition and event time."""
         sink = _Sink(self.questions, self.settings, self.moment.at)
         parts = self._parts()
-        return [self._record(row, parts, sink) for row in self._rows]
+        return [self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"]
+
+    @property
+    def _mine(self) -> list[Condition]:
+        """The key, and the tenant where one is named."""
+        return [("merge_key", "=", self.key), *([] if self.tenant is None else [("tenant", "=", self.tenant)])]
+
+    @cached_property
+    def _whose(self) -> list[str]:
+        """The column of tables that says whose a record is, where there are tenants."""
+        return TENANT.names if self.settings.merge.has_tenants else []
 
     @cached_property
     def _rows(self) -> list[Found]:
         columns = ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"]
-        columns += [*self._due, *self.settings.sources]
+        columns += [*self._due, *self._whose, *(["position"] if self._whose else []), *self.settings.sources]
         try:
-            found = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]], version=self.moment.version)
+            found = self.questions.select(tables.SILVER, columns, [self._mine], version=self.moment.version)
         except VersionGoneError as error:
             kept = f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
             raise WatersmeetError(f"version {self.moment.version} of silver cannot be read any more: {kept}") from error
-        return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"]))
+        return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"], row.get("tenant", "")))
 
     @cached_property
     def _due(self) -> Sequence[str]:
@@ -149,7 +167,7 @@ class _Life:
             "reason": self._reason(row, clock),
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
-            **{name: row[name] for name in self._due},
+            **{name: row[name] for name in (*self._due, *self._whose)},
             "published": sink.sent_as(p, row) if is_published else None,
         }
 
@@ -163,11 +181,16 @@ class _Life:
         said = "last event time + gap" if due == row["last_event_time"] + window.gap_ms else "event time + max"
         limit = f"{'event time + timeout' if window.is_timeout else said} ({utc(due)})"
         now = "undefined" if clock is None else utc(clock)
+        if row["status"] == "open" and self._whose:
+            return self._tenants.why_open(row["partition"], row["tenant"], limit)
         if row["status"] == "open":
             return f"open: times out once the clock has passed {limit}; it is {now}"
         if row["invalid_reason"] == "reset":
             return f"closed unpublished by a deliberate reset in batch {row['batch']}"
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
+        if self._whose:
+            closed = f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came to {utc(row['closed_at'])}"
+            return f"timed out in batch {row['batch']}, at the clock {now}: {closed}{unpublished}"
         return f"timed out in batch {row['batch']}: the clock, {now}, had passed {limit}{unpublished}"
 
     @cached_property
@@ -187,14 +210,15 @@ class _Life:
         found = {}
         for tp, mine in times.items():
             place = {"source": tp.source, "topic": self.settings.sources[tp.source].topic, "partition": tp.partition}
-            for offset, (batch, position) in self._merged(tp, sorted(mine)).items():
-                came = {"position": position, "batch": batch, "version": self._versions.get(batch)}
+            for offset, (batch, of_all, position) in self._merged(tp, sorted(mine)).items():
+                came = {"position": position if self._whose else of_all, "batch": batch, "version": self._versions.get(batch)}
                 found[tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
         return found
 
-    def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int | None]]:
-        """By offset, the last batch that has it in its range, and the largest event time up to there: from the position that the
-        batch before has left on. None where bronze does not have the record any more.
+    def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int | None, int | None]]:
+        """By offset, the last batch that has it in its range, the largest event time up to there, from the position that the
+        batch before has left on, and with tenants the record's position in its tenant. None where bronze does not have the record
+        any more.
         """
         of_tp = {r["batch"]: r for r in self._progress if (r["source"], r["partition"]) == tp}
         here: dict[int, list[int]] = defaultdict(list)
@@ -203,26 +227,44 @@ class _Life:
             here[max(done)].append(offset)
         ranges = {batch: (of_tp[batch]["from_offset"], mine[-1]) for batch, mine in here.items()}
         where = [[("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)] for a, b in ranges.values()]
-        read = self.questions.select(tables.bronze(tp.source), ["offset", "event_time"], where).sort_by("offset")
+        read = self.questions.select(tables.bronze(tp.source), ["offset", "event_time", *self._whose], where).sort_by("offset")
         offset, time = read["offset"].to_numpy(), read["event_time"].fill_null(NO_TIME).to_numpy()
-        merged: dict[int, tuple[int, int | None]] = {}
+        merged: dict[int, tuple[int, int | None, int | None]] = {}
         for batch, (since, until) in ranges.items():
             mine = (offset >= since) & (offset <= until)
             spoken = [d for of, d in self._decisions if of == tp and since <= d.after_offset + 1 <= until]
             rows = Available(offset[mine], time[mine]).with_idle(spoken)
-            before = of_tp[batch - 1]["position"] if batch - 1 in of_tp else None
-            positions = dict(zip(rows.offsets.tolist(), positions_of(Cursor(since, before), rows).tolist(), strict=True))
-            merged.update({each: (batch, positions.get(each)) for each in here[batch]})
+            before = of_tp.get(batch - 1, {})
+            cursor = Cursor(since, before.get("position"))
+            positions = dict(zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True))
+            own: Mapping[int, int] = {}
+            if self._whose and here[batch][-1] in positions:
+                last, then = positions[here[batch][-1]], (cursor, before.get("clock"))
+                own = self._tenants.positions(tp, batch, then, read.filter(pa.array(mine)), last, spoken)
+            merged.update({each: (batch, positions.get(each), own.get(each)) for each in here[batch]})
         return merged
+
+    @cached_property
+    def _tenants(self) -> OfTenants:
+        ends = [row for row in self._progress if row["batch"] == self.moment.batch]
+        return OfTenants(self.questions, self._epochs, self.moment.batch, ends)
 
     def late(self) -> list[Found]:
         """Records that came after their time, by position."""
-        return [{**row, "version": self._versions.get(row["batch"])} for row in sorted(self._late, key=itemgetter("position"))]
+        rows = sorted(self._late, key=itemgetter("position"))
+        return [{**row, "version": self._versions.get(row["batch"]), **self._why_late(row)} for row in rows]
 
     @cached_property
     def _late(self) -> list[Found]:
-        names = ("source", "topic", "partition", "offset", "event_time", "position", "batch")
-        return self._then(tables.LATE, names, ("merge_key", "=", self.key), ("batch", "<=", self.moment.batch))
+        names = ("source", "topic", "partition", "offset", "event_time", "position", "batch", *self._whose)
+        return self._then(tables.LATE, names, *self._mine, ("batch", "<=", self.moment.batch))
+
+    def _why_late(self, row: Found) -> Found:
+        """Where there are tenants."""
+        if not self._whose:
+            return {}
+        of_all = self._merged(TopicPartition(row["source"], row["partition"]), [row["offset"]])[row["offset"]][1]
+        return {"reason": self._tenants.why_late(row["tenant"], row, of_all)}
 
     def quarantined(self) -> list[Found]:
         """Refused records whose Kafka key is this one: the key in their value could not be read."""
@@ -230,15 +272,31 @@ class _Life:
         return self._then(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
 
     def waiting(self) -> list[Found]:
-        """Records in bronze that the clock has not reached."""
-        found: list[Found] = []
+        """Records in bronze that the clock has not reached; before them, with tenants, those in silver that their tenant's clock
+        has not.
+        """
+        found = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
         for source in self.settings.sources:
             now = [row for row in self._progress if (row["batch"], row["source"]) == (self.moment.batch, source)]
             passed = {row["partition"]: row["until_offset"] for row in now}
-            wanted = ("merge_key", "=", self.key), ("offset", ">=", min(passed.values(), default=0))
-            rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time"), *wanted)
-            found += [{"source": source, **row} for row in rows if row["offset"] >= passed.get(row["partition"], 0)]
+            wanted = *self._mine, ("offset", ">=", min(passed.values(), default=0))
+            rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time", *self._whose), *wanted)
+            unread = {"position": None, "reason": "the clock of all has not come to it"} if self._whose else {}
+            found += [{"source": source, **row, **unread} for row in rows if row["offset"] >= passed.get(row["partition"], 0)]
         return found
+
+    def _waiting(self, row: Found) -> Found:
+        """A row of silver that waits."""
+        p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
+        source = next(source for source in self.settings.sources if row[source])
+        place = {
+            "source": source,
+            "topic": self.settings.sources[source].topic,
+            "partition": p,
+            "offset": row[source][0]["offset"],
+        }
+        told = {"position": position, "reason": self._tenants.why_waiting(p, tenant, position)}
+        return {**place, "event_time": row["event_time"], "tenant": tenant, **told}
 
     def _then(self, table: str, names: Sequence[str], *conditions: Condition) -> list[Found]:
         """Rows of a table as it was at the moment, by coordinates."""
@@ -287,7 +345,7 @@ class _Sink:
         """
         if self._name is None:
             return None
-        order = BY_EVENT_TIME if row.get("closed_at") is None else BY_CLOSING
+        order = BY_EVENT_TIME if row.get("closed_at") is None else orders(self._questions)[-1]
         place = [row[name] for name in order.columns]
         # The first transaction whose last message sorts at or behind the record wrote it.
         names = {name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns}
@@ -301,7 +359,7 @@ class _Sink:
         behind = until_last - self._finished(partition, order, place[0], place)
         offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
-            id = message_id(partition, row["event_time"], row["merge_key"])
+            id = message_id(partition, row["event_time"], row["merge_key"], row.get("tenant") or "")
             offset, is_out = self._looked_up(partition, id.encode(), offset)
         return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 

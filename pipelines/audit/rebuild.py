@@ -27,7 +27,7 @@ from pipelines.core.columns import int64s, looked_up
 from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
 from pipelines.core.recovery import encode_told
 from pipelines.core.reset import open_before
-from pipelines.core.types import TIME
+from pipelines.core.types import TENANT, TIME
 from pipelines.core.window import Window
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
@@ -45,9 +45,12 @@ from pipelines.silver import Silver
 
 OF_BATCH: Final = "rebuild.batch"
 OF_WINDOW: Final = "merge.timeout"
-"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, and its timeout, or window."""
+OF_LAG: Final = "merge.tenant_max_lag"
+"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, its timeout, or window, and how
+far tenants may lag (ms), where there are some.
+"""
 
-_COUNTS = ("records", "open", "timed_out", "valid", "complete")
+_COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
 
 
 def rebuild(
@@ -56,19 +59,26 @@ def rebuild(
     directory: Path,
     window: Window | None = None,
     tell: Callable[[BatchPlan], None] = lambda _: None,
+    *,
+    lag_ms: int | None = None,
 ) -> dict[str, Any]:
-    """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what the rebuild holds.
+    """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what the rebuild holds. `window`
+    and `lag_ms`: others than the lake's.
 
-    `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, or there is nothing to rebuild.
+    `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, there is nothing to rebuild, or a lag is
+    asked for and the lake has no tenants.
     """
     settings = read_epochs(questions, settings).current.settings
     evidence = read_evidence(questions, settings, _partitions(questions, settings), full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
+    if lag_ms is not None and not settings.merge.has_tenants:
+        raise ConfigurationError("--tenant-max-lag: this lake has no tenants; leave it out")
 
     def rebuilt(of_epoch: Settings) -> Settings:
-        """The configuration of an epoch as the rebuild has it: with its own directory, and the window that was asked for."""
+        """The configuration of an epoch as the rebuild has it: with its own directory, and what was asked for."""
         merge = of_epoch.merge if window is None else of_epoch.merge.with_window(window)
+        merge = merge if lag_ms is None else merge.model_copy(update={"tenant_max_lag_ms": lag_ms})
         return rebuilt_settings(of_epoch, directory).model_copy(update={"merge": merge})
 
     wanted = rebuilt(settings)
@@ -81,17 +91,25 @@ def rebuild(
         _begin(here, into, wanted, evidence)
     for plan in _batches(into, rebuilt, evidence, is_as_it_was=window is None):
         tell(plan)
-    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_WINDOW: str(wanted.merge.window)}
+    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), **_rules_of(wanted)}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
     since = {p: history.batch for p, history in evidence.history.items()}
+    lags = settings.merge.tenant_max_lag_ms, wanted.merge.tenant_max_lag_ms
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(wanted)},
+        **({"tenant_max_lag_ms": dict(zip(("lake", "rebuilt"), lags, strict=True))} if settings.merge.has_tenants else {}),
         "lake": content_of(here, settings, evidence.version, evidence.last_batch, since),
         "rebuilt": content_of(into, settings),
     }
+
+
+def _rules_of(settings: Settings) -> dict[str, str]:
+    """What decides which merge records there are, as a rebuild notes it."""
+    merge = settings.merge
+    return {OF_WINDOW: str(merge.window), **({OF_LAG: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {})}
 
 
 def _window_of(settings: Settings) -> dict[str, int | None] | None:
@@ -113,8 +131,9 @@ def content_of(
     since: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """How many merge records a version of silver has (None: the last): all, open, timed out, valid, and *complete* (with parts of
-    every source); and of each source how many records were merged, how many of them into a complete merge record, and how many
-    were late, up to a batch. What was finished, or late, up to the batch `since` of its partition does not count.
+    every source), and with tenants how many records wait for their clocks; and of each source how many records were merged, how
+    many of them into a complete merge record, and how many were late, up to a batch. What was finished, or late, up to the batch
+    `since` of its partition does not count.
     """
     sources = list(settings.sources)
     names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
@@ -134,15 +153,17 @@ def content_of(
         }
         for source in sources
     }
-    return {**{name: found[name] or 0 for name in _COUNTS}, "sources": of_sources}
+    counts = [name for name in _COUNTS if name != "waiting" or settings.merge.has_tenants]
+    return {**{name: found[name] or 0 for name in counts}, "sources": of_sources}
 
 
 def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mapping[int, int]) -> pa.Table:
     """The counts of some rows, as one row of no particular partition."""
-    rows = _alive(rows, since)
+    every = _alive(rows, since)
+    rows = every.filter(pc.not_equal(every["status"], "waiting"))
     sizes = [pc.list_value_length(rows[source]) for source in sources]
     is_complete = pc.greater(pc.min_element_wise(*sizes), 0)
-    sums = [pc.sum(pc.equal(rows["status"], status)) for status in ("open", "timed_out")]
+    sums = [pc.sum(pc.equal(every["status"], status)) for status in ("open", "waiting", "timed_out")]
     sums += [pc.sum(column) for column in (rows["valid"], is_complete)]
     sums += [pc.sum(each) for size in sizes for each in (size, size.filter(is_complete))]
     counts = [0, rows.num_rows, *(each.as_py() for each in sums)]
@@ -150,9 +171,9 @@ def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mappi
 
 
 def _alive(rows: pa.Table, since: Mapping[int, int]) -> pa.Table:
-    """The rows of silver that are open, or changed after the batch `since` of their partition."""
+    """The rows of silver that are still to change, or changed after the batch `since` of their partition."""
     changed = int64s(rows["batch"]) > looked_up(int64s(rows["partition"]), since, -1)
-    return rows.filter(pc.or_(pc.equal(rows["status"], "open"), pa.array(changed)))
+    return rows.filter(pc.or_(pc.not_equal(rows["status"], "timed_out"), pa.array(changed)))
 
 
 def _open_then(rows: pa.Table, ends: Mapping[TopicPartition, int], since: Mapping[int, int], sources: Sequence[str]) -> pa.Table:
@@ -170,7 +191,7 @@ def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -
             clocks[p] = history.clock
     plan = BatchPlan(0, ranges, clocks, has_late=False)
     schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in evidence.history.items()}
-    changed: Where = [[("status", "=", "open")], [("batch", ">", min(since.values()))]]
+    changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
     rows = here.read(tables.SILVER, schema.names, changed, version=evidence.version)
     then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
     opened = here.fetched(here.per_partition(then, [rows], schema)).cast(schema)
@@ -205,6 +226,7 @@ def _batches(
         is_known = pc.less_equal if evidence.history else pc.equal
         messages = evidence.recovered.filter(is_known(evidence.recovered["era"], i)).to_pylist()
         rows: list[dict[str, Any]] = messages
+        rows += [{"partition": p, "since": since} for p, since in evidence.since.items() if i == 0]
         if i == 0 and is_as_it_was:
             rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in evidence.lived.items()]
         if rows:
@@ -246,7 +268,7 @@ Row = tuple[Any, ...]
 def verify_against(here: Questions, there: Questions, settings: Settings, directory: Path) -> dict[str, Any]:
     """The answer of `verify --against --json`: silver and late, as they were when the rebuild `there` was made, against it in all
     columns but `batch`, a group of partitions at a time. Raises ConfigurationError where there is no rebuild, or one under
-    another timeout.
+    another timeout, or another lag of tenants.
     """
     settings = read_epochs(here, settings).current.settings
     facts: dict[str, str] = {}
@@ -255,6 +277,11 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
         facts = dict(zip(found["field"].to_pylist(), found["value"].to_pylist(), strict=True))
     if OF_BATCH not in facts:
         raise ConfigurationError(f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` makes one")
+    if facts.get(OF_LAG, "") != _rules_of(settings).get(OF_LAG, ""):
+        raise ConfigurationError(
+            f"--against: {directory} was derived with a tenant_max_lag of {facts.get(OF_LAG)} ms, which makes other merge "
+            "records; rebuild without another one"
+        )
     if facts[OF_WINDOW] != str(settings.merge.window):
         kind = "gap" if "," in facts[OF_WINDOW] else "timeout"
         raise ConfigurationError(
@@ -265,6 +292,8 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     silver = ["partition", "merge_key", "event_time", "last_event_time", "status", *settings.sources, "valid", "invalid_reason"]
     silver += [name for name in due_columns(here) if name in due_columns(there)]
     late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
+    if settings.merge.has_tenants:
+        silver, late = [*silver, *TENANT.names, "position"], [*late, *TENANT.names]
     version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
     since, kept = read_floors(there).batches, read_floors(here).times
     for first, until in groups(_partitions(here, settings)):
@@ -272,7 +301,7 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
         alive: Where = [mine]
         if since:  # what was finished before the rebuild's history begins is left out
             places = [(("partition", "=", p), ("batch", ">", since.get(p, -1))) for p in range(first, until)]
-            alive = [[*mine, ("status", "=", "open")], *([*place] for place in places)]
+            alive = [[*mine, ("status", "!=", "timed_out")], *([*place] for place in places)]
         rows = _rows(here, tables.SILVER, silver, alive, version), _rows(there, tables.SILVER, silver, [mine])
         for key, one, other in different(*rows, itemgetter(slice(3))):
             in_silver.add(_told(one, other, silver), place(*key))

@@ -18,10 +18,14 @@ from pipelines.audit import report_charts as charts
 from pipelines.audit.report_charts import Figure, Numbers, Row, Section, Spec, Steps, colour, drawn, held, in_unit, layer, number
 from pipelines.audit.show import duration, utc
 from pipelines.core.window import Window
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.heads import Moment
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.progress import last_batch
+from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
+from pipelines.lake.tenants import clocks_at, times_of, unfinished
 from pipelines.settings import Settings
 
 Columns = dict[str, Numbers]
@@ -34,8 +38,11 @@ ALL_SOURCES, _GOLD = "all sources", "gold, all sources"  # beside the sources' n
 NONE = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
+COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
+SLOWEST_TENANTS = 10  # so many that are furthest behind are named
 _PROGRESS = ("batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "committed_at", "reason")
-_NOT_RESET: Where = [[("invalid_reason", "is null", None)], [("invalid_reason", "!=", "reset")]]
+_IS_RECORD: list[Condition] = [("status", "!=", "waiting")]  # what waits for its tenant's clock is no merge record yet
+_NOT_RESET: Where = [[*_IS_RECORD, ("invalid_reason", "is null", None)], [*_IS_RECORD, ("invalid_reason", "!=", "reset")]]
 _SIZES = (*range(1, 9), *(2**n for n in range(4, 32)))
 _NO_CLOCK = "No partition has a clock: in each there is a source without a record."
 _SHOWN = f" Of more than {SHOWN_PARTITIONS} partitions, those whose clocks are furthest behind."
@@ -58,7 +65,7 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
         about += f" Only the latest batches, since {utc(found.since)}."
     sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
     sections = [
-        Section("Partitions", "", [found.partitions(), found.refused()]),
+        Section("Partitions", "", [found.partitions(), *found.slowest_tenants(), found.refused()]),
         Section("Wall time", about, list(found.wall_time())),
         Section("Kafka's timestamps", sent, [found.arrivals()]),
         Section("Event time", "What the records say themselves, however fast they were processed.", list(found.event_time())),
@@ -78,7 +85,7 @@ class _Reading:
     """One look at the lake. `progress` is that table in the order of the batches; earlier batches than `since` are left out."""
 
     def __init__(self, questions: Questions, settings: Settings) -> None:
-        self.questions, self.layout = questions, Lake(settings).layout
+        self.questions, self.settings, self.layout = questions, settings, Lake(settings).layout
         self.sources, self.window = tuple(settings.sources), settings.merge.window
         self.due = due_columns(questions) if questions.exists(SILVER) else []
         [(count, first, last)] = self.summary(PROGRESS, [], "count *", "min batch", "max batch") or [(0, 0, 0)]
@@ -108,12 +115,39 @@ class _Reading:
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
+        names = COUNTS_OF_TENANTS if self.settings.merge.has_tenants else COUNTS
         rows: list[Row] = [
-            {"partition": title, "clock (UTC)": utc(clock), **{name: sum(counts[p][name] for p in mine) for name in COUNTS}}
+            {"partition": title, "clock (UTC)": utc(clock), **{name: sum(counts[p][name] for p in mine) for name in names}}
             for title, mine, clock in places
         ]
         caption = "The smallest clock of all, and sums. Merge records that timed out and are not valid are not published."
+        caption += " Waiting: records that were read and wait for their tenants' clocks." if names != COUNTS else ""
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
+
+    def slowest_tenants(self) -> Iterator[Figure]:
+        """Of the tenants with something open or waiting, those that are furthest behind the clock of their partition."""
+        if not self.settings.merge.has_tenants:
+            return
+        title, last = "Slowest tenants", last_batch(self.questions) if self.questions.exists(PROGRESS) else None
+        if last is None or not (left := unfinished(self.questions)).num_rows:
+            yield Figure(title, "No tenant has anything open or waiting.", [])
+            return
+        moment, epochs = Moment(last[0].cursors(), last[0].clocks), read_epochs(self.questions, self.settings)
+        times = times_of(left, clocks_at(self.questions, epochs, last[0].batch, moment))
+        times.sort(key=lambda each: (each[2] or 0) - moment.clocks.get(each[0], 0))
+        counts = {(row["partition"], row["tenant"], row["status"]): row["rows"] for row in left.to_pylist()}
+        rows: list[Row] = [
+            {
+                "tenant": tenant,
+                "partition": p,
+                "its clock (UTC)": utc(clock),
+                "behind": duration(None if clock is None else moment.clocks[p] - clock),
+                **{status: counts.get((p, tenant, status), 0) for status in ("open", "waiting")},
+            }
+            for p, tenant, clock in times[:SLOWEST_TENANTS]
+        ]
+        caption = f"How far their clocks are behind that of their partition; of {len(times):,} with something open or waiting."
+        yield Figure(title, caption, rows)
 
     def refused(self) -> Figure:
         """How many records are in no merge record, and why."""
@@ -217,7 +251,8 @@ class _Reading:
 
         Of many finished ones a sample is read, those that begin in the first part of a step.
         """
-        found = self.summary(SILVER, ["status", "invalid_reason"], "count *", "min event_time", "max event_time")
+        figures = "count *", "min event_time", "max event_time"
+        found = self.summary(SILVER, ["status", "invalid_reason"], *figures, where=[_IS_RECORD])
         if not found:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
             return
@@ -301,10 +336,11 @@ class _Reading:
 
 def _window_of(settings: Settings) -> dict[str, str]:
     """How long merge records stay open, as a fact for the page."""
-    window = settings.merge.window
+    window, lag_ms = settings.merge.window, settings.merge.tenant_max_lag_ms
+    lag = {} if lag_ms is None else {"tenant_max_lag": duration(lag_ms)}
     if window.max_ms is None:
-        return {"timeout": duration(window.gap_ms)}
-    return {"window": f"gap {duration(window.gap_ms)}, max {duration(window.max_ms)}"}
+        return {"timeout": duration(window.gap_ms), **lag}
+    return {"window": f"gap {duration(window.gap_ms)}, max {duration(window.max_ms)}", **lag}
 
 
 def _closed_at(published: Columns, window: Window) -> Numbers:

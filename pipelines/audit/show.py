@@ -31,14 +31,28 @@ def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
-    counts = ("open", "timed_out", "late", "quarantined", "published")
-    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in counts)
+    counts = ("open", "waiting", "timed_out", "late", "quarantined", "published")
+    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in counts if name in found)
     sources = Table("", "state", "head", "lead", "lag", box=None, header_style="dim")
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
         sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}")
     stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found))
-    return f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}", f"  {facts}", sources, ""
+    title = f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}"
+    return title, f"  {facts}", *_tenants(found), sources, ""
+
+
+def _tenants(found: dict[str, Any]) -> list[RenderableType]:
+    """How many tenants have something open or waiting, and who of them is behind; and whose record is far ahead."""
+    if "tenants" not in found:
+        return []
+    told, slowest, leading = [f"tenants [bold]{found['tenants']:,}[/]"], found["slowest"], found["leading"]
+    if slowest is not None and slowest["clock"] is not None:
+        told.append(f"slowest {escape(repr(slowest['tenant']))} {duration(found['clock'] - slowest['clock'])} behind the clock")
+    if leading is not None and found["clock"] is not None and leading["head"] > found["clock"]:
+        whose = "nobody" if leading["tenant"] is None else repr(leading["tenant"])
+        told.append(f"leading {escape(whose)} {duration(leading['head'] - found['clock'])} ahead on {leading['source']}")
+    return [f"  {' · '.join(told)}"]
 
 
 def waited_for(found: dict[str, Any]) -> list[str]:
@@ -141,7 +155,7 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
 
 def _rule(field: str, value: Any) -> str:
     """A rule as text that fits a line; a schema is named by its fields."""
-    if field in ("merge.timeout", "merge.max_future") and value is not None:
+    if field in ("merge.timeout", "merge.tenant_max_lag", "merge.max_future") and value is not None:
         return duration(value)
     if field == "merge.window" and value is not None:
         return _window(value)
@@ -185,11 +199,14 @@ def rebuild_view(found: dict[str, Any]) -> Group:
     """What silver holds beside what it holds in the rebuild."""
     lake, rebuilt, timeouts, windows = found["lake"], found["rebuilt"], found["timeout_ms"], found["window"]
     own = [f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n]) for n in ("lake", "rebuilt")]
+    if (lags := found.get("tenant_max_lag_ms")) is not None:
+        own = [f"{told}, lag {duration(lags[n])}" for told, n in zip(own, ("lake", "rebuilt"), strict=True)]
     titles = [f"{name}, {window}" for name, window in zip(("lake", "rebuilt"), own, strict=True)]
     first = Column("", no_wrap=True)
     table = Table(first, *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("records", "open", "timed_out", "valid", "complete"):
-        title = "merge records" if name == "records" else f"  {name.replace('_', ' ')}"
+    for name in [name for name in ("records", "open", "timed_out", "valid", "complete", "waiting") if name in lake]:
+        titles_of = {"records": "merge records", "waiting": "waiting for their tenant's clock"}
+        title = titles_of.get(name, f"  {name.replace('_', ' ')}")
         table.add_row(title, *_compared(lake[name], rebuilt[name]))
     for source, of_lake in lake["sources"].items():
         for name, count in of_lake.items():
@@ -224,8 +241,10 @@ def explain_view(found: dict[str, Any]) -> Group:
     when = "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
     told: list[RenderableType] = [part for record in found["records"] for part in _merge_record(record)]
     for name, title, columns in _SECTIONS:
-        if found[name]:
-            told += [f"[bold]{title}[/]", _records(found[name], *columns)]
+        if rows := found[name]:
+            whose = ["tenant"] if "tenant" in rows[0] else []
+            told += [f"[bold]{title.removeprefix('in bronze, ' if whose else '')}[/]", _records(rows, *columns, *whose)]
+            told += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows if whose]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
         return Group(f"nothing is known of the key {key}{when}" + (f"; similar keys: {near}" if near else ""))
@@ -239,7 +258,8 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
     valid = "" if record["valid"] is None else " · valid" if record["valid"] else " · not valid"
     span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
     heads = "" if closed is None else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
-    first = f"[bold]partition {record['partition']} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}"
+    whose = f" · tenant {escape(repr(record['tenant']))}" if "tenant" in record else ""
+    first = f"[bold]partition {record['partition']}{whose} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}"
     lines = [first, f"  {escape(record['reason'])}", *([f"  heads then: {escape(heads)}"] if heads else [])]
     return *lines, _records(record["parts"], "event_time", "position", "rule", "batch", "version"), ""
 
@@ -252,10 +272,14 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
         told |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
         if row.get("position") is not None:
             told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
-        source = "" if row["source"] == row["topic"] else f"{row['source']}: "
-        place = f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
-        table.add_row(*map(escape, (place, *told.values())))
+        table.add_row(*map(escape, (_place(row), *told.values())))
     return table
+
+
+def _place(row: dict[str, Any]) -> str:
+    """Where a record is in Kafka."""
+    source = "" if row["source"] == row["topic"] else f"{row['source']}: "
+    return f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
 def try_view(found: dict[str, Any]) -> Group:

@@ -15,10 +15,13 @@ from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.heads import Moment
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
 from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
+from pipelines.lake.tenants import NOBODY, Slowest, clocks_at, slowest, tenants_of, unfinished
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.status")
@@ -38,15 +41,21 @@ Row = dict[str, Any]
 def status(questions: Questions, settings: Settings, patience_s: float = PATIENCE_S) -> dict[str, Any]:
     """The answer of `status --json`: times in epoch ms, null where there is none yet; `quality` as `last_results` has it.
 
+    With tenants also, by partition, `waiting` (records that wait for their tenant's clock), `tenants` (how many have something
+    open or waiting), `slowest` (who of them is behind the others: tenant, clock) and `leading` (whose record is the head of the
+    source that is furthest ahead: tenant, null for nobody's, source, head).
+
     `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer within
     `patience_s`, the latter are left out and a warning says so.
     """
+    has_tenants = settings.merge.has_tenants
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
         passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
         since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.sources)
         new = {tp: row for rows in found for tp, row in rows.items()}
+        of_tenants = pool.submit(_slowest, questions, settings) if has_tenants else None
         counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
         silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
         bounds: Bounds | None = None
@@ -58,7 +67,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         every = [TopicPartition(source, p) for source in settings.sources for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
         behind = dict(zip(every, pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every), strict=True))
-    answers = []
+    answers: list[Row] = []
     for p in partitions:
         sources: dict[str, dict[str, Any]] = {}
         for tp in [TopicPartition(source, p) for source in settings.sources]:
@@ -77,8 +86,30 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
                 at["state"] = "active"
         counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
         counts |= {"quarantined": quarantined.get((p,), 0), "published": published[p].seq + 1 if p in published else 0}
+        counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
+    if of_tenants is not None:
+        answers = _with_tenants(questions, answers, of_tenants.result())
     return {"partitions": answers, "quality": quality.result()}
+
+
+def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]) -> list[Row]:
+    """With how many tenants have something open or waiting, who of them is behind the others, and for whom others wait: whose
+    record is the head of the source that is furthest ahead.
+    """
+    ahead: dict[TopicPartition, int] = {}
+    for row in rows:
+        heads = [(at["head"], source) for source, at in row["sources"].items() if at["head"] is not None]
+        for head, source in [max(heads)] if heads else []:
+            ahead[TopicPartition(source, row["partition"])] = head
+    tenants = tenants_of(questions, ahead)
+    leading = {tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head} for tp, head in ahead.items()}
+    found = []
+    for row in rows:
+        count, tenant, clock = slowest.get(row["partition"], NOBODY)
+        behind = None if tenant is None else {"tenant": tenant, "clock": clock}
+        found.append({**row, "tenants": count, "slowest": behind, "leading": leading.get(row["partition"])})
+    return found
 
 
 # -- the tables
@@ -93,6 +124,15 @@ def _passed(questions: Questions) -> dict[TopicPartition, Cursor]:
     """How far the merge has passed each topic-partition."""
     last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
     return {} if last is None else last[0].cursors()
+
+
+def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
+    """Of tenants, as silver's last batch left them."""
+    last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
+    if last is None or not (rows := unfinished(questions)).num_rows:
+        return {}
+    moment = Moment(last[0].cursors(), last[0].clocks)
+    return slowest(rows, clocks_at(questions, read_epochs(questions, settings), last[0].batch, moment))
 
 
 def _decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:

@@ -32,7 +32,7 @@ from pipelines.lake.questions import Questions
 from pipelines.lake.store import check_writable
 from pipelines.settings import PublishSettings, Settings
 
-_JUDGED = frozenset(["valid", "invalid_reason", "batch", *DUE.names])
+_JUDGED = frozenset(["valid", "invalid_reason", "batch"])
 
 
 def check_kafka(settings: Settings) -> list[Problem]:
@@ -113,8 +113,9 @@ def has_expressions(publish: PublishSettings) -> bool:
 
 def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
     """`valid` is a predicate and `value` a message over a merge record's content, and both say the same in every run."""
-    silver = engine.lake.layout[tables.SILVER].schema
-    content = pa.schema([field for field in silver if field.name not in _JUDGED])
+    silver, merge = engine.lake.layout[tables.SILVER].schema, settings.merge
+    not_content = _JUDGED.union(DUE.names if merge.has_due else (), ["position"] if merge.has_tenants else ())
+    content = pa.schema([field for field in silver if field.name not in not_content])
     publish, problems = settings.publish, []
     for name, text, kinds in (("valid", publish.valid, (pa.bool_(),)), ("value", publish.value, (pa.string(), pa.binary()))):
         if text is not None and (what := engine.expression_problem(text, content, kinds)):

@@ -6,8 +6,8 @@ The checks are numbered as in the contract:
 1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic or partition; where sources
    are repartitioned, keys (a sample, or all) are where they belong, and elsewhere a note says whether some are in two partitions;
 2. every record that the merge has passed is in exactly one outcome;
-3. no key has two open rows, and no two rows share partition, key and event time;
-4. what should have timed out has, nothing else has, and each batch's clock is what bronze says;
+3. no key of a tenant has two open rows, and no two rows share partition, tenant, key and event time;
+4. what should have timed out has, nothing else has, nothing waits for long, and each batch's clock is what bronze says;
 5. silver and late are what the merge model makes of bronze, for a sample of keys or for all (`verify_model`); rows are valid
    where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`);
@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from pipelines.audit.homes import Homes, Place, check_home
 from pipelines.audit.problems import REBUILD, Findings, answer
-from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Evidence, Ints, numbers, read_evidence
+from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
 from pipelines.audit.verify_letters import check_letters, read_boxes
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
@@ -103,10 +103,10 @@ def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, F
     """Checks 2 to 5, which need no Kafka."""
     partition = partition.judged
     model = expected(partition)
-    check_outcomes(partition, model, findings["outcomes"])
-    check_rows(partition, judge, findings["rows of silver"])
+    check_outcomes(partition, model.outcomes, findings["outcomes"])
+    check_rows(partition, model.clocks, judge, findings["rows of silver"])
     check_clock(partition, findings["clock"])
-    check_model(partition, model, findings["the merge model"])
+    check_model(partition, model.outcomes, findings["the merge model"])
 
 
 # -- check 1
@@ -182,10 +182,12 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
 
 # -- check 2
 
+_OUTCOMES = ["merge records, late and recovered", "merge records, waiting, late and recovered"]
+
 
 def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Findings) -> None:
-    """Every record that the merge has passed is in one merge record, late, or published before a recovery; every refused one
-    in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them. A tombstone that is
+    """Every record that the merge has passed is in one merge record, waiting, late, or published before a recovery; every refused
+    one in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them. A tombstone that is
     skipped is nowhere else, and only a tombstone is skipped.
     """
     evidence, found = partition.evidence, defaultdict(list)
@@ -197,7 +199,7 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
     for tp, log in partition.logs.items():
         refused = np.setdiff1d(log.refused[log.refused < evidence.eras[-1].until.get(tp, 0)], log.old)
         wanted = {
-            "merge records, late and recovered": (np.array(found[tp.source], np.int64), log.passed, log.passed),
+            _OUTCOMES[evidence.has_tenants]: (np.array(found[tp.source], np.int64), log.passed, log.passed),
             "quarantine": (log.quarantined, refused, log.refused),
         }
         for name, (here, required, allowed) in wanted.items():
@@ -217,37 +219,40 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
 # -- checks 3, 4, and of 5 what is valid
 
 
-def check_rows(partition: Partition, judge: Judge, findings: Findings) -> None:
-    """A key has at most one open row in a partition, and no other row with the same event time; but rows that a reset closed are
-    apart, and so are the eras before and after it. A row is open as long as it can be joined at the clock, and no longer. A
-    finished row is valid exactly where predicate and size say so.
+def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, findings: Findings) -> None:
+    """A key of a tenant has at most one open row in a partition, and no other row with the same event time; but rows that a reset
+    closed are apart, and so are the eras before and after it. A row is open as long as it can be joined at the clock of its
+    tenant, and no longer; a record waits as long as that clock has not come to its position, and the clock of all has. A finished
+    row is valid exactly where predicate and size say so. `clocks`: of tenants, by the index of a row.
     """
     evidence, p = partition.evidence, partition.number
-    clocks = dict(zip(*(partition.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
     rows: Counter[tuple[Any, ...]] = Counter()
-    for row in partition.rows:
-        key, status, time, last, *_ = row.outcome
-        number = evidence.era_of(row.batch)
-        era = evidence.eras[number]
-        clock = era.clocks.get(p) if status == "open" else clocks.get(row.batch, era.clocks.get(p, NONE))
-        epoch = era.epochs[-1][0] if status == "open" else evidence.epochs.of(row.batch)
-        windows = _windows(evidence.stretches(p, number), clock, epoch.settings.merge.window)
-        due = (max if status == "open" else min)(window.due(time, last) for window in windows)
-        if status == "open":
-            rows["open rows for one key", key, None, None] += 1
-        if status != "reset":
-            rows["rows with the same partition, key and event time", key, time, number] += 1
-        is_past = clock is not None and due < clock
-        if (status == "open" and (is_past or era.ended_at is not None)) or (status == "timed_out" and not is_past):
-            what = f"the row is {status.replace('_', ' ')} although the clock is {clock}, and it can be joined until {due}"
-            findings.add(what, place(p, key, time))
+    for i, row in enumerate(partition.rows):
+        key, status, time, last, *_, tenant, position = row.outcome
+        (number, epoch, now), what = partition.judged_in(row), ""
+        clock, whose = (clocks.get(i), "its tenant's clock") if evidence.has_tenants else (now, "the clock")
+        has_ended = evidence.eras[number].ended_at is not None
+        if status == "waiting":
+            is_right = clock is not None and now is not None and position is not None and clock < position <= now
+            what = "" if is_right and not has_ended else f"has the position {position}, and the clock of all is {now}"
+        else:
+            windows = _windows(evidence.stretches(p, number), now, epoch.settings.merge.window)
+            due = (max if status == "open" else min)(window.due(time, last) for window in windows)
+            is_past = clock is not None and due < clock
+            rows["rows with the same partition, key and event time", tenant, key, time, number] += status != "reset"
+            if (status == "open" and (is_past or has_ended)) or (status == "timed_out" and not is_past):
+                what = f"can be joined until {due}"
+        rows["open rows for one key", tenant, key, None, None] += status == "open"
+        if what:
+            told = f"the row is {status.replace('_', ' ')} although {whose} is {clock}, and it {what}"
+            findings.add(told, place(p, key, time, tenant))
         right = judge.right(row)
         if (row.valid, row.invalid_reason) not in right:
             allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
-            findings.add(f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}", place(p, key, time))
-    for (what, key, time, _), n in rows.items():
+            findings.add(f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}", place(p, key, time, tenant))
+    for (what, tenant, key, time, _), n in rows.items():
         if n > 1:
-            findings.add(f"{n} {what}", place(p, key, time))
+            findings.add(f"{n} {what}", place(p, key, time, tenant))
 
 
 def _windows(stretches: Sequence[Stretch], clock: int | None, window: Window) -> list[Window]:

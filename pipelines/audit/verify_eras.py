@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
-from pipelines.core.types import DUE
+from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.floors import Floors, History, read_floors, read_history
@@ -82,9 +82,10 @@ class Era(NamedTuple):
 class Evidence:
     """One version of a lake's silver (None: there is none), its last batch (-1: none) and eras, and how many keys are sampled.
 
-    `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, event_time (ms), and `era`: the index
-    of the first whose records are parts of them rather than merged anew. `skips`: what starts, jumps and accepted gaps passed
-    over, `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
+    `recovered`: messages read back, or left behind by a jump back, as partition, merge_key, tenant, event_time (ms), and `era`:
+    the index of the first whose records are parts of them rather than merged anew. `since`: by partition, the position (ms) of
+    their tenant before which a lost lake's records were passed over. `skips`: what starts, jumps and accepted gaps passed over,
+    `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
     yet, and of the ends of the eras. `history`: where rows have been deleted, by partition from where on the last era is judged;
     nothing before it is. `lived`: by partition, what the first era has merged again under a lost lake's timeouts.
     """
@@ -105,11 +106,18 @@ class Evidence:
     floors: Floors
     history: Mapping[int, History]
     lived: Mapping[int, Told]
+    since: Mapping[int, int]
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether every tenant has a clock of its own."""
+        return self.settings.merge.has_tenants
 
     @cached_property
-    def due_columns(self) -> Sequence[str]:
-        """The columns of silver that say when merge records were closed, if it has them."""
-        return due_columns(self.questions) if self.questions.exists(tables.SILVER) else []
+    def further_columns(self) -> Sequence[str]:
+        """The columns of silver that say when merge records were closed, and whose they are, if it has them."""
+        of_tenants = [*TENANT.names, "position"] if self.has_tenants else []
+        return [*due_columns(self.questions), *of_tenants] if self.questions.exists(tables.SILVER) else []
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
@@ -187,13 +195,14 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     at, ends = numbers(messages["recovered_at"]), np.array([reset.committed_at for reset in resets], np.int64)
     era = np.minimum(1 + np.searchsorted(ends, at, side="left"), len(ends))
     era[at <= (noted[0][0]["committed_at"] if 0 in noted else NEVER)] = 0
-    recovered = messages.select(["partition", "merge_key", "event_time", *DUE.names])
+    recovered = messages.select(["partition", "merge_key", "event_time", *DUE.names, *TENANT.names])
     recovered = recovered.append_column("era", pa.array(era, pa.int64()))
     begun = [(row, 0, row["offset"], 0) for row in known.filter(pc.is_valid(known["source"])).to_pylist()]
     jumped = read_table(questions, settings, tables.RESETS).to_pylist()
     skips = defaultdict(list)
     for row, *skip in [*begun, *((row, row["from_offset"], row["to_offset"], row["decided_at"]) for row in jumped)]:
         skips[TopicPartition(row["source"], row["partition"])].append((skip[0], skip[1], skip[2]))
+    begins = known.filter(pc.is_valid(known["since"])).select(["partition", "since"]).to_pylist()
     floors, history = read_floors(questions), read_history(questions, settings, partitions, batch)
     found = (
         version,
@@ -209,6 +218,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
         floors,
         history,
         read_lived(questions),
+        {row["partition"]: row["since"] for row in begins},
     )
     return Evidence(questions, settings, partitions, *found)
 
@@ -232,9 +242,9 @@ def _read_recovered(questions: Questions, settings: Settings) -> pa.Table:
     """All of `recovered`, with the columns that it lacks, null."""
     columns = questions.columns(tables.RECOVERED).names if questions.exists(tables.RECOVERED) else ()
     found = read_table(questions, settings, tables.RECOVERED, columns)
-    for name in DUE.names:
+    for name, kind in [*dict.fromkeys([*DUE.names, "since"], pa.int64()).items(), *((f.name, f.type) for f in TENANT)]:
         if name not in found.column_names:
-            found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
+            found = found.append_column(name, pa.nulls(found.num_rows, kind))
     return found
 
 

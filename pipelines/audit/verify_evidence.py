@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -12,10 +15,12 @@ import pyarrow.compute as pc
 
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Evidence, Ints, numbers, read_table
 from pipelines.audit.verify_values import as_kept, packed
+from pipelines.core.model import ALL
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Place, place_of
-from pipelines.core.types import DUE
+from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
+from pipelines.lake.epochs import Epoch
 from pipelines.lake.floors import History
 
 GROUPS = 16
@@ -23,10 +28,10 @@ GROUPS = 16
 
 
 class Outcome(NamedTuple):
-    """What became of records with a key: a merge record (`status` open, timed_out, or reset: closed by one), a late record, or a
-    part of a message that was out before (PUBLISHED). Times in ms; `last`: the last event time, or of a late record its position.
-    Of each part: source, offset, event time and value, as its text, or as the JSON of the fields of a schema. `due` and
-    `closed_at`: of a merge record, where silver has to say them.
+    """What became of records with a key: a merge record (`status` open, timed_out, or reset: closed by one), a late record, one
+    that waits for its tenant's clock, or a part of a message that was out before (PUBLISHED). Times in ms; `last`: the last event
+    time, or of a late record its position. Of each part: source, offset, event time and value, as its text, or as the JSON of the
+    fields of a schema. `due` and `closed_at`: of a merge record, where silver has to say them; `position`: of a waiting record.
     """
 
     key: str
@@ -36,18 +41,21 @@ class Outcome(NamedTuple):
     parts: tuple[tuple[Any, ...], ...]
     due: int | None = None
     closed_at: int | None = None
+    tenant: str = ALL
+    position: int | None = None
 
     def __str__(self) -> str:
         parts = [f"{source}@{offset} ({', '.join(str(each)[:40] for each in more)})" for source, offset, *more in self.parts[:5]]
-        due = (
-            "" if self.due is None else f", due {self.due}" + ("" if self.closed_at is None else f", closed at {self.closed_at}")
+        told = {"due": self.due, "closed at": self.closed_at, "position": self.position}
+        times = "".join(f", {name} {time}" for name, time in told.items() if time is not None)
+        return (
+            f"{self.status} from {self.event_time} to {self.last}{times} of {', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
         )
-        return f"{self.status} from {self.event_time} to {self.last}{due} of {', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
 
     @property
     def place(self) -> Place:
         """Where it stands in the order of publication."""
-        return place_of(self.event_time, self.key, self.due, self.closed_at)
+        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
 class Row(NamedTuple):
@@ -60,6 +68,11 @@ class Row(NamedTuple):
     holds: bool | None
     value: bytes | None
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it never changes again."""
+        return self.outcome.status not in ("open", "waiting")
+
 
 DECISION, HEARTBEAT, KEYED = range(3)
 
@@ -67,13 +80,14 @@ DECISION, HEARTBEAT, KEYED = range(3)
 class Read(NamedTuple):
     """What an era could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a decision
     of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED). `before`: the position
-    that it begins with.
+    that it begins with. `whose`: of each, where there are tenants, its event time (ms) and tenant, and what a decision tells.
     """
 
     offset: Ints
     position: Ints
     kind: Ints
     before: int = NONE
+    whose: Sequence[tuple[int, str | None, Mapping[str, int] | None]] = ()
 
     def keyed(self, until: int) -> Read:
         """Of it the records with a key up to an exclusive end offset."""
@@ -100,9 +114,10 @@ class Log(NamedTuple):
     sampled: Mapping[int, tuple[str, int, bytes, bytes]]
 
 
-class Partition(NamedTuple):
+@dataclass(frozen=True)
+class Partition:
     """All rows of one partition; `recovered`: the era that a message read back begins with, its key, event time, due and
-    closed_at (ms); `progress`: its columns in order of batch, NONE for a time that is null.
+    closed_at (ms), and tenant; `progress`: its columns in order of batch, NONE for a time that is null.
     """
 
     evidence: Evidence
@@ -110,7 +125,7 @@ class Partition(NamedTuple):
     logs: Mapping[TopicPartition, Log]
     rows: Sequence[Row]
     late: Sequence[Outcome]
-    recovered: Sequence[tuple[int, str, int, int | None, int | None]]
+    recovered: Sequence[tuple[int, str, int, int | None, int | None, str | None]]
     progress: pa.Table
 
     @property
@@ -119,7 +134,20 @@ class Partition(NamedTuple):
         since = self.evidence.history.get(self.number)
         if since is None:
             return self
-        return self._replace(rows=[r for r in self.rows if r.outcome.status == "open" or r.batch > since.batch])
+        return replace(self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch])
+
+    def judged_in(self, row: Row) -> tuple[int, Epoch, int | None]:
+        """The index of the era, and the epoch, by whose rules a row is what it is; and the clock (ms) that decided it."""
+        number = self.evidence.era_of(row.batch)
+        era = self.evidence.eras[number]
+        if not row.is_finished:
+            return number, era.epochs[-1][0], era.clocks.get(self.number)
+        return number, self.evidence.epochs.of(row.batch), self._clocks.get(row.batch, era.clocks.get(self.number, NONE))
+
+    @cached_property
+    def _clocks(self) -> Mapping[int, int]:
+        """By batch."""
+        return dict(zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
 
     def is_judged(self, source: str, offset: int) -> bool:
         """Whether a record came since the partition's history begins."""
@@ -127,9 +155,10 @@ class Partition(NamedTuple):
         return since is None or offset >= since.offsets[source]
 
 
-def place(partition: int, key: str, event_time: int | None = None) -> str:
+def place(partition: int, key: str, event_time: int | None = None, tenant: str = ALL) -> str:
     """A merge record's coordinates, for a sentence; event time in ms."""
-    return f"silver: partition {partition}, key {key!r}" + ("" if event_time is None else f", event_time {event_time}")
+    whose = "" if tenant == ALL else f"tenant {tenant!r}, "
+    return f"silver: partition {partition}, {whose}key {key!r}" + ("" if event_time is None else f", event_time {event_time}")
 
 
 def groups(partitions: int) -> list[tuple[int, int]]:
@@ -143,8 +172,9 @@ _COLUMNS = {
     tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value"],
     tables.QUARANTINE: ["source", "offset"],
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
-    tables.RECOVERED: ["era", "merge_key", "event_time", *DUE.names],
+    tables.RECOVERED: ["era", "merge_key", "event_time", *DUE.names, *TENANT.names],
 }
+_WITH_TENANT = [tables.LATE, tables.IDLE_HEARTBEATS]
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
 """What is read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
@@ -156,11 +186,13 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
 
     `evaluated` adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
-    sources, due = list(evidence.settings.sources), evidence.due_columns
+    sources, further = list(evidence.settings.sources), evidence.further_columns
+    whose = TENANT.names if evidence.has_tenants else []
     for first, until in groups(evidence.partitions):
         here, found = [("partition", ">=", first), ("partition", "<", until)], {tables.RECOVERED: evidence.recovered}
         for table in _COLUMNS.keys() - found.keys():
-            columns = ["partition", *_COLUMNS[table], *([*due, *sources] if table == tables.SILVER else [])]
+            columns = ["partition", *_COLUMNS[table], *([*further, *sources] if table == tables.SILVER else [])]
+            columns += whose if table in _WITH_TENANT else []
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
             version = evidence.version if table == tables.SILVER else None
             found[table] = read_table(evidence.questions, evidence.settings, table, columns, [where], version)
@@ -174,9 +206,12 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
                 mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
             tps = [TopicPartition(source, p) for source in sources]
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
-            late = [Outcome(k, "late", t, w, ((s, o, t, v),)) for k, s, o, t, w, v in _tuples(mine[tables.LATE], tables.LATE)]
+            late = [
+                Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL)
+                for k, s, o, t, w, v, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose)
+            ]
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
-            rows = list(_rows(mine[tables.SILVER], sources, due))
+            rows = list(_rows(mine[tables.SILVER], sources, further))
             yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS])
 
 
@@ -206,11 +241,17 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
 
 
 def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
-    """Rows of bronze, values only of records with keys that are sampled, or were read back: the model says what was in those."""
-    rows = read_table(evidence.questions, evidence.settings, tables.bronze(source), _OF_BRONZE, [here])
+    """Rows of bronze, values only of records with keys that are sampled, or were read back, and of those that may have been
+    passed over: the model says what became of those.
+    """
+    columns = [*_OF_BRONZE, *(TENANT.names if evidence.has_tenants else [])]
+    rows = read_table(evidence.questions, evidence.settings, tables.bronze(source), columns, [here])
     recovered = set(evidence.recovered["merge_key"].to_pylist())
-    is_sampled = [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()]
-    values = pc.if_else(pa.array(is_sampled, pa.bool_()), rows["value"], pa.scalar(None, pa.binary()))
+    is_sampled = pa.array([evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()], pa.bool_())
+    if evidence.since:
+        lag = max(epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in evidence.epochs)
+        is_sampled = pc.or_(is_sampled, pc.less(rows["event_time"], max(evidence.since.values()) + lag).fill_null(False))
+    values = pc.if_else(is_sampled, rows["value"], pa.scalar(None, pa.binary()))
     return rows.append_column("has_value", pc.is_valid(rows["value"])).set_column(6, "value", values)
 
 
@@ -225,8 +266,8 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
     is_timed = numbers(pc.is_valid(rows["event_time"]))  # neither this nor refused is a tombstone that was skipped
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
-    told = _of(found[tables.IDLE_HEARTBEATS], "source", tp.source)
-    after, spoken_time, decided = (numbers(told[name]) for name in ("after_offset", "event_time", "decided_at"))
+    spoken_rows, of_tenants = _decisions(_of(found[tables.IDLE_HEARTBEATS], "source", tp.source))
+    after, spoken_time, decided = (numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at"))
     reads, passed, taken_back = [], [], NEVER
     for i, era in reversed(list(enumerate(evidence.eras))):
         begin, until, ended_at = (
@@ -247,7 +288,15 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
         order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
         times = np.append(time[is_read], spoken_time[spoken])[order]
         positions = np.maximum.accumulate(np.append(before, times))[1:]
-        reads.append(Read(at[order], positions, kinds[order], before))
+        whose: list[tuple[int, str | None, Mapping[str, int] | None]] = []
+        if evidence.has_tenants:
+            spoken_for = [(None, of_tenants[each]) for each in zip(after[spoken].tolist(), decided[spoken].tolist(), strict=True)]
+            mine: list[tuple[str | None, Mapping[str, int] | None]] = [
+                *((tenant, None) for tenant in rows["tenant"].filter(pa.array(is_read)).to_pylist()),
+                *spoken_for,
+            ]
+            whose = [(t, *mine[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)]
+        reads.append(Read(at[order], positions, kinds[order], before, whose))
         passed.append(reads[-1].keyed(min(until, taken_back)).offset)
         taken_back = min(taken_back, begin)
     old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
@@ -270,7 +319,18 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     )
 
 
-def _rows(silver: pa.Table, sources: Sequence[str], due: Sequence[str]) -> Iterator[Row]:
+def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:
+    """The idle policy's decisions in their order; and by `after_offset` and `decided_at`, what each tells tenants (ms)."""
+    rows = rows.sort_by([("after_offset", "ascending"), ("event_time", "ascending")])
+    told: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
+    if "tenant" not in rows.column_names:
+        return rows, told
+    for row in rows.filter(pc.is_valid(rows["tenant"])).to_pylist():
+        told[row["after_offset"], row["decided_at"]][row["tenant"]] = row["event_time"]
+    return rows.filter(pc.is_null(rows["tenant"])), told
+
+
+def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> Iterator[Row]:
     of_sources = []
     for source in sources:
         lists = silver[source].combine_chunks()
@@ -281,7 +341,7 @@ def _rows(silver: pa.Table, sources: Sequence[str], due: Sequence[str]) -> Itera
         found = list(zip(repeat(source), offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])
-    rows = _tuples(silver, tables.SILVER, "holds", "told", *due)
-    for (key, status, first, last, batch, valid, reason, holds, told, *closing), *parts in zip(rows, *of_sources, strict=True):
+    rows = _tuples(silver, tables.SILVER, "holds", "told", *further)
+    for (key, status, first, last, batch, valid, reason, holds, told, *more), *parts in zip(rows, *of_sources, strict=True):
         status = "reset" if status == "timed_out" and reason == "reset" else status
-        yield Row(Outcome(key, status, first, last, tuple(chain(*parts)), *closing), batch, valid, reason, holds, told)
+        yield Row(Outcome(key, status, first, last, tuple(chain(*parts)), *more), batch, valid, reason, holds, told)

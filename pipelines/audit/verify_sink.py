@@ -34,7 +34,7 @@ Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
 Message: TypeAlias = "tuple[int, int, Tail | None, str, bytes | None, int, bytes | None]"
 """Of a message of the sink offset, number, what its headers say (None: they are not ours), id, key, timestamp (ms), value."""
 
-_NOWHERE = Place(PLAIN, -1, b"")
+_NOWHERE = Place(PLAIN, b"", -1, b"")
 
 
 # -- what rows of silver should become
@@ -93,7 +93,7 @@ class Judge:
     def right(self, row: Row) -> list[tuple[bool | None, str | None]]:
         """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated."""
         if row.outcome.status != "timed_out":
-            return [(None, None) if row.outcome.status == "open" else (False, "reset")]
+            return [(False, "reset") if row.is_finished else (None, None)]
         fits = len(row.value or b"") <= self.epochs.of(row.batch).settings.publish.max_bytes
         sized: list[tuple[bool | None, str | None]] = [(True, None)] if fits else [(False, "too_large")]
         if not self._knows_messages:
@@ -154,7 +154,7 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
     """What of the sink is not compared: after a recovery, and after a jump back; and after any reset time began again."""
     compared: dict[int, list[tuple[Place, int]]] = defaultdict(list)
     for row in evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0)).to_pylist():
-        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"])
+        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"])
         compared[row["partition"]].append((place, NEVER))
     due = {p: [place for place, _ in messages] for p, messages in compared.items()}
     for before, reset in zip(evidence.eras, evidence.resets, strict=False):
@@ -236,9 +236,10 @@ def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> 
     """What of a message is not as its row of silver has it."""
     if row is None:
         return "silver has no finished, valid record for it"
-    (_, _, _, id, key, timestamp, value), (name, _, time, *_) = message, row.outcome
-    is_same = {"key": key == name.encode(), "value": judge.is_same(value, row), "timestamp": timestamp == max(1, time)}
-    is_same["id"] = id == message_id(partition, time, name)
+    (_, _, _, id, key, timestamp, value), found = message, row.outcome
+    is_same = {"key": key == found.key.encode(), "value": judge.is_same(value, row)}
+    is_same["timestamp"] = timestamp == max(1, found.event_time)
+    is_same["id"] = id == message_id(partition, found.event_time, found.key, found.tenant)
     differing = [part for part, same in is_same.items() if not same]
     return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record" if differing else None
 

@@ -37,6 +37,12 @@ def time_column(times: Int64s, missing: int = NO_TIME) -> pa.Array:
     return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)
 
 
+def both(one: pa.Array | pa.ChunkedArray, other: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Two columns one after the other, as a type whose offsets do not overflow."""
+    chunks = [chunk.cast(kind) for column in (one, other) for chunk in getattr(column, "chunks", [column])]
+    return pa.chunked_array(chunks, kind)
+
+
 def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
     """Items as a list for each of `count` rows; `rows`: by item, in ascending order, the number of its row."""
     return pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items)

@@ -13,10 +13,14 @@ from typing import NamedTuple
 
 
 class IdleDecision(NamedTuple):
-    """A synthetic heartbeat (ms) of a topic-partition: after the record `after_offset` (-1: before any), before the next."""
+    """A synthetic heartbeat (ms) of a topic-partition: after the record `after_offset` (-1: before any), before the next.
+
+    `told`: where the merge has tenants, to which of them it gives a position of their own there (ms), in their order.
+    """
 
     after_offset: int
     event_time: int
+    told: tuple[tuple[str, int], ...] = ()
 
 
 class Idle(NamedTuple):

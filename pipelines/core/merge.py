@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pipelines.core.columns import (
     NO_TIME,
     Booleans,
     Int64s,
-    groups,
+    both,
     in_groups,
     in_lists,
     int64s,
@@ -30,15 +30,23 @@ from pipelines.core.columns import (
 )
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, exceeds
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, positions_of
-from pipelines.core.types import DUE, TIME, schema_of
+from pipelines.core.plan import BatchPlan, Rules, TopicPartition
+from pipelines.core.positions import NAMES, Positioned
+from pipelines.core.tenants import HEADS, TenantClocks
+from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
+from pipelines.core.waiting import found_in, gone_rows, leaving, placed
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, heartbeat boolean, "
     "value binary"
 )
 """What is read of bronze, and the name of the source."""
+
+
+def record_schema(*, has_tenants: bool = False) -> pa.Schema:
+    """The columns of `RECORD_SCHEMA`, and where there are tenants whose the records are."""
+    return pa.schema([*RECORD_SCHEMA, *TENANT]) if has_tenants else RECORD_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Batch:
     `value_types`: by source, in the order of silver's columns, the Arrow type of a value; `read_types`: the types by which values
     are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
-    `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`.
+    `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`. `begins_epoch`:
+    whether it is the first one of an epoch, by whose rules what waits for its tenant is judged again.
     """
 
     plan: BatchPlan
@@ -59,111 +68,127 @@ class Batch:
     read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
     has_due: bool = False
+    begins_epoch: bool = False
 
     @property
     def sources(self) -> list[str]:
         """The sources, in the order of silver's columns."""
         return list(self.value_types)
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether each record is of a tenant, which has a clock of its own."""
+        return self.rules.lag_ms is not None
+
     def changed_schema(self) -> pa.Schema:
-        """The columns of what `merge` returns: silver's, and `replaces`."""
-        return silver_schema(self.value_types, has_due=self.has_due).append(pa.field("replaces", TIME))
+        """The columns of what `merge` returns: silver's, and which rows they take the place of."""
+        silver = silver_schema(self.value_types, has_due=self.has_due, has_tenants=self.has_tenants)
+        return pa.schema([*silver, *(pa.field(name, TIME) for name in (REPLACING if self.has_tenants else REPLACING[:1]))])
 
 
-def silver_schema(value_types: Mapping[str, pa.DataType], *, has_due: bool = False) -> pa.Schema:
-    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value."""
+REPLACING = ("replaces", "passes")
+"""Of a row that the merge changes: the event time of the open record of its key that it takes the place of; and where there are
+tenants, up to which position the rows of its key that wait are gone."""
+
+
+def silver_schema(value_types: Mapping[str, pa.DataType], *, has_due: bool = False, has_tenants: bool = False) -> pa.Schema:
+    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value.
+
+    `position`, where there are tenants: that of a record which waits for its tenant's clock; null for a merge record.
+    """
     parts = [
         (source, pa.list_(pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])))
         for source, kind in value_types.items()
     ]
     before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
     after = schema_of("valid boolean, invalid_reason string, batch bigint")
-    return pa.schema([*before, *parts, *after, *(DUE if has_due else ())])
+    of_tenants = [*TENANT, ("position", TIME)] if has_tenants else []
+    return pa.schema([*before, *parts, *after, *(DUE if has_due else ()), *of_tenants])
 
 
 LATE_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, position timestamp, "
     "value binary, batch bigint"
 )
+"""The columns of `late` where there are no tenants."""
 
 
-def merge(records: pa.Table, open_rows: pa.Table, batch: Batch, recovered: pa.Table | None = None) -> pa.Table:
+def late_schema(*, has_tenants: bool = False) -> pa.Schema:
+    """The columns of `late`; with tenants, `position` is that of the record's tenant."""
+    return pa.schema([*LATE_SCHEMA, *TENANT]) if has_tenants else LATE_SCHEMA
+
+
+def merge(
+    records: pa.Table,
+    open_rows: pa.Table,
+    batch: Batch,
+    recovered: pa.Table | None = None,
+    heads: pa.Table | None = None,
+) -> pa.Table:
     """The merge records that a batch changes, each once, as the merge rules have them.
 
     `records`: the columns of `RECORD_SCHEMA` of at least every record in the batch's ranges that has a time, in any order; others
     are passed over. `open_rows`: silver's columns of at least the open records that the batch may change. `recovered`: partition,
     merge_key, event_time and, where silver has them, `DUE` of messages that were read back from the sink after a lake was lost.
+    With tenants, each has the column tenant, there is the first record behind each range too, `open_rows` has also the rows that
+    wait, and `heads` is what the batch before has left (`core.tenants.HEADS`).
 
     Out: silver's columns, and `replaces`: the event time of the open record that the row takes the place of, null for a new one.
-    A row that times out is judged: `valid` is false and `invalid_reason` is `too_large` where its message would be larger than
-    `max_bytes`. Raises ValueError where a key has two open records.
+    With tenants, rows that wait are among them, and `passes`: in a row without a status, the position up to which the rows of its
+    key that wait are gone, if they do not come anew. A row that times out is judged: `valid` is false and `invalid_reason` is
+    `too_large` where its message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
     """
     wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
-    positioned = _positioned(wide, batch)
-    on_time = positioned.where(~positioned.is_late(batch.rules))
+    clocks = _clocks(records, open_rows, heads, batch)
+    positioned = _positioned(wide, batch, clocks)
+    on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))
     if recovered is not None and recovered.num_rows:
         on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
-    return _changed(on_time, open_rows, batch)
+    return _changed(on_time, open_rows, batch, clocks)
 
 
-def late(records: pa.Table, batch: Batch) -> pa.Table:
-    """The batch's late records, with their positions: the columns of `LATE_SCHEMA`. In: as for `merge`."""
-    positioned = _positioned(records, batch)
-    found = positioned.where(positioned.is_late(batch.rules))
-    columns = found.rows.append_column("position", time_column(found.positions))
-    columns = columns.append_column("batch", pa.array(np.full(columns.num_rows, batch.plan.batch)))
-    return columns.select(LATE_SCHEMA.names).cast(LATE_SCHEMA)
+def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
+    """The batch's late records, with their positions: the columns of `late_schema`. In: as for `merge`."""
+    positioned = _positioned(records, batch, _clocks(records, records, heads, batch))
+    found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))
+    return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
 
 
-# -- positions
+def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
+    """Of the records that waited for their tenants when an epoch began, those that are late by its rules, as `late` gives them.
+
+    `waiting`: rows of silver from before the epoch's first batch, which is `batch`; `records`: at least theirs, as for `merge`.
+    """
+    waited = Positioned.of_waiting(waiting)
+    places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.sources)
+    return _late_rows(found_in(records, places), batch)
 
 
-class _Positioned(NamedTuple):
-    """Records with a key, in order of (partition, source, offset), with their event times and positions (ms)."""
-
-    rows: pa.Table
-    times: Int64s
-    positions: Int64s
-
-    def where(self, keep: Booleans) -> _Positioned:
-        """Only the rows that are to be kept, with their times and positions."""
-        if keep.all():
-            return self
-        return _Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
-
-    def is_late(self, rules: Rules) -> Booleans:
-        """Rule 3."""
-        return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions), np.bool_)
+def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
+    schema = late_schema(has_tenants=batch.has_tenants)
+    return found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch))).select(schema.names).cast(schema)
 
 
-def _positioned(records: pa.Table, batch: Batch) -> _Positioned:
-    """Positions need every record of a range, heartbeats and the idle policy's decisions too; what comes out has a key."""
-    offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
-    count = len(batch.sources)
-    sources = int64s(pc.index_in(records["source"], value_set=pa.array(batch.sources)))
-    kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
-    for number, rows in groups(int64s(records["partition"]) * count + sources, offsets).items():
-        tp = TopicPartition(batch.sources[number % count], number // count)
-        if (done := batch.plan.ranges.get(tp)) is not None:
-            of_range = offsets[rows]
-            rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]
-            kept.append(rows)
-            positions.append(_positions(Available(offsets[rows], times[rows]), done, batch.idle.get(tp, ())))
-    numbers = np.concatenate(kept)
-    is_keyed = ~records["heartbeat"].to_numpy()[numbers]
-    numbers = numbers[is_keyed]
-    return _Positioned(records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed])
+# -- records
 
 
-def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
-    """The running maximum of event time along a range, from the position before it on."""
-    spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
-    rows = records.with_idle(spoken)
-    positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
-    return positions if rows.is_idle is None else positions[~rows.is_idle]
+def _clocks(records: pa.Table, held: pa.Table, heads: pa.Table | None, batch: Batch) -> TenantClocks | None:
+    """The clocks of tenants, where there are some, in the partitions of these rows."""
+    if batch.rules.lag_ms is None:
+        return None
+    partitions = {p for rows in (records, held) for p in pc.unique(rows["partition"]).to_pylist()}
+    known = HEADS.empty_table() if heads is None else heads
+    return TenantClocks.of(records, known, batch.plan, batch.idle, batch.rules.lag_ms, partitions)
 
 
-def _is_published(records: _Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
+def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:
+    """With tenants, positions are those of the records' tenants."""
+    if clocks is None:
+        return Positioned.of(records, batch.plan, batch.idle, batch.sources)
+    return Positioned.of_tenants(records, clocks)
+
+
+def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
     """Whether the sink already holds a record: a message of its key was read back that holds records up to its position.
 
     The latest message of a key decides: where it does not hold the record, no earlier one does.
@@ -178,10 +203,13 @@ def _is_published(records: _Positioned, recovered: pa.Table, rules: Rules) -> Bo
 
 
 def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
-    """Numbers every (partition, key) of two tables: by row of the one, by row of the other, and how many there are."""
-    texts = _both(one["merge_key"], other["merge_key"], pa.large_string()).combine_chunks().dictionary_encode()
-    partitions = np.concatenate([int64s(one["partition"]), int64s(other["partition"])])
-    codes = int64s(texts.indices) * (int(partitions.max(initial=0)) + 1) + partitions
+    """Numbers every (partition, key), or (partition, tenant, key), of two tables: by row of the one, by row of the other, and how
+    many there are.
+    """
+    codes = np.concatenate([int64s(one["partition"]), int64s(other["partition"])])
+    for name in [name for name in ("merge_key", "tenant") if name in one.column_names]:
+        texts = both(one[name], other[name], pa.large_string()).combine_chunks().dictionary_encode()
+        codes = codes * (len(texts.dictionary) + 1) + int64s(texts.indices)
     known, numbers = np.unique(codes, return_inverse=True)
     return numbers[: one.num_rows], numbers[one.num_rows :], len(known)
 
@@ -189,50 +217,96 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
 # -- merge records
 
 
-def _changed(records: _Positioned, open_rows: pa.Table, batch: Batch) -> pa.Table:
-    opened = _Opened.of(open_rows, batch.rules)
-    of_record, of_open, count = _keys(records.rows, open_rows)
+class _Entering(NamedTuple):
+    """What takes part in a batch, beside its records: the open records, and of the rows that wait those that enter the merge, or
+    are written anew (`is_waiting`, which also tells of each record before them). `gone`: `core.waiting.Leaving`.
+    """
+
+    open_rows: pa.Table
+    waited: Positioned
+    is_waiting: Booleans
+    gone: pa.Table | None
+
+    @classmethod
+    def of(cls, records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> _Entering:
+        """`held`: rows of silver that are open or wait."""
+        if clocks is None:
+            return cls(held, Positioned.nothing(held), np.zeros(len(records.times), np.bool_), None)
+        is_open = pc.equal(held["status"], "open")
+        waiting = Positioned.of_waiting(held.filter(pc.invert(is_open)))
+        is_late = waiting.is_late(batch.rules) if batch.begins_epoch else np.zeros(len(waiting.times), np.bool_)
+        enters, stays, gone = leaving(waiting.rows, waiting.positions <= waiting.clocks(clocks), is_late)
+        waited = waiting.where(enters | stays)
+        is_waiting = [each.positions > each.clocks(clocks) for each in (records, waited)]
+        return cls(held.filter(is_open), waited, np.concatenate(is_waiting), gone)
+
+
+def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> pa.Table:
+    open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
+    every = records.with_others(waited)
+    merging, opened = every.where(~is_waiting), _Opened.of(open_rows, batch.rules)
+    of_merging, of_open, count = _keys(merging.rows, open_rows)
     if len(np.unique(of_open)) != len(of_open):
         raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
-    nth = _nth_of_key(records, of_record, opened.by_key(of_open, count), batch.rules)
-    # A merge record is known by its key and its number among those of the key that this batch sees.
+    nth = _nth_of_key(merging, of_merging, opened.by_key(of_open, count), batch.rules)
+    # A merge record is known by its key and its number among those of the key that this batch sees; what waits is by itself.
     stride = int(nth.max(initial=0)) + 1
-    of_record, of_open = of_record * stride + nth, of_open * stride
-    changes = np.isin(of_open, of_record) | _is_timed_out(int64s(open_rows["partition"]), opened.due, batch)
+    of_every, of_open = np.empty(len(is_waiting), np.int64), of_open * stride
+    of_every[~is_waiting] = of_merging * stride + nth
+    of_every[is_waiting] = count * stride + np.arange(np.count_nonzero(is_waiting))
+    changes = np.isin(of_open, of_every) | _is_timed_out(open_rows, opened.due, batch, clocks)
     if batch.has_due:  # the rules of an epoch before may have given it another one
         changes |= times_ms(open_rows["due"]) != np.where(
             batch.rules.keeps_due(int64s(open_rows["partition"])), opened.due, NO_TIME
         )
     open_rows, open_times, open_last = open_rows.filter(pa.array(changes)), opened.first[changes], opened.last[changes]
-    merged = _Merged.of(np.concatenate([of_record, of_open[changes]]), len(of_record))
+    before = pa.concat_tables([waited.rows, open_rows])
+    merged = _Merged.of(np.concatenate([of_every, of_open[changes]]), records.rows.num_rows)
 
-    partitions = merged.first(_both(records.rows["partition"], open_rows["partition"], pa.int32()))
-    of_partitions = int64s(partitions)
-    times = merged.reduce(np.minimum, np.concatenate([records.times, open_times]))
-    last_times = merged.reduce(np.maximum, np.concatenate([records.times, open_last]))
+    names = {name: kind for name, kind in NAMES.items() if name in every.rows.column_names}
+    columns = {name: merged.first(both(records.rows[name], before[name], kind)) for name, kind in names.items()}
+    of_partitions = int64s(columns["partition"])
+    waits = merged.any(np.concatenate([is_waiting, np.zeros(len(open_times), np.bool_)]))
+    times = merged.reduce(np.minimum, np.concatenate([every.times, open_times]))
+    last_times = merged.reduce(np.maximum, np.concatenate([every.times, open_last]))
     due = batch.rules.due(of_partitions, times, last_times)
-    timed_out = _is_timed_out(of_partitions, due, batch)
+    timed_out = _is_timed_out(pa.table(columns), due, batch, clocks) & ~waits
     replaces = np.full(merged.size, NEVER)
-    replaces[merged.of_open] = open_times
-    columns = {
-        "partition": partitions,
-        "merge_key": merged.first(_both(records.rows["merge_key"], open_rows["merge_key"], pa.large_string())),
-        "status": pc.if_else(pa.array(timed_out), "timed_out", "open"),
+    replaces[merged.of_held[len(waited.times) :]] = open_times
+    columns |= {
+        "status": pc.if_else(pa.array(timed_out), "timed_out", pc.if_else(pa.array(waits), "waiting", "open")),
         "event_time": time_column(times),
         "last_event_time": time_column(last_times),
-        **{source: _parts(source, records, open_rows, merged, batch) for source in batch.sources},
+        **{source: _parts(source, records, before, merged, batch) for source in batch.sources},
     }
     too_large = _too_large(pa.table(columns), timed_out, batch)
     columns |= {
         "valid": pa.array(~too_large, mask=~timed_out),
         "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
         "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
+        "replaces": time_column(replaces, missing=NEVER),
     }
     if batch.has_due:
-        is_kept, closed_at = batch.rules.keeps_due(of_partitions), batch.rules.closed_at(of_partitions, due)
+        is_kept, over = batch.rules.keeps_due(of_partitions) & ~waits, due
+        if clocks is not None:
+            over = _over(pa.table(columns), due, timed_out, clocks)
         columns["due"] = time_column(np.where(is_kept, due, NO_TIME))
-        columns["closed_at"] = time_column(np.where(is_kept & timed_out, closed_at, NO_TIME))
-    return pa.table(columns | {"replaces": time_column(replaces, missing=NEVER)})
+        columns["closed_at"] = time_column(np.where(is_kept & timed_out, batch.rules.closed_at(of_partitions, over), NO_TIME))
+    if gone is None:
+        return pa.table(columns).select(batch.changed_schema().names)
+    positions = merged.reduce(np.maximum, np.concatenate([every.positions, np.full(len(open_times), NO_TIME)]))
+    columns["position"] = time_column(np.where(waits, positions, NO_TIME))
+    columns["passes"] = pa.nulls(merged.size, TIME)
+    schema = batch.changed_schema()
+    return pa.concat_tables([pa.table(columns).select(schema.names).cast(schema), gone_rows(gone, schema)])
+
+
+def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks) -> Int64s:
+    """The last clock (ms) at which merge records that have timed out were still open."""
+    found, closed = due.copy(), rows.filter(pa.array(timed_out))
+    passed = clocks.passed(int64s(closed["partition"]), closed["tenant"], due[timed_out])
+    found[timed_out] = np.maximum(due[timed_out], passed)
+    return found
 
 
 class _Opened(NamedTuple):
@@ -256,7 +330,7 @@ class _Opened(NamedTuple):
         return found
 
 
-def _nth_of_key(records: _Positioned, of_record: Int64s, opened: _Opened, rules: Rules) -> Int64s:
+def _nth_of_key(records: Positioned, of_record: Int64s, opened: _Opened, rules: Rules) -> Int64s:
     """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
 
     `of_record`: the number of each record's key; `opened`: by key. Nearly every key has one merge record in a batch, and that is
@@ -294,18 +368,19 @@ def _nth_of_key(records: _Positioned, of_record: Int64s, opened: _Opened, rules:
     return nth
 
 
-def _is_timed_out(partitions: Int64s, due: Int64s, batch: Batch) -> Booleans:
+def _is_timed_out(rows: pa.Table, due: Int64s, batch: Batch, clocks: TenantClocks | None) -> Booleans:
     """Rule 5, for open merge records that can be joined until then (ms)."""
-    clocks = looked_up(partitions, batch.plan.clocks, NO_TIME)
-    return np.asarray((clocks != NO_TIME) & (due < clocks), np.bool_)
+    partitions = int64s(rows["partition"])
+    by_now = looked_up(partitions, batch.plan.clocks, NO_TIME) if clocks is None else clocks.clocks(partitions, rows["tenant"])
+    return np.asarray((by_now != NO_TIME) & (due < by_now), np.bool_)
 
 
 class _Merged(NamedTuple):
-    """The merge records that change, numbered: what each record, then each open record, belongs to."""
+    """The merge records that change, numbered: what each record, then each row of silver, belongs to."""
 
     size: int
     of_record: Int64s
-    of_open: Int64s
+    of_held: Int64s
     order: Int64s
     begins: Int64s
 
@@ -321,18 +396,22 @@ class _Merged(NamedTuple):
         """By merge record, the values of all that belongs to it, reduced to one."""
         return np.asarray(function.reduceat(values[self.order], self.begins) if self.size else [], np.int64)
 
+    def any(self, values: Booleans) -> Booleans:
+        """By merge record, whether it is so of anything that belongs to it."""
+        return np.asarray(np.logical_or.reduceat(values[self.order], self.begins) if self.size else [], np.bool_)
+
     def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """By merge record, the value of the first that belongs to it."""
         return values.take(pa.array(self.order[self.begins] if self.size else np.array([], np.int64)))
 
 
-def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
+def _parts(source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
     """A source's parts of each merge record, by (event time, offset): those that are there already and the new ones."""
     mine = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
     new = records.rows.select(["partition", "offset", "value"]).take(pa.array(mine))
-    old_lists = open_rows[source].combine_chunks()
+    old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
-    labels = np.concatenate([merged.of_record[mine], merged.of_open[old_lists.value_parent_indices().to_numpy()]])
+    labels = np.concatenate([merged.of_record[mine], merged.of_held[old_lists.value_parent_indices().to_numpy()]])
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
     order = np.lexsort((offsets, times, labels))
@@ -340,7 +419,7 @@ def _parts(source: str, records: _Positioned, open_rows: pa.Table, merged: _Merg
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
     read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places)
-    values = _both(read, old.field("value"), kind)
+    values = both(read, old.field("value"), kind)
     parts = pa.StructArray.from_arrays(
         [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],
         ["offset", "event_time", "value"],
@@ -354,12 +433,6 @@ def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
         finished = as_read(rows.filter(pa.array(timed_out)), batch.read_types)
         too_large[timed_out] = exceeds(finished, batch.sources, batch.max_bytes).to_numpy(zero_copy_only=False)
     return too_large
-
-
-def _both(one: Any, other: Any, kind: pa.DataType) -> pa.ChunkedArray:
-    """Two columns one after the other, as a type whose offsets do not overflow."""
-    chunks = [chunk for column in (one, other) for chunk in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
-    return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
 
 
 def _large(kind: pa.DataType) -> pa.DataType:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, times_ms
-from pipelines.core.sequence import CLOSED_AT, DUE, ID, PLAIN, SEQ, Place, Tail, message_id
-from pipelines.core.types import HEADERS
+from pipelines.core.sequence import CLOSED_AT, DUE, ID, PLAIN, SEQ, TENANT, Place, Tail, message_id
+from pipelines.core.types import HEADERS, has_due, has_tenants
 from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
 
 MESSAGES: Final = pa.schema(
@@ -25,10 +25,11 @@ MESSAGES: Final = pa.schema(
         ("event_time", pa.int64()),
         ("due", pa.int64()),
         ("closed_at", pa.int64()),
+        ("tenant", pa.string()),
     ]
 )
-"""The columns of messages; times in ms since the epoch. `value` is null for a message without a value, `due` and `closed_at` for
-one that does not say them."""
+"""The columns of messages; times in ms since the epoch. `value` is null for a message without a value, `due`, `closed_at` and
+`tenant` for one that does not say them."""
 
 _ROWS = 4_096
 
@@ -36,9 +37,10 @@ _ROWS = 4_096
 def message_values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
     """The default value of each row's message (large_binary): one JSON object in UTF-8 with the fields that the contract names.
 
-    `rows` have silver's columns merge_key, event_time, last_event_time and one column of parts for each source. The values of a
-    source without a schema are passed on as they came, those of another are written as their fields, nulls kept. Raises
-    ValueError where a key, a list of parts or a value is null, which silver never holds.
+    `rows` have silver's columns merge_key, event_time, last_event_time, where it has it tenant, and one column of parts for each
+    source. The values of a source without a schema are passed on as they came, those of another are written as their fields,
+    nulls kept. Raises ValueError where a key, a tenant, a list of parts or a value is null, which a merge record of silver never
+    has.
     """
     values = [_objects(batch, sources).cast(pa.large_binary()) for batch in rows.to_batches(max_chunksize=_ROWS)]
     return pa.chunked_array(values, pa.large_binary())
@@ -78,11 +80,12 @@ def messages(
     """The messages that a partition's sink lacks, numbered on from its tail: the columns of `MESSAGES`.
 
     `rows` are finished rows of one partition in the order of publication, with silver's columns partition, merge_key, event_time
-    and, where it has them, due and closed_at; `values` (string or binary, null for none) are those of their messages. A row at or
-    before the tail is already in the sink and is skipped, so a repeated call gives the rest and nothing twice. Each message
-    carries its number, its id and, where it has them, closed_at and due as headers, then those that `extra_headers` has for when
-    it was closed, or without that for its event time (ms). An event time of 0 is sent as the timestamp 1, since 0 means none to
-    Kafka. Raises ValueError where the rows are not strictly in order, or are of several partitions.
+    and, where it has them, due, closed_at and tenant; `values` (string or binary, null for none) are those of their messages. A
+    row at or before the tail is already in the sink and is skipped, so a repeated call gives the rest and nothing twice. Each
+    message carries its number, its id and, where it has them, closed_at, due and tenant as headers, then those that
+    `extra_headers` has for when it was closed, or without that for its event time (ms). An event time of 0 is sent as the
+    timestamp 1, since 0 means none to Kafka. Raises ValueError where the rows are not strictly in order, or are of several
+    partitions.
     """
     if len(partitions := pc.unique(rows["partition"])) > 1:
         raise ValueError(f"messages are numbered by partition, not for {len(partitions)} at once")
@@ -103,6 +106,7 @@ def messages(
         pa.array(times),
         pa.array(places.times, mask=is_plain),
         pa.array(places.closed_at, mask=is_plain),
+        pa.nulls(rows.num_rows, pa.string()) if places.tenants is None else places.tenants.cast(pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=MESSAGES)
 
@@ -121,11 +125,12 @@ def _objects(rows: pa.RecordBatch, sources: Sequence[str]) -> pa.Array:
 
 def _head(rows: pa.RecordBatch) -> pa.Array:
     key, first, last = (rows.column(name) for name in ("merge_key", "event_time", "last_event_time"))
-    if key.null_count or first.null_count or last.null_count:
-        raise ValueError("a row of silver has no key or no time")
-    return concatenated(
-        '{"key":', json_texts(key), ',"event_time":', _milliseconds(first), ',"last_event_time":', _milliseconds(last)
-    )
+    tenant = rows.column("tenant") if has_tenants(rows.schema) else None
+    if key.null_count or first.null_count or last.null_count or (tenant is not None and tenant.null_count):
+        raise ValueError("a row of silver has no key, no tenant or no time")
+    whose = [] if tenant is None else [',"tenant":', json_texts(tenant)]
+    times = [',"event_time":', _milliseconds(first), ',"last_event_time":', _milliseconds(last)]
+    return concatenated('{"key":', json_texts(key), *whose, *times)
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:
@@ -159,35 +164,42 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
 
 
 class _Places(NamedTuple):
-    """Places in the order of publication (`sequence.Place`), by row."""
+    """Places in the order of publication (`sequence.Place`), by row; None for all tenants where there are none."""
 
     closed_at: Int64s
+    tenants: Any
     times: Int64s
     keys: Any
 
     @classmethod
     def of(cls, rows: pa.Table) -> _Places:
         """Those of rows of silver."""
-        keys, times = rows["merge_key"].cast(pa.large_binary()).combine_chunks(), times_ms(rows["event_time"])
-        if "closed_at" not in rows.column_names:
-            return cls(np.full(len(times), PLAIN), times, keys)
+        keys, times = _texts(rows["merge_key"]), times_ms(rows["event_time"])
+        if not has_due(rows.schema):
+            return cls(np.full(len(times), PLAIN), None, times, keys)
         closed_at, due = times_ms(rows["closed_at"]), times_ms(rows["due"])
         is_plain = closed_at == NO_TIME
-        return cls(np.where(is_plain, PLAIN, closed_at), np.where(is_plain, times, due), keys)
+        tenants = _texts(rows["tenant"]) if has_tenants(rows.schema) else None
+        return cls(np.where(is_plain, PLAIN, closed_at), tenants, np.where(is_plain, times, due), keys)
 
     @classmethod
     def at(cls, place: Place) -> _Places:
         """One that all rows are compared with."""
-        return cls(np.array(place.closed_at), np.array(place.time), pa.scalar(place.key, pa.large_binary()))
+        tenant, key = (pa.scalar(text, pa.large_binary()) for text in (place.tenant, place.key))
+        return cls(np.array(place.closed_at), tenant, np.array(place.time), key)
 
     def where(self, keep: Booleans) -> _Places:
         """Only those that are to be kept."""
-        return _Places(self.closed_at[keep], self.times[keep], self.keys.filter(pa.array(keep)))
+        tenants = None if self.tenants is None else self.tenants.filter(pa.array(keep))
+        return _Places(self.closed_at[keep], tenants, self.times[keep], self.keys.filter(pa.array(keep)))
 
     def is_after(self, other: _Places) -> Booleans:
-        """Whether each one sorts behind the other one, row by row; keys are compared as UTF-8 bytes."""
-        found = pc.greater(self.keys, other.keys).to_numpy(zero_copy_only=False)
+        """Whether each one sorts behind the other one, row by row; texts are compared as UTF-8 bytes."""
+        found = _flags(pc.greater(self.keys, other.keys))
         found = (self.times > other.times) | ((self.times == other.times) & found)
+        if self.tenants is not None:
+            is_equal = _flags(pc.equal(self.tenants, other.tenants))
+            found = _flags(pc.greater(self.tenants, other.tenants)) | (is_equal & found)
         found = (self.closed_at > other.closed_at) | ((self.closed_at == other.closed_at) & found)
         return np.asarray(found, np.bool_)
 
@@ -195,13 +207,26 @@ class _Places(NamedTuple):
         """Raises ValueError where a row does not come strictly after the one before: what is out cannot be put in order later."""
         if len(self.times) < 2:
             return
-        behind = _Places(self.closed_at[1:], self.times[1:], self.keys[1:])
-        after = behind.is_after(_Places(self.closed_at[:-1], self.times[:-1], self.keys[:-1]))
+        behind, before = (self._at(rows) for rows in (slice(1, None), slice(None, -1)))
+        after = behind.is_after(before)
         if not after.all():
             row = int(np.argmin(after)) + 1
             raise ValueError(
                 f"{self.keys[row].as_py().decode()!r} at {self.times[row]} comes after a record that sorts behind it"
             )
+
+    def _at(self, rows: slice) -> _Places:
+        tenants = None if self.tenants is None else self.tenants[rows]
+        return _Places(self.closed_at[rows], tenants, self.times[rows], self.keys[rows])
+
+
+def _texts(column: pa.ChunkedArray) -> pa.Array:
+    """Texts as UTF-8 bytes."""
+    return column.cast(pa.large_binary()).combine_chunks()
+
+
+def _flags(column: pa.Array) -> Booleans:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _headers(
@@ -210,11 +235,13 @@ def _headers(
     partition = partitions[0].as_py() if len(partitions) else 0
     headers: list[tuple[str, bytes]] = []
     offsets = [0]
-    said = zip(seqs, times.tolist(), places.keys.to_pylist(), places.closed_at.tolist(), places.times.tolist(), strict=True)
-    for seq, time, key, closed_at, due in said:
-        headers += [(SEQ, b"%d" % seq), (ID, message_id(partition, time, key.decode()).encode())]
+    tenants = [b""] * len(seqs) if places.tenants is None else places.tenants.to_pylist()
+    closings = zip(places.closed_at.tolist(), places.times.tolist(), tenants, strict=True)
+    for seq, time, key, (closed_at, due, tenant) in zip(seqs, times.tolist(), places.keys.to_pylist(), closings, strict=True):
+        headers += [(SEQ, b"%d" % seq), (ID, message_id(partition, time, key.decode(), tenant.decode()).encode())]
         if closed_at != PLAIN:
             headers += [(CLOSED_AT, b"%d" % closed_at), (DUE, b"%d" % due)]
+        headers += [(TENANT, tenant)] if tenant else []
         headers += extra.get(time if closed_at == PLAIN else closed_at, ())
         offsets.append(len(headers))
     columns = [pa.array([name for name, _ in headers], pa.string()), pa.array([content for _, content in headers], pa.binary())]

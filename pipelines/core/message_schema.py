@@ -15,13 +15,16 @@ _TIME_MS: Final = {"type": "integer", "minimum": 0}
 _NO_NUMBERS: Final = ["NaN", "Infinity", "-Infinity"]
 
 
-def message_schema(schemas: Mapping[str, ValueSchema | AvroSchema | None]) -> dict[str, Any]:
+def message_schema(schemas: Mapping[str, ValueSchema | AvroSchema | None], *, has_tenants: bool = False) -> dict[str, Any]:
     """The JSON Schema of a message; `schemas`: by source, in their order, the schema of its values, None where they have none.
+    `has_tenants`: whether the merge has tenants.
 
     It is open: a field that a source gains later does not make a message wrong.
     """
+    tenant = {"tenant": {"description": "Whose the records are.", "type": "string", "minLength": 1}}
     own: dict[str, Any] = {
         "key": {"description": "What the records have in common.", "type": "string"},
+        **(tenant if has_tenants else {}),
         "event_time": {"description": "The smallest event time of the records, in ms since the epoch.", **_TIME_MS},
         "last_event_time": {"description": "The largest event time of the records, in ms since the epoch.", **_TIME_MS},
     }

@@ -81,11 +81,14 @@ class LateRecord:
 
 
 class PublishedRecord(NamedTuple):
-    """A message of the sink that the merge must know again: its event time, and where it says them `due` and `closed_at`."""
+    """A message of the sink that the merge must know again: its event time, where it says them `due` and `closed_at`, and its
+    tenant.
+    """
 
     event_time: int
     due: int | None = None
     closed_at: int | None = None
+    tenant: str = ALL
 
 
 @dataclass
@@ -239,7 +242,11 @@ class PartitionMerge:
     """After a lost lake: by key, the messages read back from the sink (`core.recovery`)."""
     ahead: Sequence[tuple[int, int]] = ()
     """After a lost lake: of its epochs that are merged again, from this one on, the timeout (ms) and the clock at the end."""
+    since: int = NEVER
+    """After a lost lake with tenants: a record whose tenant's position is before this one is published, was rejected, or is
+    late, and is passed over."""
     already_published: list[Record] = field(default_factory=list)
+    """What the sink holds, and what was passed over."""
 
     @property
     def heads(self) -> dict[str, int]:
@@ -299,14 +306,16 @@ class PartitionMerge:
         """The tenants that have something open or waiting."""
         return {tenant for tenant, _ in self.open} | {_tenant(record) for _, record in self.waiting}
 
-    def tenant_clock(self, tenant: str | None) -> int:
-        """A tenant's clock; None: of a tenant that nothing is known of. Without tenants it is the clock.
+    def tenant_clock(self, tenant: str | None, clock: int | None = None) -> int:
+        """A tenant's clock, now or at an earlier clock of this epoch; None: of a tenant that nothing is known of. Without tenants
+        it is the clock.
 
         Raises ValueError while a source has no record.
         """
-        if self.clock is None:
+        now = self.clock if clock is None else clock
+        if now is None:
             raise ValueError("the clock is undefined")
-        return min(self.clock, *(each.position_at_cut(tenant, self.clock, self._lag) for each in self.sources.values()))
+        return min(now, *(each.position_at_cut(tenant, now, self._lag) for each in self.sources.values()))
 
     def published_order(self) -> list[MergeRecord]:
         """Finished records in the order of publication."""
@@ -321,6 +330,9 @@ class PartitionMerge:
         for position, record in records:
             if record.is_heartbeat:
                 continue
+            if position < self.since:
+                self.already_published.append(record)
+                continue
             horizon = self.horizons.get(_tenant(record), self.horizon)
             oldest = position - self.rules.gap_ms
             if record.event_time < (oldest if horizon is None else max(oldest, horizon)):
@@ -330,7 +342,8 @@ class PartitionMerge:
 
     def _merge(self, position: int, record: Record) -> None:
         key, tenant = record.key or "", _tenant(record)
-        if any(self._is_held(position, message) for message in self.recovered.get(key, ())):
+        known = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
+        if any(self._is_held(position, message) for message in known):
             self.already_published.append(record)  # a part of that message, or of an earlier one of its key
             return
         row = self.open.get((tenant, key))
@@ -349,7 +362,7 @@ class PartitionMerge:
         Everything is that was merged in an epoch before the one that closed it; then what came up to `due`. Of a timeout, which
         says neither: it may have joined in any epoch from this one to that which timed the message out.
         """
-        event_time, due, closed_at = message
+        event_time, due, closed_at, _ = message
         if due is not None and closed_at is not None:
             is_before = any(clock < closed_at for _, clock in self.ahead[:1])
             return position < closed_at if is_before else position <= due

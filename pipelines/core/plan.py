@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, looked_up
 from pipelines.core.idle import IdleDecision
@@ -121,6 +122,7 @@ class Stretch(NamedTuple):
 
 
 NO_STRETCHES: Mapping[int, Sequence[Stretch]] = {}
+NO_HORIZONS: Mapping[tuple[int, str], int] = {}
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,10 @@ class Rules:
     merged later, which is not older than that. `begun`: the clock at which this epoch began: what is closed in it is so later.
     `ahead`: the stretches of a lost lake that are merged again; until their ends their windows hold, the first one now.
     `is_plain`: whether there never was anything but timeouts, and by partition where that is so in what is ahead.
+
+    `lag_ms`: how far a tenant's clock may be behind; None where there are no tenants. `tenant_horizons`: by partition and tenant,
+    where it is not that of all others. `since`: by partition the position of its tenant before which a record of a lost lake that
+    had tenants is passed over: what became of it was decided then.
     """
 
     window: Window
@@ -139,16 +145,24 @@ class Rules:
     ahead: Mapping[int, Sequence[Stretch]] = field(default_factory=lambda: NO_STRETCHES)
     is_plain: bool = True
     plain_ahead: Collection[int] = ()
+    lag_ms: int | None = None
+    tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=lambda: NO_HORIZONS)
+    since: Mapping[int, int] = field(default_factory=dict)
 
     def window_in(self, partition: int) -> Window:
         """The window that holds in a partition now."""
         mine = self.ahead.get(partition)
         return mine[0].window if mine else self.window
 
-    def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
-        """Per record, the event time (ms) before which it is late."""
+    def late_before(self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None) -> Int64s:
+        """Per record, the event time (ms) before which it is late. `tenants`: theirs, where there are some."""
         oldest: Int64s = positions - self._lengths(partitions, lambda window: window.gap_ms)
-        return np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME)) if self.horizons else oldest
+        if self.horizons:
+            oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME))
+        if self.tenant_horizons and tenants is not None:
+            known = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
+            oldest = np.maximum(oldest, np.array([self.tenant_horizons.get(each, NO_TIME) for each in known], np.int64))
+        return oldest
 
     def due(self, partitions: Int64s, first: Int64s, last: Int64s) -> Int64s:
         """The last moment (ms) at which merge records with these first and last event times can be joined."""
@@ -157,9 +171,9 @@ class Rules:
             return until
         return np.asarray(np.minimum(until, last + self._lengths(partitions, lambda window: window.gap_ms)), np.int64)
 
-    def closed_at(self, partitions: Int64s, due: Int64s) -> Int64s:
-        """The first clock (ms) that closes merge records that are due then."""
-        return np.maximum(due, looked_up(partitions, self.begun, NO_TIME)) + 1 if self.begun else due + 1
+    def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
+        """The first clock (ms) that closes merge records that could be joined up to this one."""
+        return np.maximum(over, looked_up(partitions, self.begun, NO_TIME)) + 1 if self.begun else over + 1
 
     def keeps_due(self, partitions: Int64s) -> Booleans:
         """Whether merge records that time out now are published in the order of when they were closed, and say so."""
@@ -219,8 +233,8 @@ class OffsetRange:
 class BatchPlan:
     """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one.
 
-    `epoch`: the number of the epoch whose rules it follows. With `reset` (the reason) it merges nothing: what is open is closed,
-    and reading goes on at `until_offset` with fresh state.
+    `epoch`: the number of the epoch whose rules it follows. `has_late`: whether there may be late records. With `reset` (the
+    reason) it merges nothing: what is open is closed, and reading goes on at `until_offset` with fresh state.
     """
 
     batch: int

@@ -19,7 +19,7 @@ from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, sch
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import UndecodableError, finder, is_same, kind, number_text, parse_object
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
-from pipelines.core.types import HEADERS, schema_of
+from pipelines.core.types import HEADERS, TENANT, schema_of
 
 KAFKA: Final = schema_of(
     "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, key binary, value binary"
@@ -40,9 +40,9 @@ _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
-def bronze_schema(*, has_registry: bool) -> pa.Schema:
-    """The columns of a source's bronze."""
-    return BRONZE.append(WRITER_SCHEMA) if has_registry else BRONZE
+def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> pa.Schema:
+    """The columns of a source's bronze; `tenant` is null for a refused record, and for a heartbeat of no tenant."""
+    return pa.schema([*BRONZE, *([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else [])])
 
 
 class Reason(str, Enum):
@@ -50,6 +50,7 @@ class Reason(str, Enum):
 
     UNDECODABLE = "undecodable"
     NO_KEY = "no_key"
+    NO_TENANT = "no_tenant"
     NO_EVENT_TIME = "no_event_time"
     EVENT_TIME_IN_FUTURE = "event_time_in_future"
 
@@ -65,7 +66,8 @@ class ReadingRules:
     `unit`: that of an event time which is a number, one of `MILLISECONDS_PER_UNIT`. `skips_tombstones`: whether a record without
     a value is passed over, not refused. `where`: what is found at a path in the source's own records; any other record of its
     topic is a heartbeat, or is passed over where it has no event time. `leaves_undecodable`: whether a record that cannot be
-    decoded is passed over, since another source of the topic refuses it.
+    decoded is passed over, since another source of the topic refuses it. `tenant`: where a record says whose it is; None where
+    there are no tenants. A heartbeat that does not say it is nobody's; another source's record that does not is passed over.
     """
 
     event_time: tuple[str, ...]
@@ -77,15 +79,16 @@ class ReadingRules:
     skips_tombstones: bool = False
     where: tuple[tuple[str, ...], str | int | float | bool] | None = None
     leaves_undecodable: bool = False
+    tenant: tuple[str, ...] | None = None
 
 
-_Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None]"
-"""Merge key, event time in ms, whether the record is a heartbeat, and the reason and detail of a refusal."""
+_Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
+"""Merge key, event time in ms, whether the record is a heartbeat, the reason and detail of a refusal, and the tenant."""
 
-_SKIPPED: _Read = (None, None, False, None, None)
+_SKIPPED: _Read = (None, None, False, None, None, None)
 _Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
-_READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), pa.string(), pa.string()]
+_READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), pa.string(), pa.string(), pa.string()]
 
 
 class _RefusedError(Exception):
@@ -94,22 +97,24 @@ class _RefusedError(Exception):
 
 
 def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
-    """Reads every record under the rules: each row of `KAFKA` columns becomes one row of `BRONZE` columns, in the same order.
+    """Reads every record under the rules: each row of `KAFKA` columns becomes one row of bronze's columns, in the same order.
 
     A record that was read has an event time and either a merge key or, as a heartbeat, none; `reason` and `detail` are null.
     A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
-    heartbeat. A tombstone that is skipped has neither: no key, no event time, no reason. Never raises because of a record,
-    whatever its bytes. Where values name the schema that they were written with, the rows have the column `WRITER_SCHEMA` too,
-    and what `AvroSchema.writers` raises for an id passes through.
+    heartbeat. A tombstone that is skipped has neither: no key, no event time, no reason. Where there are tenants, the rows have
+    the column `TENANT` too, which is only null for a record that was refused or skipped, and for a heartbeat of nobody's. Never
+    raises because of a record, whatever its bytes. Where values name the schema that they were written with, the rows have the
+    column `WRITER_SCHEMA` too, and what `AvroSchema.writers` raises for an id passes through.
     """
     look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    read = [_read_batch(batch, look, placed) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
-    bronze = pa.Table.from_batches(read, BRONZE)
+    schema = bronze_schema(has_tenants=rules.tenant is not None)
+    read = [_read_batch(batch, look, placed, schema) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
+    bronze = pa.Table.from_batches(read, schema)
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
     ids = [schema_id_of(value) for value in table["value"].to_pylist()]
-    return bronze.append_column(WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
+    return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
@@ -130,28 +135,28 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
     """A function of a value: the merge key that it has where the rules look for one, also in a record that is refused for
     something else; None where it has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
     """
-    path, (decode, _, find) = rules.key, _parts(rules, is_checked=False)
+    path, (decode, _, find, _) = rules.key, _parts(rules, is_checked=False)
 
     def look(value: bytes | None) -> str | None:
         """The merge key of a value."""
         if path is None:
             return None
         try:
-            return _merge_key(find(decode(value)), path, value)
+            return _text(find(decode(value)), path, value, Reason.NO_KEY)
         except (UndecodableError, _RefusedError):
             return None
 
     return look
 
 
-def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str]) -> pa.RecordBatch:
+def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     # By way of numpy: five times as fast as to_pylist().
     keys, values = (kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
     times_ms = pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000).to_numpy().tolist()
     places = [kafka.column(name).to_pylist() for name in placed]
-    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * 5
-    columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES)]
-    return pa.RecordBatch.from_arrays(columns, BRONZE.names).cast(BRONZE)
+    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(_READ_TYPES)
+    columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES[: len(schema) - len(KAFKA)])]
+    return pa.RecordBatch.from_arrays(columns, schema.names).cast(schema)
 
 
 # -- one record
@@ -161,10 +166,11 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     """The function of Kafka's key, value and timestamp in ms, and with Avro of partition and offset, that reads a record or
     refuses it.
     """
-    decode, time_of, key_of = _parts(rules)
+    decode, time_of, key_of, tenant_of = _parts(rules)
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     decode_any, *_ = _parts(rules, is_checked=False)
     is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
+    key_path, tenant_path = rules.key, rules.tenant
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """The event time in a decoded value (ms). Raises _RefusedError where it has none that counts."""
@@ -176,6 +182,14 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
             raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
         return event_time
 
+    def tenant_in(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
+        """The tenant in a decoded value, where there are tenants. Raises _RefusedError where another record than a heartbeat
+        has none.
+        """
+        if tenant_path is None:
+            return None
+        return _text(tenant_of(document), tenant_path, value, None if is_beat else Reason.NO_TENANT)
+
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         """What a record says: it is read, skipped, or refused with a reason."""
         if value is None and skips_tombstones:
@@ -183,7 +197,8 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         if is_mine is not None:
             try:
                 if not is_mine(document := decode_any(value, *place)):
-                    return None, event_time_of(document, value, kafka_time), True, None, None
+                    tenant = tenant_in(document, value, is_beat=is_heartbeat is not None and is_heartbeat(document))
+                    return None, event_time_of(document, value, kafka_time), True, None, None, tenant
             except _RefusedError:
                 return _SKIPPED
             except UndecodableError:
@@ -194,13 +209,14 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
             heartbeat = is_heartbeat is not None and is_heartbeat(document)
             merge_key = None
             if not heartbeat:
-                merge_key = _kafka_key(key) if rules.key is None else _merge_key(key_of(document), rules.key, value)
+                merge_key = _kafka_key(key) if key_path is None else _text(key_of(document), key_path, value, Reason.NO_KEY)
+            tenant = None if tenant_path is None else tenant_in(document, value, is_beat=heartbeat)
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
-            return None, None, False, Reason.UNDECODABLE.value, str(error)
+            return None, None, False, Reason.UNDECODABLE.value, str(error), None
         except _RefusedError as error:
-            return None, None, False, error.reason.value, error.detail
-        return merge_key, event_time, heartbeat, None, None
+            return None, None, False, error.reason.value, error.detail, None
+        return merge_key, event_time, heartbeat, None, None, tenant
 
     return look
 
@@ -213,13 +229,13 @@ def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Ca
     return lambda document: (found := find(document)) == right and is_same(found, right)
 
 
-def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..., Any], _Find, _Find]:
-    """What decodes a value, and what finds the event time and the key in it; `is_checked`: JSON must fit its schema."""
-    time_of, key_of = finder(rules.event_time), finder(rules.key or ())
+def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..., Any], _Find, _Find, _Find]:
+    """What decodes a value, and what finds its event time, key and tenant; `is_checked`: JSON must fit its schema."""
+    time_of, key_of, tenant_of = finder(rules.event_time), finder(rules.key or ()), finder(rules.tenant or ())
     if isinstance(rules.schema, AvroSchema):
-        return rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text)
+        return rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text), _then(tenant_of, as_text)
     tests = (rules.schema.validator(), rules.schema.misfit) if rules.schema and is_checked else (None, None)
-    return partial(parse_object, violation=tests[0], misfit=tests[1]), time_of, key_of
+    return partial(parse_object, violation=tests[0], misfit=tests[1]), time_of, key_of, tenant_of
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
@@ -235,14 +251,19 @@ def _kafka_key(key: bytes | None) -> str:
         raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
 
 
-def _merge_key(found: Any, path: tuple[str, ...], value: bytes | None) -> str:
+def _text(found: Any, path: tuple[str, ...], value: bytes | None, reason: Reason | None) -> str | None:
+    """What is found at a path as text that is not empty: a number or boolean as its JSON text. For anything else None, or where
+    there is a reason _RefusedError.
+    """
     if isinstance(found, str) and found:
         return found
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, (int, float)):
         return number_text(found, path, value)
-    raise _RefusedError(Reason.NO_KEY, f"{'.'.join(path)} is {kind(found)}")
+    if reason is None:
+        return None
+    raise _RefusedError(reason, f"{'.'.join(path)} is {kind(found)}")
 
 
 def _event_time(found: Any, path: tuple[str, ...], value: bytes | None, exponent: int) -> int:

@@ -19,12 +19,19 @@ in the same stretches. What sorts after M still has no part before E: that does 
 Where there is, or was, a window by gap, M says when it was closed, C, and no merge record stayed open for longer than L. What
 sorts after M is closed at C or later, so that it has no part before X = C - 1 - L, which takes the place of E. A message that was
 closed at c holds what came up to c - 1 of its key, and nothing later; so those with c > X are read back.
+
+With tenants, whose clocks are up to a lag behind, X is earlier by that lag. A tenant's position may come out too low only before
+X: so a record at such a position is passed over, since it is out, was late or was refused. When a merge record was closed depends
+on the position just before the record, or the decision, that took its tenant's past `due` there. So of the decisions after one
+offset, the message says each that may have closed something from M on (`idle_header`). Where windows or lags have changed, a lake
+cannot be taken up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -38,18 +45,38 @@ Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
 """Those of the idle policy, by source."""
 
 
+class Closings(NamedTuple):
+    """With tenants, the messages for which a header is: when the first and the last of them were closed, and the lag (ms)."""
+
+    first: int
+    last: int
+    lag_ms: int
+
+    def step(self, position: int) -> int:
+        """By the positions (ms) just before two decisions: where this is the same, they can be told as one.
+
+        A decision closes merge records just after that position, or later. All before the first message are out, and none after
+        the last one is.
+        """
+        return min(max(position, self.first - 2), self.last)
+
+
 class ReadBack(NamedTuple):
-    """A message of the sink, as far as the merge must know it again; times in ms, `due` and `closed_at` where it says them."""
+    """A message of the sink, as far as the merge must know it again; times in ms, `due` and `closed_at` where it says them.
+
+    `tenant` is empty where there are no tenants.
+    """
 
     event_time: int
     key: str
     due: int | None = None
     closed_at: int | None = None
+    tenant: str = ""
 
     @property
     def place(self) -> Place:
         """Where it stands in the order of publication."""
-        return place_of(self.event_time, self.key, self.due, self.closed_at)
+        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
 class Told(NamedTuple):
@@ -76,7 +103,8 @@ class SinkState:
     `begin`: by source the offset to begin at (a source that is missing: the earliest); `decisions`: by source those of the idle
     policy to take again; `read_back`: the messages already out that parts may still come for, in the sink's order; `told`: what
     the sink says of windows, None where it has no such word; `last`: the last of its messages in the order of publication, also
-    of those before a repeat, which come again as they were.
+    of those before a repeat, which come again as they were; `since`: with tenants, the position of its tenant (ms) before which a
+    record is passed over, None where the sink does not say where to begin.
     """
 
     begin: Mapping[str, int]
@@ -84,6 +112,7 @@ class SinkState:
     read_back: Sequence[ReadBack]
     told: Told | None = None
     last: Place | None = None
+    since: int | None = None
 
     def lived(self, window: Window) -> Told | None:
         """What the lost lake did with its windows, up to a moment at which the last message was finished; None where none was.
@@ -114,21 +143,35 @@ def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[IdleDecis
     return min(reached, default=next_offset)
 
 
-def idle_header(decisions: Decisions, min_offsets: Mapping[str, int]) -> dict[str, tuple[IdleDecision, ...]]:
+def idle_header(
+    decisions: Decisions, min_offsets: Mapping[str, int], closings: Closings | None = None
+) -> dict[str, tuple[IdleDecision, ...]]:
     """By source its decisions from the offset before its min_offset on, in order; only sources that have some.
 
     Of several decisions after one offset only the last counts, since nothing stands between them: so the header does not grow
-    while a source is silent.
+    while a source is silent. With tenants (`closings`) they are told as one up to the first that may have closed a message, and
+    again from the first on that can have closed none: with the largest time of each tenant, where that is not too old to count.
     """
     header = {}
     for source, offset in min_offsets.items():
-        last: dict[int, int] = {}
-        for after_offset, event_time in decisions.get(source, ()):
-            if after_offset >= offset - 1:
-                last[after_offset] = max(event_time, last.get(after_offset, event_time))
-        if last:
-            header[source] = tuple(IdleDecision(*each) for each in sorted(last.items()))
+        told: dict[tuple[int, int], IdleDecision] = {}
+        position = 0
+        for decision in sorted(each for each in decisions.get(source, ()) if each.after_offset >= offset - 1):
+            step = decision.after_offset, 0 if closings is None else closings.step(position)
+            told[step] = _as_one(told.get(step, decision), decision, 0 if closings is None else closings.lag_ms)
+            position = decision.event_time
+        if told:
+            header[source] = tuple(told.values())
     return header
+
+
+def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision:
+    """What both tell together; `other` comes later, after the same offset."""
+    event_time = max(one.event_time, other.event_time)
+    told = dict(one.told)
+    for tenant, time in other.told:
+        told[tenant] = max(time, told.get(tenant, time))
+    return IdleDecision(one.after_offset, event_time, tuple(sorted(t for t in told.items() if t[1] > event_time - lag_ms)))
 
 
 def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
@@ -138,7 +181,12 @@ def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
 
 def encode_idle(decisions: Decisions) -> bytes:
     """The header `watersmeet.idle`; a message needs none where there are no decisions."""
-    return orjson.dumps({source: [list(decision) for decision in mine] for source, mine in decisions.items()})
+    return orjson.dumps({source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()})
+
+
+def _encoded(decision: IdleDecision) -> list[Any]:
+    after_offset, event_time, told = decision
+    return [after_offset, event_time, *([dict(told)] if told else [])]
 
 
 def read_again_from(time: int, longest_ms: int | None) -> int:
@@ -201,12 +249,18 @@ def parse_min_offsets(header: bytes | None) -> dict[str, int]:
 def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
     """The inverse of `encode_idle`. Raises ValueError where the header is no such thing."""
     by_source = _by_source(header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine)))
-    return {source: tuple(IdleDecision(*each) for each in mine) for source, mine in by_source.items()}
+    return {source: tuple(_decoded(*each) for each in mine) for source, mine in by_source.items()}
 
 
-def sink_state(messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], window: Window) -> SinkState:
+def _decoded(after_offset: int, event_time: int, told: Mapping[str, int] = MappingProxyType({})) -> IdleDecision:
+    return IdleDecision(after_offset, event_time, tuple(sorted(told.items())))
+
+
+def sink_state(
+    messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], window: Window, lag_ms: int | None = None
+) -> SinkState:
     """What the last message with `min_offsets` says, and every message of which a record may be read again: by the window given,
-    or by the longest of those that the message tells of.
+    or by the longest of those that the message tells of; with tenants, by the lag given as well.
 
     `messages` come with their headers, those of a sink partition from its end backwards; no more are asked for than are needed. A
     sink without such a message is read whole. What sorts after the sink's last message is passed over: it was out before a repeat
@@ -219,7 +273,7 @@ def sink_state(messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], 
     tail: Place | None = None
     last: Place | None = None
     since: int | None = None
-    read_back, longest_ms = [], window.longest_ms
+    read_back, longest_ms = [], window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
         last = message.place if last is None else max(message.place, last)
         tail = message.place if tail is None else tail
@@ -237,7 +291,7 @@ def sink_state(messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], 
         if since is not None and _last_position(message, longest_ms) < since:
             break
         read_back.append(message)
-    return SinkState(begin, decisions, tuple(reversed(read_back)), told, last)
+    return SinkState(begin, decisions, tuple(reversed(read_back)), told, last, None if lag_ms is None else since)
 
 
 def _last_position(message: ReadBack, longest_ms: int) -> int:
@@ -260,4 +314,8 @@ def _is_integer(value: object, least: int) -> bool:
 
 
 def _is_decision(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and _is_integer(value[0], -1) and _is_integer(value[1], 0)
+    if not isinstance(value, list) or not 2 <= len(value) <= 3:
+        return False
+    told = value[2] if len(value) == 3 else {}
+    is_told = isinstance(told, dict) and all(_is_integer(time, -(2**63)) for time in told.values())
+    return is_told and _is_integer(value[0], -1) and _is_integer(value[1], 0)

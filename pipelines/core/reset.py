@@ -1,7 +1,8 @@
 """A deliberate reset, as a pure function: what becomes of the merge records that it closes.
 
-Open records are closed unpublished. Where the jump goes back, the records that come again leave the merge records that hold them;
-what is left of those is closed in the same way, and a merge record that loses its last part goes.
+Open records are closed unpublished, and so is each record that waits for its tenant, as one of its own. Where the jump goes back,
+the records that come again leave the merge records that hold them; what is left of those is closed in the same way, and a merge
+record that loses its last part goes.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import pyarrow.compute as pc
 from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Tail, place_of
-from pipelines.core.types import DUE, TIME
+from pipelines.core.types import DUE, TENANT, TIME
+from pipelines.core.waiting import gone_rows, leaving
 
 
 def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequence[str], batch: int) -> pa.Table:
     """The merge records that a reset changes: the open ones, and those that hold a record that comes again.
 
     `rows`: columns of silver. `again`: by topic-partition, the offset from which its records come again. Out: silver's columns
-    and `replaces`: of each key and event time that changes a row without a status, by which every merge record there goes, and
-    what there is instead, as new rows. (Two merge records may share key and event time once an earlier reset has closed one.)
+    and which rows they take the place of (`core.merge.REPLACING`): of each key and event time that changes a row without a
+    status, by which every merge record there goes, and what there is instead, as new rows. (Two merge records may share key and
+    event time once an earlier reset has closed one.)
     """
     count, (columns, is_left, loses) = rows.num_rows, _left(rows, again, sources)
-    touched = loses | np.array(pc.equal(rows["status"], "open").to_numpy())
+    waits = np.array(pc.equal(rows["status"], "waiting").to_numpy())
+    touched = loses | waits | np.array(pc.equal(rows["status"], "open").to_numpy())
     columns |= {
         "status": pa.repeat(pa.scalar("timed_out"), count),
         "valid": pa.repeat(pa.scalar(False), count),
@@ -36,13 +40,18 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
         **_without_due(rows),
     }
     places = _numbers_of_places(rows)
-    known, firsts = np.unique(places[touched], return_index=True)
-    gone = rows.take(pa.array(np.flatnonzero(touched)[firsts]))
+    known, firsts = np.unique(places[touched & ~waits], return_index=True)
+    gone = rows.take(pa.array(np.flatnonzero(touched & ~waits)[firsts]))
     gone = gone.set_column(gone.column_names.index("status"), "status", pa.nulls(gone.num_rows, pa.string()))
     shared = rows.filter(pa.array(np.isin(places, known) & ~touched))
     new = pa.concat_tables([pa.table(columns).filter(pa.array(touched & is_left)).cast(rows.schema), shared])
     found = pa.concat_tables([new, gone.cast(rows.schema)])
-    return found.append_column("replaces", pa.chunked_array([pa.nulls(new.num_rows, TIME), *gone["event_time"].chunks]))
+    found = found.append_column("replaces", pa.chunked_array([pa.nulls(new.num_rows, TIME), *gone["event_time"].chunks]))
+    if "tenant" not in rows.column_names:
+        return found
+    waiting, everything = rows.filter(pa.array(waits)), np.ones(np.count_nonzero(waits), np.bool_)
+    found = found.append_column("passes", pa.nulls(found.num_rows, TIME))
+    return pa.concat_tables([found, gone_rows(leaving(waiting, everything, ~everything).gone, found.schema)])
 
 
 def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]) -> pa.Table:
@@ -60,8 +69,10 @@ def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Seq
 
 
 def _without_due(rows: pa.Table) -> dict[str, pa.Array]:
-    """The columns of `DUE`, if there are any: no clock has closed these rows, and the merge sets what is due of open ones."""
-    return {name: pa.nulls(rows.num_rows, TIME) for name in DUE.names if name in rows.column_names}
+    """The columns of `DUE`, if there are any: no clock has closed these rows, and the merge sets what is due of open ones. The
+    same goes for the position of what waits.
+    """
+    return {name: pa.nulls(rows.num_rows, TIME) for name in (*DUE.names, "position") if name in rows.column_names}
 
 
 def _left(
@@ -85,9 +96,10 @@ def _left(
 
 
 def _numbers_of_places(rows: pa.Table) -> Int64s:
-    """Numbers every (partition, key, event time)."""
-    keys = int64s(rows["merge_key"].combine_chunks().dictionary_encode().indices)
-    columns = [int64s(rows["partition"]), keys, times_ms(rows["event_time"])]
+    """Numbers every (partition, key, event time), with tenants (partition, tenant, key, event time)."""
+    names = [name for name in ("merge_key", "tenant") if name in rows.column_names]
+    texts = [int64s(rows[name].combine_chunks().dictionary_encode().indices) for name in names]
+    columns = [int64s(rows["partition"]), *texts, times_ms(rows["event_time"])]
     return np.asarray(np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1), np.int64)
 
 
@@ -95,7 +107,8 @@ def published_again(
     rows: pa.Table, again: Mapping[TopicPartition, int], tails: Mapping[int, Tail], sources: Sequence[str]
 ) -> pa.Table:
     """The merge records that hold a record that comes again, and whose message is out: partition, merge_key, event_time, and
-    where silver has them closed_at and due, which is the last clock that it was open at: by another epoch's rules perhaps.
+    where silver has them the tenant, closed_at, and due, which is the last clock that it was open at: by another epoch's rules
+    perhaps. (With tenants due stays what it was: records come by the clocks of their tenants.)
 
     `rows`: finished, valid rows of silver. `tails`: by partition, the last message.
     """
@@ -103,17 +116,25 @@ def published_again(
     for source in sources:
         kept, parents = _kept(source, rows[source].combine_chunks(), rows["partition"], again)
         touched[parents[~kept]] = True
-    found = rows.select(["partition", "merge_key", "event_time", *_without_due(rows)]).filter(pa.array(touched))
+    of_closing = [name for name in (*DUE.names, *TENANT.names) if name in rows.column_names]
+    found = rows.select(["partition", "merge_key", "event_time", *of_closing]).filter(pa.array(touched))
     keys, times = found["merge_key"].to_pylist(), times_ms(found["event_time"]).tolist()
-    closing = [[None if at == NO_TIME else at for at in times_ms(found[name]).tolist()] for name in _without_due(rows)]
+    closing = [_listed(found[name]) for name in of_closing]
     places = (place_of(*each) for each in zip(times, keys, *closing, strict=True))
     ends = {p: tail.place for p, tail in tails.items()}
     is_out = [p in ends and place <= ends[p] for p, place in zip(found["partition"].to_pylist(), places, strict=True)]
-    if closing:
+    if len(closing) == len(DUE):
         open_until = np.maximum(times_ms(found["due"]), times_ms(found["closed_at"]) - 1)
         was_closed = times_ms(found["closed_at"]) != NO_TIME
         found = found.set_column(found.column_names.index("due"), "due", time_column(np.where(was_closed, open_until, NO_TIME)))
     return found.filter(pa.array(is_out, pa.bool_()))
+
+
+def _listed(column: pa.ChunkedArray) -> list[Any]:
+    """A column as Python's values, times as ms."""
+    if pa.types.is_timestamp(column.type):
+        return [None if at == NO_TIME else at for at in times_ms(column).tolist()]
+    return list(column.to_pylist())
 
 
 def _kept(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import orjson
 import pyarrow as pa
@@ -18,20 +19,26 @@ SEQ = "watersmeet.seq"
 ID = "watersmeet.id"
 CLOSED_AT = "watersmeet.closed_at"
 DUE = "watersmeet.due"
-"""Where the merge has a window by gap: the first clock that closed the merge record, and until when it could be joined (ms)."""
+"""Where the merge has a window by gap, or tenants: the first clock that closed the merge record, and until when it could be
+joined (ms)."""
+TENANT = "watersmeet.tenant"
+"""Where the merge has tenants: the merge record's. It also says that there is one in the id."""
 MIN_OFFSETS = "watersmeet.min_offsets"
 IDLE = "watersmeet.idle"
 EPOCHS = "watersmeet.epochs"
 FORGOTTEN = "watersmeet.forgotten"
-"""Of a tombstone: a JSON object with `seq` and `id` of the last message before it that has them, and when that was closed."""
+"""Of a tombstone: a JSON object with `seq` and `id` of the last message before it that has them, when that was closed, and its
+tenant."""
 
 
 class Place(NamedTuple):
-    """What a sequence is ordered by, as tuples are: when a merge record was closed, until when it could be joined (ms), and its
-    key's UTF-8 bytes. One that a timeout closed before there was anything else has `PLAIN`, and its event time.
+    """What a sequence is ordered by, as tuples are: when a merge record was closed, its tenant (empty without tenants), until
+    when it could be joined, and its key; times in ms, texts as UTF-8 bytes. One that a timeout closed before there was anything
+    else has `PLAIN`, and its event time.
     """
 
     closed_at: int
+    tenant: bytes
     time: int
     key: bytes
 
@@ -41,7 +48,10 @@ PLAIN = -1
 
 
 class Tail(NamedTuple):
-    """The last message of a sink partition: what the next one follows. Times in ms; `due` and `closed_at` where it says them."""
+    """The last message of a sink partition: what the next one follows. Times in ms; `due` and `closed_at` where it says them.
+
+    `tenant` is empty where there are no tenants.
+    """
 
     seq: int
     event_time: int
@@ -49,29 +59,34 @@ class Tail(NamedTuple):
     offset: int | None
     due: int | None = None
     closed_at: int | None = None
+    tenant: str = ""
 
     @property
     def place(self) -> Place:
         """Where it stands in the order of publication."""
-        return place_of(self.event_time, self.key, self.due, self.closed_at)
+        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
-def place_of(event_time: int, key: str, due: int | None = None, closed_at: int | None = None) -> Place:
-    """The place of a merge record; times in ms."""
+def place_of(event_time: int, key: str, due: int | None = None, closed_at: int | None = None, tenant: str | None = None) -> Place:
+    """The place of a merge record; times in ms, no tenant (or an empty one) where there are none."""
     if due is None or closed_at is None:
-        return Place(PLAIN, event_time, key.encode())
-    return Place(closed_at, due, key.encode())
+        return Place(PLAIN, b"", event_time, key.encode())
+    return Place(closed_at, (tenant or "").encode(), due, key.encode())
 
 
-def message_id(partition: int, event_time: int, key: str) -> str:
-    """Stable for a record, and unique: no two merge records of a partition share key and event time."""
-    return f"{partition}/{event_time}/{key}"
+def message_id(partition: int, event_time: int, key: str, tenant: str = "") -> str:
+    """Stable for a record, and unique: no two merge records of a partition share tenant, key and event time.
+
+    A tenant is percent-encoded, whatever is no ASCII letter, digit or one of `_.-~`, so that it ends at the next slash.
+    """
+    return f"{partition}/{event_time}/{quote(tenant, safe='') + '/' if tenant else ''}{key}"
 
 
-def parse_message_id(text: str) -> tuple[int, int, str]:
-    """Partition, event time (ms) and key of a `message_id`. Raises ValueError where it is none."""
-    partition, event_time, key = text.split("/", 2)
-    return int(partition), int(event_time), key
+def parse_message_id(text: str, *, has_tenant: bool = False) -> tuple[int, int, str, str]:
+    """Partition, event time (ms), key and tenant (empty for none) of a `message_id`. Raises ValueError where it is none."""
+    partition, event_time, rest = text.split("/", 2)
+    tenant, key = rest.split("/", 1) if has_tenant else ("", rest)
+    return int(partition), int(event_time), key, unquote(tenant)
 
 
 def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -91,12 +106,17 @@ def standing(headers: Mapping[str, Any]) -> Tail:
     try:
         if FORGOTTEN not in headers:
             seq, identity, closed = int(headers[SEQ]), headers[ID].decode(), closing(headers)
+            tenant = headers.get(TENANT, b"").decode()
         else:
             said = orjson.loads(headers[FORGOTTEN])
             seq, identity, closed = int(said["seq"]), said["id"], (said.get("due"), said.get("closed_at"))
-        return Tail(seq, *parse_message_id(identity)[1:], None, *closed)
+            tenant = said.get("tenant", "")
+        _, event_time, key, named = parse_message_id(identity, has_tenant=bool(tenant))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no {SEQ} and {ID}: {error}") from None
+    if named != tenant:
+        raise ValueError(f"{ID} and {TENANT} name two tenants: {named!r} and {tenant!r}")
+    return Tail(seq, event_time, key, None, *closed, tenant)
 
 
 def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:
@@ -115,8 +135,9 @@ def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:
 
 
 def _stands(partition: int, tail: Tail) -> dict[str, Any]:
-    said = {"seq": tail.seq, "id": message_id(partition, tail.event_time, tail.key)}
-    return said if tail.closed_at is None else {**said, "due": tail.due, "closed_at": tail.closed_at}
+    said = {"seq": tail.seq, "id": message_id(partition, tail.event_time, tail.key, tail.tenant)}
+    closed = {} if tail.closed_at is None else {"due": tail.due, "closed_at": tail.closed_at}
+    return {**said, **closed, **({"tenant": tail.tenant} if tail.tenant else {})}
 
 
 _TOMBSTONES = pa.schema(

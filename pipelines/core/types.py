@@ -37,6 +37,24 @@ DUE = schema_of("due timestamp, closed_at timestamp")
 publication goes by where merge records are not closed by a timeout alone. Both are null for those that were, before there was
 anything else."""
 
+TENANT = schema_of("tenant string")
+"""Whose a record is, where the merge has tenants."""
+
+
+def own_columns(columns: pa.Schema, wanted: pa.Schema) -> list[str]:
+    """Those of the wanted columns that are among these. Where they are not, a source may have the name of one; it is a list."""
+    return [name for name in wanted.names if name in columns.names and not pa.types.is_nested(columns.field(name).type)]
+
+
+def has_due(columns: pa.Schema) -> bool:
+    """Whether rows of silver with these columns say until when they can be joined, and when they were closed."""
+    return bool(own_columns(columns, DUE))
+
+
+def has_tenants(columns: pa.Schema) -> bool:
+    """Whether rows of silver with these columns have tenants."""
+    return bool(own_columns(columns, TENANT))
+
 
 def ddl(kind: pa.DataType) -> str:
     """The Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.

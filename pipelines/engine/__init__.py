@@ -156,7 +156,8 @@ class Engine(Protocol):
         """In one commit, each of `rows` takes the place of the row that it replaces, or is new; once per commit.
 
         `rows` have silver's columns, and `replaces`: the event time of the row with the same partition and merge_key that goes,
-        null for a new row. By a row whose status is null, all rows there go. `only_open`: only open rows go.
+        null for a new row. By a row whose status is null, all rows there go; with tenants also those of its key that wait, up to
+        the position `passes`. `only_open`: of the others, only open rows go.
         """
         ...
 
@@ -189,7 +190,13 @@ class Engine(Protocol):
         ...
 
 
-def replaced_row(*, only_open: bool) -> str:
+def replaced_row(*, only_open: bool, has_tenants: bool = False) -> str:
     """Which row of silver, as `kept`, one of the rows of `Engine.merge`, as `changed`, replaces: SQL of every engine."""
-    its_row = "kept.partition = changed.partition AND kept.merge_key = changed.merge_key AND kept.event_time = changed.replaces"
-    return f"kept.status = 'open' AND {its_row}" if only_open else its_row
+    its_key = "kept.partition = changed.partition AND kept.merge_key = changed.merge_key"
+    if not has_tenants:
+        its_row = f"{its_key} AND kept.event_time = changed.replaces"
+        return f"kept.status = 'open' AND {its_row}" if only_open else its_row
+    merged, waiting = "kept.event_time = changed.replaces", "kept.status = 'waiting' AND kept.position <= changed.passes"
+    merged = f"kept.status = 'open' AND {merged}" if only_open else f"kept.status != 'waiting' AND {merged}"
+    its_row = f"{its_key} AND kept.tenant = changed.tenant AND (({merged}) OR ({waiting}))"
+    return f"kept.status IN ('open', 'waiting') AND {its_row}" if only_open else its_row

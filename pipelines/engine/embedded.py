@@ -165,13 +165,13 @@ class EmbeddedEngine:
 
     def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
-        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in self.lake.layout[table].schema.names}
+        names = self.lake.layout[table].schema.names
+        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in names}
+        condition = replaced_row(only_open=only_open, has_tenants="tenant" in names)
 
         def write(found: DeltaTable, how: CommitProperties | None) -> None:
             """Merges the changed rows into the table, in one commit with these properties."""
-            merge = found.merge(
-                rows, replaced_row(only_open=only_open), "changed", "kept", writer_properties=_WRITER, commit_properties=how
-            )
+            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_WRITER, commit_properties=how)
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 

@@ -95,8 +95,8 @@ class SparkEngine:
 
     def rows(self, found: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
-        # Spark infers no types from an Arrow table without a chunk.
-        return self.spark.createDataFrame(found if found.num_rows else [], columns_ddl(found.schema))
+        # Spark infers no types from an Arrow table without a chunk, and of one with many small chunks it loses rows.
+        return self.spark.createDataFrame(found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema))
 
     # -- transforming
 
@@ -200,11 +200,13 @@ class SparkEngine:
 
     def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
-        columns = [f"`{name}`" for name in self.lake.layout[table].schema.names]
+        names = self.lake.layout[table].schema.names
+        columns = [f"`{name}`" for name in names]
+        condition = replaced_row(only_open=only_open, has_tenants="tenant" in names)
         values = [f"changed.{name}" for name in columns]
         name = sql_name(self.lake, table).replace("{", "{{").replace("}", "}}")
         statement = (
-            f"MERGE INTO {name} kept USING {{changed}} changed ON {replaced_row(only_open=only_open)} "
+            f"MERGE INTO {name} kept USING {{changed}} changed ON {condition} "
             "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
             f"WHEN MATCHED THEN UPDATE SET {', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
             "WHEN NOT MATCHED AND changed.status IS NOT NULL "

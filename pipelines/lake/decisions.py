@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
+from pipelines.core.types import TENANT
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
@@ -20,14 +21,31 @@ def read_decisions(questions: Questions, before_ms: int | None = None) -> list[D
     """Every decision (taken before a time in epoch ms), by topic-partition in its order."""
     where: Where = () if before_ms is None else [[("decided_at", "<", before_ms)]]
     columns = ["after_offset", "event_time", "source", "partition"]
-    found = questions.select(tables.IDLE_HEARTBEATS, columns, where)
-    rows = sorted(zip(*(found[name].to_pylist() for name in columns), strict=True))
-    return [(TopicPartition(source, partition), IdleDecision(after, time)) for after, time, source, partition in rows]
+    if TENANT.names[0] not in questions.columns(tables.IDLE_HEARTBEATS).names:
+        rows = sorted(
+            zip(*(found.to_pylist() for found in questions.select(tables.IDLE_HEARTBEATS, columns, where).columns), strict=True)
+        )
+        return [(TopicPartition(source, partition), IdleDecision(after, time)) for after, time, source, partition in rows]
+    told: dict[tuple[object, ...], list[tuple[str, int]]] = {}
+    decided = []
+    for row in questions.select(tables.IDLE_HEARTBEATS, [*columns, "decided_at", *TENANT.names], where).to_pylist():
+        of_one = row["source"], row["partition"], row["after_offset"], row["decided_at"]
+        if row["tenant"] is None:
+            decided.append((row["after_offset"], row["event_time"], of_one))
+        else:
+            told.setdefault(of_one, []).append((row["tenant"], row["event_time"]))
+    return [
+        (TopicPartition(*of_one[:2]), IdleDecision(after, time, tuple(sorted(told.get(of_one, ())))))
+        for after, time, of_one in sorted(decided)
+    ]
 
 
 def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int) -> pa.Table:
-    """Decisions as rows of `idle_heartbeats`."""
-    sources = settings.sources
-    return tables.layout(settings)[tables.IDLE_HEARTBEATS].rows(
-        (tp.source, sources[tp.source].topic, tp.partition, d.after_offset, d.event_time, decided_at_ms) for tp, d in decided
-    )
+    """Decisions as rows of `idle_heartbeats`: with tenants, a row of nobody's and one for each that is told a time."""
+    rows = [
+        {"source": tp.source, "topic": settings.sources[tp.source].topic, "partition": tp.partition, "tenant": tenant}
+        | {"after_offset": decision.after_offset, "event_time": time, "decided_at": decided_at_ms}
+        for tp, decision in decided
+        for tenant, time in [(None, decision.event_time), *decision.told]
+    ]
+    return tables.layout(settings)[tables.IDLE_HEARTBEATS].rows_of(rows)

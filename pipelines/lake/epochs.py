@@ -13,12 +13,14 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pipelines.core.plan import Stretch
+from pipelines.core.model import horizon_after
+from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.heads import Heads, moment_of
 from pipelines.lake.identity import check_rules_of_layout_1
 from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
@@ -124,18 +126,48 @@ def epoch_ends(
 
 
 class Passed(NamedTuple):
-    """What ended epochs have left, by partition: the largest clock - gap at their ends, and the clock at the last one (ms)."""
+    """What ended epochs have left, by partition: the largest clock - gap at their ends, and the clock at the last one (ms).
+
+    With tenants the horizon is that of the clock of a tenant of which nothing was known. `tenant_horizons`: by partition and
+    tenant, where it is another one; `of_all`: by topic-partition what all tenants had at the least (ms) when the lag changed.
+    """
 
     horizons: Mapping[int, int] = MappingProxyType({})
     begun: Mapping[int, int] = MappingProxyType({})
+    tenant_horizons: Mapping[tuple[int, str], int] = MappingProxyType({})
+    of_all: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
 def passed(questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})) -> Passed:
     """What the epochs have left at these ends (`epoch_ends`)."""
     found = epoch_ends(questions, epochs, after, lived)
-    return Passed(
-        {p: max(s.horizon for s in mine) for p, mine in found.items()}, {p: mine[-1].clock for p, mine in found.items()}
-    )
+    begun = {p: mine[-1].clock for p, mine in found.items()}
+    if epochs.current.settings.merge.has_tenants:
+        return _passed_with_tenants(questions, epochs, after, begun)
+    return Passed({p: max(s.horizon for s in mine) for p, mine in found.items()}, begun)
+
+
+def _passed_with_tenants(questions: Questions, epochs: Epochs, after: int, begun: Mapping[int, int]) -> Passed:
+    heads = Heads(questions, after)
+    horizons: dict[int, int] = {}
+    of_tenants: dict[tuple[int, str], int] = {}
+    of_all: dict[TopicPartition, int] = {}
+    for epoch, last in epochs.ends():
+        if last <= after:
+            continue
+        merge, following = epoch.settings.merge, epochs[epoch.number + 1].settings.merge
+        lag_ms, gap_ms = merge.tenant_max_lag_ms or 0, merge.window.gap_ms
+        clocks = heads.clocks_at(moment_of(questions, last), lag_ms, of_all)
+        of_nobody = clocks.of_nobody()
+        known = {each: of_nobody[each[0]] for each in of_tenants if each[0] in of_nobody} | clocks.of_tenants()
+        of_tenants |= {
+            (p, tenant): horizon_after(of_tenants.get((p, tenant), horizons.get(p)), clock, gap_ms)
+            for (p, tenant), clock in known.items()
+        }
+        horizons |= {p: horizon_after(horizons.get(p), clock, gap_ms) for p, clock in of_nobody.items()}
+        if following.tenant_max_lag_ms != merge.tenant_max_lag_ms:
+            of_all |= {tp: max(at - lag_ms, of_all.get(tp, at - lag_ms)) for tp, at in clocks.looked_at().items()}
+    return Passed(horizons, begun, {each: at for each, at in of_tenants.items() if at > horizons[each[0]]}, of_all)
 
 
 def _read(questions: Questions) -> Sequence[tuple[int, dict[str, Any]]]:

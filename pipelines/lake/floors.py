@@ -75,10 +75,11 @@ def read_history(questions: Questions, settings: Settings, partitions: int, last
     return found
 
 
-def last_reset(questions: Questions) -> int:
-    """The last batch that is a deliberate reset, -1 where there is none."""
-    found = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("reason", "is not null", None)]])["last"][0]
-    return -1 if found.as_py() is None else int(found.as_py())
+def last_reset(questions: Questions, until: int | None = None) -> int:
+    """The last batch (up to this one) that is a deliberate reset, -1 where there is none."""
+    is_reset: list[Condition] = [("reason", "is not null", None), *([] if until is None else [("batch", "<=", until)])]
+    found = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [is_reset])["last"][0].as_py()
+    return -1 if found is None else int(found)
 
 
 def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int) -> int:

@@ -30,10 +30,13 @@ _LATER = {"tombstone": "quarantine", "where": "null"}
 _LATER_OF_ALL = {"merge.window": "null"}
 """The same for a fact of the lake."""
 
+_NO_TENANTS = ""
+"""The path of the tenants of a source where there are none; it is not kept."""
+
 
 def check_layout(questions: Questions, lake: Lake) -> None:
     """Raises ConfigurationError where the tables are of a layout that this version of Watersmeet does not continue: a later one,
-    or one from before layouts were numbered.
+    or one from before layouts were numbered; and where they were begun with other tenants than the configuration has.
     """
     silver, progress = tables.SILVER, tables.PROGRESS
     properties = questions.properties(silver) if questions.exists(silver) else {}
@@ -49,6 +52,8 @@ def check_layout(questions: Questions, lake: Lake) -> None:
             f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
             "begin a new lake elsewhere; with `kafka.start: sink` it takes up the old sink where it stands"
         )
+    if changed := differences(questions, _tenants(lake.settings)):
+        raise ConfigurationError(changed[0])
 
 
 def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
@@ -65,7 +70,12 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
             f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
             f"sources.{name}.format": f"{source.format}, with a registry" if source.registry else source.format,
         }
-    return facts
+    return {**facts, **_tenants(settings)}
+
+
+def _tenants(settings: Settings) -> dict[str, str]:
+    """By dotted path, where each source has its tenants."""
+    return {f"sources.{name}.tenant": settings.tenant_path(name) or _NO_TENANTS for name in settings.sources}
 
 
 def rules_of_layout_1(settings: Settings) -> dict[str, str]:
@@ -112,7 +122,7 @@ def keep_identity(questions: Questions, append: Append, settings: Settings, fact
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept, now = _kept(questions), time.time_ns() // 1_000_000
-        missing = [(name, value, now) for name, value in facts.items() if name not in kept]
+        missing = [(name, value, now) for name, value in facts.items() if name not in kept and value != _NO_TENANTS]
         if not missing:
             break
         with suppress_conflict():  # of two first starts, one writes
@@ -127,7 +137,9 @@ def _refusal(changed: Sequence[str]) -> ConfigurationError:
 
 def _kept(questions: Questions) -> dict[str, str]:
     rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "descending")])
-    return dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+    without = {f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS for field in kept if field.endswith(".topic")}
+    return {**without, **kept}
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
@@ -145,6 +157,9 @@ def _difference(field: str, before: str, now: str) -> str:
             f"{field}: {now.partition(' ')[0]} was deleted and made again since the lake was begun: its offsets mean other "
             "records now; begin a new lake, or restore the topic"
         )
+    if field.endswith(".tenant"):
+        was, would_be = (f"with tenants at `{path}`" if path else "without tenants" for path in (before, now))
+        return f"{field}: the lake was begun {was}, and {would_be} it would be another merge; set it back, or begin a new lake"
     return (
         f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of the same records; "
         "set it back, or begin a new lake"

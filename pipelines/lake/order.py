@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pipelines.core.sequence import PLAIN, Tail
-from pipelines.core.types import DUE
+from pipelines.core.sequence import PLAIN, Place, Tail
+from pipelines.core.types import DUE, TENANT, has_due, has_tenants, own_columns
 from pipelines.lake import tables
 from pipelines.lake.questions import Condition, Questions
+
+_BEFORE_ALL: Final = Place(PLAIN, b"", -1, b"")
 
 
 class Order(NamedTuple):
@@ -24,10 +26,10 @@ class Order(NamedTuple):
 
     def since(self, tails: Mapping[int, Tail], partitions: Iterable[int]) -> dict[int, int]:
         """By partition, the time (ms) of the tail, or -1; without those whose tail is behind all records of this order."""
-        times = {p: (-1, -1) if p not in tails else tails[p].place[:2] for p in partitions}
+        places = {p: tails[p].place if p in tails else _BEFORE_ALL for p in partitions}
         if self.column == "closed_at":
-            return {p: closed_at for p, (closed_at, _) in times.items()}
-        return {p: time for p, (closed_at, time) in times.items() if closed_at == PLAIN}
+            return {p: place.closed_at for p, place in places.items()}
+        return {p: place.time for p, place in places.items() if place.closed_at == PLAIN}
 
 
 BY_EVENT_TIME: Final = Order(["event_time", "merge_key"])
@@ -36,14 +38,26 @@ BY_EVENT_TIME: Final = Order(["event_time", "merge_key"])
 BY_CLOSING: Final = Order(["closed_at", "due", "merge_key"])
 """Where there is a window by gap."""
 
+BY_TENANT: Final = Order(["closed_at", "tenant", "due", "merge_key"])
+"""Where there are tenants."""
+
 
 def due_columns(questions: Questions) -> list[str]:
     """The columns of `DUE` that silver has: both, or none."""
-    return [name for name in DUE.names if name in questions.columns(tables.SILVER).names]
+    return own_columns(questions.columns(tables.SILVER), DUE)
+
+
+def place_columns(questions: Questions) -> list[str]:
+    """The columns of silver that say where a merge record stands in the order of publication: what `sequence.place_of` takes."""
+    silver = questions.columns(tables.SILVER)
+    return ["event_time", "merge_key", *own_columns(silver, DUE), *own_columns(silver, TENANT)]
 
 
 def orders(questions: Questions) -> list[Order]:
     """In which orders silver is published, one after the other: what a timeout closed before there was a window comes first."""
-    if not due_columns(questions):
+    silver = questions.columns(tables.SILVER)
+    if has_tenants(silver):
+        return [BY_TENANT]
+    if not has_due(silver):
         return [BY_EVENT_TIME]
     return [BY_EVENT_TIME._replace(conditions=[("closed_at", "is null", None)]), BY_CLOSING]

@@ -33,7 +33,8 @@ def last_published(questions: Questions, sink: str | None = None, until_ms: int 
     if not last:
         return {}
     names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
-    names += [name for name in ("last_due", "last_closed_at") if name in questions.columns(tables.PUBLISHED).names]
+    known_names = questions.columns(tables.PUBLISHED).names
+    names += [name for name in ("last_due", "last_closed_at", "last_tenant") if name in known_names]
     found = questions.select(tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]])
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return {p: Tail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}

@@ -22,7 +22,7 @@ def read_lived(questions: Questions) -> dict[int, Told]:
     where this lake has come to it; nothing after a reset.
     """
     is_told = questions.exists(tables.RECOVERED) and "epochs" in questions.columns(tables.RECOVERED).names
-    if not is_told or (questions.exists(tables.PROGRESS) and last_reset(questions) >= 0):
+    if not is_told or _is_reset(questions):
         return {}
     rows = questions.select(tables.RECOVERED, ["partition", "epochs"], [[("epochs", "is not null", None)]]).to_pylist()
     lived = {row["partition"]: parse_told(row["epochs"].encode()) for row in rows}
@@ -36,9 +36,27 @@ def windows_of(epochs: Epochs, lived: Mapping[int, Told]) -> set[Window]:
     return {epoch.settings.merge.window for epoch in epochs}.union(*of_lost)
 
 
+def lags_of(epochs: Epochs) -> set[int]:
+    """How far (ms) tenants' clocks have been allowed to be behind: 0 without tenants."""
+    return {epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in epochs}
+
+
 def longest(epochs: Epochs, lived: Mapping[int, Told]) -> int:
-    """How long (ms) a merge record could stay open at most under any of these windows."""
-    return max([*(window.longest_ms for window in windows_of(epochs, lived)), *(told.longest_ms or 0 for told in lived.values())])
+    """For how long (ms) after its first record a merge record could be open at most, by the clock of all, under any of the rules:
+    the longest of these windows, and the largest lag of a tenant's clock.
+    """
+    windows = [window.longest_ms for window in windows_of(epochs, lived)]
+    return max([*windows, *(told.longest_ms or 0 for told in lived.values())]) + max(lags_of(epochs))
+
+
+def read_since(questions: Questions) -> dict[int, int]:
+    """With tenants, by partition, from which position of their tenant (ms) on the records of a lost lake were taken up; nothing
+    after a reset.
+    """
+    if not questions.exists(tables.RECOVERED) or "since" not in questions.columns(tables.RECOVERED).names or _is_reset(questions):
+        return {}
+    found = questions.select(tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]])
+    return dict(zip(found["partition"].to_pylist(), found["since"].to_pylist(), strict=True))
 
 
 def stretches_of(
@@ -49,6 +67,10 @@ def stretches_of(
     """
     own = epoch_ends(questions, epochs, last_reset(questions), lived)
     return {p: [*(lived[p].stretches if p in lived else ()), *own.get(p, ())] for p in partitions}
+
+
+def _is_reset(questions: Questions) -> bool:
+    return questions.exists(tables.PROGRESS) and last_reset(questions) >= 0
 
 
 def _ends(questions: Questions, last: Mapping[int, Stretch]) -> dict[int, Stretch]:

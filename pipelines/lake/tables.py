@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.core.merge import LATE_SCHEMA, silver_schema
+from pipelines.core.merge import late_schema, silver_schema
 from pipelines.core.reading import BRONZE, bronze_schema
-from pipelines.core.types import DUE, TIME, schema_of
-from pipelines.settings import Settings
+from pipelines.core.types import DUE, TENANT, TIME, schema_of
+from pipelines.settings import MergeSettings, Settings
 from pipelines.settings_sources import SourceSettings
 
 SILVER = "silver"
@@ -47,6 +47,21 @@ ADDED = {
     PROGRESS: frozenset(["epoch"]),
 }
 """By table, the columns that lakes of earlier layouts, or without a window by gap, lack; their owner adds them."""
+
+_OF_DUE = {PUBLISHED: schema_of("last_due timestamp, last_closed_at timestamp"), RECOVERED: DUE}
+"""By table, its further columns where merge records say when they were closed."""
+
+_OF_TENANTS = {
+    IDLE_HEARTBEATS: TENANT,
+    PUBLISHED: schema_of("last_tenant string"),
+    RECOVERED: schema_of("tenant string, since timestamp"),
+}
+"""By table, its further columns where there are tenants.
+
+In `idle_heartbeats` a decision is a row of nobody's tenant (null), and with the same `after_offset` and `decided_at` one for each
+tenant that it tells a time of its own. In `recovered` a row with `since` says from which position of their tenant on the records
+of a partition were merged; all before are passed over.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,20 +104,20 @@ def layout(settings: Settings) -> dict[str, Table]:
     """Every table of a lake by name, as this configuration needs it; removed files and the log stay as long as `retention`."""
     interval = f"interval {settings.retention_ms} milliseconds"
     retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
-    tables = [*(_bronze(name, source) for name, source in settings.sources.items()), _silver(settings), *_OTHERS]
-    if settings.merge.has_due:
-        tables = [_with_due(table) for table in tables]
+    of_bronze = [_bronze(name, source, settings.merge) for name, source in settings.sources.items()]
+    # Records that came after their time: never merged, kept.
+    late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants))
+    others = [_with_due_and_tenants(table, settings.merge) for table in _OTHERS]
+    tables = [*of_bronze, _silver(settings), late, *others]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
     return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
 
 
-def _with_due(table: Table) -> Table:
-    """A table as it is where merge records say when they were closed."""
-    if table.name == PUBLISHED:
-        added = schema_of("last_due timestamp, last_closed_at timestamp")
-    else:
-        added = DUE if table.name == RECOVERED else pa.schema([])
+def _with_due_and_tenants(table: Table, merge: MergeSettings) -> Table:
+    """A table with the columns that it has where merge records say when they were closed, and where there are tenants."""
+    added = [*(_OF_DUE.get(table.name, ()) if merge.has_due else ())]
+    added += _OF_TENANTS.get(table.name, ()) if merge.has_tenants else ()
     return replace(table, schema=pa.schema([*table.schema, *added]))
 
 
@@ -110,19 +125,21 @@ def _statistics(*columns: str) -> dict[str, str]:
     return {"delta.dataSkippingStatsColumns": ",".join(columns)}
 
 
-def _bronze(name: str, source: SourceSettings) -> Table:
+def _bronze(name: str, source: SourceSettings, merge: MergeSettings) -> Table:
     """What Kafka said, every record once; `reason` and `detail` where it is refused (the row is then in `quarantine` too)."""
     # Statistics on these skip files exactly: a file holds one contiguous range of offsets of one topic-partition.
-    schema = bronze_schema(has_registry=source.registry is not None)
+    schema = bronze_schema(has_registry=source.registry is not None, has_tenants=merge.has_tenants)
     statistics = _statistics("partition", "offset", "event_time", "kafka_timestamp", "reason")
     return Table(bronze(name), schema, properties=statistics)
 
 
 def _silver(settings: Settings) -> Table:
     """The merge. Partitioned by status, so that no batch ever opens a file of finished records again."""
-    types, has_due = {name: source.value_type for name, source in settings.sources.items()}, settings.merge.has_due
+    types = {name: source.value_type for name, source in settings.sources.items()}
+    schema = silver_schema(types, has_due=settings.merge.has_due, has_tenants=settings.merge.has_tenants)
+    without = {"status", "valid", "invalid_reason", *types}
     properties = {
-        **_statistics("partition", "merge_key", "event_time", "last_event_time", "batch", *(DUE.names if has_due else ())),
+        **_statistics(*(name for name in schema.names if name not in without)),
         # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
         "delta.checkpointInterval": "50",
         # A MERGE marks the rows that it replaces instead of rewriting their files.
@@ -130,7 +147,7 @@ def _silver(settings: Settings) -> Table:
         CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
         LAYOUT: str(LAYOUT_VERSION),
     }
-    return Table(SILVER, silver_schema(types, has_due=has_due), partitioned_by=("status",), properties=properties)
+    return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
 
 
 _TOPIC_PARTITION = "source string, topic string, partition int"
@@ -141,8 +158,6 @@ _QUARANTINED = [column for column in BRONZE if column.name not in ("timestamp_ty
 _WRITER_SCHEMAS = Table(WRITER_SCHEMAS, schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"))
 
 _OTHERS = (
-    # Records that came after their time: never merged, kept.
-    Table(LATE, LATE_SCHEMA),
     # Records that could not be read, with the reason why.
     Table(
         QUARANTINE,

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import NEVER, int64s, looked_up
-from pipelines.core.merge import LATE_SCHEMA
-from pipelines.core.reading import BRONZE
+from pipelines.core.merge import late_schema
+from pipelines.core.reading import bronze_schema
 from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
-from pipelines.core.types import TIME
+from pipelines.core.types import TENANT, TIME
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
@@ -98,10 +98,10 @@ def piece_limit(questions: Questions, settings: Settings) -> int:
     return max(1, min(PIECE_OFFSETS, PIECE_BYTES // max(1, widest)))
 
 
-def coordinates(table: str) -> tuple[str, ...]:
+def coordinates(table: str, *, has_tenants: bool = False) -> tuple[str, ...]:
     """The columns by which a row of a table is found."""
     of_table = {
-        tables.SILVER: ("partition", "merge_key", "event_time"),
+        tables.SILVER: ("partition", *(TENANT.names if has_tenants else ()), "merge_key", "event_time"),
         tables.LATE: ("source", "partition", "offset"),
         tables.PROGRESS: ("source", "partition"),
     }
@@ -125,15 +125,18 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         schema = pa.schema([*fields, *[(name, pa.int64()) for name in counts]])
         return engine.per_partition(partial(_with_counts, counts=counts), [rows], schema)
     if table == tables.LATE:
-        rows = engine.read(table, LATE_SCHEMA.names, [span.where])
-        return engine.per_partition(_as_text, [rows], _text_schema(LATE_SCHEMA))
+        schema = late_schema(has_tenants=settings.merge.has_tenants)
+        rows = engine.read(table, schema.names, [span.where])
+        return engine.per_partition(_as_text, [rows], _text_schema(schema))
     if table == tables.PROGRESS:
         return engine.rows(_standing(questions, now_ms))
     if table == SINK:
         return engine.rows(_messages(questions, settings, span))
     ranges = _passed(questions, settings, table, span)
-    rows = engine.read(table, _OF_BRONZE.names, within(ranges))
-    return engine.per_partition(partial(_within, ranges=ranges), [rows], _OF_BRONZE)
+    kept = bronze_schema(has_tenants=settings.merge.has_tenants)
+    schema = _text_schema(pa.schema([field for field in kept if field.name != "headers"]))
+    rows = engine.read(table, schema.names, within(ranges))
+    return engine.per_partition(partial(_within, ranges=ranges), [rows], schema)
 
 
 # -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
@@ -141,9 +144,6 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
 
 def _text_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([(field.name, pa.string() if field.type == pa.binary() else field.type) for field in schema])
-
-
-_OF_BRONZE: Final = _text_schema(pa.schema([field for field in BRONZE if field.name != "headers"]))
 
 
 def _as_text(rows: pa.Table) -> pa.Table:

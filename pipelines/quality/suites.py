@@ -95,7 +95,8 @@ def read_suites(settings: Settings) -> list[Suite]:
         file = schemas_directory() / "promises" / f"{name}.json"
         for suite in _suites(file.read_bytes(), str(file), settings):
             more = _of_sources(settings) if suite.table == tables.SILVER else _of_sink(settings) if suite.table == SINK else ()
-            found.append(Suite(suite.name, suite.table, (*suite.documents, *more), suite.file))
+            meant = [document for document in suite.documents if _is_meant(document, settings)]
+            found.append(Suite(suite.name, suite.table, (*meant, *more), suite.file))
     for kept in settings.quality.suites:
         mine = _suites(kept.text, str(kept.path), settings)
         if taken := {suite.name for suite in mine} & {suite.name for suite in found}:
@@ -137,6 +138,14 @@ def _fault(document: Any, settings: Settings) -> str | None:
     if (table := meta.get("table", tables.SILVER)) not in known:
         return f"meta.table: `{table}` is no table that is checked; {known_instead(str(table), known)}"
     return None
+
+
+def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
+    """Whether one of Watersmeet's own expectations holds for a configuration: in its `meta`, `tenants` is true for those with
+    tenants, and false for those without.
+    """
+    has_tenants = settings.merge.has_tenants
+    return bool(document.get("meta", {}).get("tenants", has_tenants) == has_tenants)
 
 
 def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:

@@ -18,6 +18,9 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
 from pipelines.lake.tables import LATE, PROGRESS, QUARANTINE, SILVER
 from pipelines.settings import Settings
+from tests.audit.test_verify_tenants import known_case
+from tests.audit.test_verify_tenants import settings_of as settings_with_tenants
+from tests.support.model_lakes import ModelLake
 from tests.support.report_tables import Row, parts, river_of, settings_for, write_tables
 
 NOW = 1_768_780_800_000
@@ -333,3 +336,45 @@ def test_no_chart_grows_with_the_lake(tmp_path: Path) -> None:
         assert limit / 3 < len(rows(found, title)) <= limit + 2
     assert len(rows(found, SIZES)) + len(rows(found, DURATIONS)) <= 32 + 36
     assert len(page(found)) < 2_000_000
+
+
+# -- tenants
+
+
+def tenants_report(folder: Path, shares: float = 1.0) -> Report:
+    """Of the known case of tenants, up to a share of what arrives."""
+    lake = ModelLake(settings_with_tenants(folder), {0: known_case(), 1: known_case()})
+    lake.arrive(shares)
+    lake.merge()
+    return read_report(lake.questions, lake.settings, NOW)
+
+
+def test_of_tenants_it_says_who_is_furthest_behind(tmp_path: Path) -> None:
+    report = tenants_report(tmp_path)
+    assert report.facts["tenant_max_lag"] == "1s"
+    every, first, _ = rows(report, COUNTS)
+    names = ("open", "waiting", "timed out", "late")
+    assert [first[name] for name in names] == [2, 1, 1, 1]
+    assert [every[name] for name in names] == [4, 2, 2, 2]
+    slowest = rows(report, "Slowest tenants")
+    assert [tuple(row.values()) for row in slowest] == [
+        ("z", 0, "1970-01-01 00:00:04.300Z", "1s", 1, 0),
+        ("z", 1, "1970-01-01 00:00:04.300Z", "1s", 1, 0),
+        ("y", 0, "1970-01-01 00:00:04.420Z", "880ms", 1, 1),
+        ("y", 1, "1970-01-01 00:00:04.420Z", "880ms", 1, 1),
+    ]
+    assert figure(report, "Slowest tenants").caption.endswith("of 4 with something open or waiting.")
+    assert "Slowest tenants" in page(report)
+
+
+def test_what_waits_for_its_tenant_is_no_merge_record_yet(tmp_path: Path) -> None:
+    """At this share, one record of each partition waits and nothing is merged."""
+    report = tenants_report(tmp_path, 0.2)
+    assert [row["waiting"] for row in rows(report, COUNTS)] == [2, 1, 1]
+    assert figure(report, "Merge records").caption == "Silver has no merge record yet."
+
+
+def test_a_lake_without_tenants_says_nothing_of_them(tmp_path: Path) -> None:
+    report = report_of(tmp_path)
+    assert "tenant_max_lag" not in report.facts
+    assert "Slowest tenants" not in [figure.title for section in report.sections for figure in section.figures]

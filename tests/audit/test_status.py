@@ -9,15 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from pipelines.audit.show import status_view
 from pipelines.audit.status import status
 from pipelines.core.idle import IdleDecision
+from pipelines.core.model import Record
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake
+from tests.support.tenants import TenantModels, case_of_records, tenant_case
 from tests.support.topics import create_topics, produce
 
 AWAY_S = 0.5
@@ -115,3 +119,59 @@ def test_nothing_of_spark_is_imported(module: str) -> None:
     foreign = "{'pyspark', 'py4j', 'delta'} & {name.split('.')[0] for name in sys.modules}"
     code = f"import sys, pipelines.audit.{module}; sys.exit(bool({foreign}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- tenants
+
+
+def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> None:
+    """The worked example of the rules, before its end; and a partition of which nothing is known yet."""
+    arrivals = [
+        *[Record("tracking", 0, 5000, "A", "x"), Record("orders", 0, 4400, "B", "y"), Record("orders", 0, 5010, "A", "x")],
+        *[Record("tracking", 0, 4420, "B", "y"), Record("tracking", 0, 5300, None, "x"), Record("orders", 0, 4600, None, "y")],
+        *[Record("orders", 0, 5350, None, "x"), Record("tracking", 0, 4525, "C", "y"), Record("tracking", 0, 4250, "D", "z")],
+    ]
+    cases = {0: case_of_records(arrivals), 1: case_of_records([])}
+    lake = merged_lake(tmp_path, cases, merge__tenant="g", merge__tenant_max_lag="1s")
+    first, second = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    assert (first["clock"], first["open"], first["waiting"], first["timed_out"]) == (5300, 2, 1, 1)
+    assert (first["tenants"], first["slowest"]) == (2, {"tenant": "z", "clock": 4300})
+    assert first["leading"] == {"tenant": "x", "source": "orders", "head": 5350}
+    assert (second["waiting"], second["tenants"], second["slowest"], second["leading"]) == (0, 0, None, None)
+    console = Console(width=200, record=True)
+    console.print(status_view(status(lake.questions, lake.settings, AWAY_S)))
+    shown = console.export_text()
+    assert "open 2 · waiting 1 · timed out 1" in shown
+    assert "tenants 2 · slowest 'z' 1s behind the clock · leading 'x' 50ms ahead on orders" in shown
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_slowest_tenant_is_the_models(tmp_path: Path, seed: int) -> None:
+    cases = {p: tenant_case(100 * seed + p) for p in range(12)}
+    lake, models = (
+        ModelLake(settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="300ms"), cases),
+        TenantModels(cases, (100, None, 300)),
+    )
+    for share in (0.4, 1.0):
+        lake.arrive(share)
+        lake.merge()
+        models.arrive(share)
+        for row in status(lake.questions, lake.settings, AWAY_S)["partitions"]:
+            model = models.models[row["partition"]]
+            tenants = model.tenants()
+            assert (row["tenants"], row["waiting"]) == (len(tenants), len(model.waiting))
+            slowest = min(((model.tenant_clock(tenant), tenant) for tenant in tenants), default=None)
+            assert row["slowest"] == (None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]})
+
+
+def test_who_leads_is_nobody_where_the_idle_policy_or_a_heartbeat_of_all_does(tmp_path: Path) -> None:
+    of_all = [Record("tracking", 0, 50, "k", "x"), Record("tracking", 0, 90, None, None), Record("orders", 0, 60, None, "x")]
+    decided = [Record("tracking", 0, 50, "k", "x"), Record("orders", -1, 50, None, None, {"x": 50})]
+    lake = merged_lake(
+        tmp_path, {0: case_of_records(of_all), 1: case_of_records(decided)}, merge__tenant="g", merge__tenant_max_lag="1s"
+    )
+    lake.decide()
+    lake.merge()
+    first, second = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    assert first["leading"] == {"tenant": None, "source": "tracking", "head": 90}
+    assert second["leading"] == {"tenant": "x", "source": "tracking", "head": 50}

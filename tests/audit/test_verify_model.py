@@ -11,7 +11,7 @@ from pipelines.audit.problems import SHOWN, Findings, Problem, answer
 from pipelines.audit.verify import gaps
 from pipelines.audit.verify_eras import Era
 from pipelines.audit.verify_evidence import Outcome
-from pipelines.audit.verify_model import PUBLISHED, outcomes
+from pipelines.audit.verify_model import PUBLISHED, Message, outcomes
 from pipelines.core.model import Record
 from pipelines.core.plan import TopicPartition
 from pipelines.lake.epochs import Epoch
@@ -43,6 +43,10 @@ def out_before(source: str, offset: int, time: int) -> Outcome:
     return Outcome("k", PUBLISHED, time, time, ((source, offset, time),))
 
 
+def read_back(era: int, key: str, event_time: int) -> Message:
+    return era, key, event_time, None, None, None
+
+
 def test_a_keys_outcomes_are_those_of_the_model() -> None:
     assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [])) == sorted([TIMED_OUT, OPEN, LATE])
     assert outcomes(SOURCES, [era(None)], 0, [ALL], []) == []
@@ -50,9 +54,9 @@ def test_a_keys_outcomes_are_those_of_the_model() -> None:
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [(0, "k", 10, None, None)])) == sorted([OPEN, LATE, *out])
+    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [read_back(0, "k", 10)])) == sorted([OPEN, LATE, *out])
     out.append(out_before("tracking", 1, 200))
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [(0, "k", 10, None, None), (0, "k", 150, None, None)])) == sorted(
+    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [read_back(0, "k", 10), read_back(0, "k", 150)])) == sorted(
         [LATE, *out]
     )
 
@@ -69,7 +73,7 @@ def test_what_is_merged_again_after_a_jump_back_leaves_its_merge_record() -> Non
     left = Outcome("k", "reset", 10, 10, (("tracking", 0, 10),))
     alone = Outcome("k", "open", 50, 50, (("orders", 0, 50),))
     assert sorted(outcomes(SOURCES, eras, 0, [ALL, again], [])) == sorted([left, alone])
-    published = outcomes(SOURCES, eras, 0, [ALL, again], [(1, "k", 10, None, None)])
+    published = outcomes(SOURCES, eras, 0, [ALL, again], [read_back(1, "k", 10)])
     assert sorted(published) == sorted([left, out_before("orders", 0, 50)]), "published before the jump"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME, time_column
 from pipelines.core.message import MESSAGES, exceeds, message_values, messages
-from pipelines.core.sequence import CLOSED_AT, DUE, ID, SEQ, Tail, message_id, place_of
+from pipelines.core.sequence import CLOSED_AT, DUE, ID, SEQ, TENANT, Tail, message_id, place_of
 from pipelines.core.types import TIME
 from tests.support.sequences import in_sequence
 from tests.support.strategies import cuts
@@ -29,6 +29,10 @@ TIMES = st.integers(0, 253_402_300_799_999) | st.integers(0, 3)
 # -- values
 
 
+TENANTS = st.text(min_size=1, max_size=4) | st.sampled_from(["a/b", "100%", 'say "hi"', " ", "\uff61", "\U0001f600", "é"])
+"""'\uff61' sorts before the emoji in UTF-8, and behind it in UTF-16."""
+
+
 class Row(NamedTuple):
     """A row of silver: times in ms, and by source the values of its parts (JSON texts, in `carts` structs)."""
 
@@ -38,6 +42,7 @@ class Row(NamedTuple):
     tracking: list[str]
     orders: list[str]
     carts: list[dict[str, Any]]
+    tenant: str | None = None
 
 
 TEXTS = st.sampled_from(["{}", '{"n":1}', ' { "k" : 1.50e400 }\n', '{"s":"é\U0001f600\\n\u2028"}', '{"a":1,"a":2}'])
@@ -48,9 +53,9 @@ CARTS = st.fixed_dictionaries(
         "list": st.none() | st.lists(st.none() | st.fixed_dictionaries({"b": st.none() | st.booleans()}), max_size=3),
     }
 )
-ROWS = st.lists(
-    st.builds(Row, KEYS, TIMES, TIMES, st.lists(TEXTS, max_size=3), st.lists(TEXTS, max_size=3), st.lists(CARTS, max_size=3)),
-    max_size=6,
+PARTS = st.lists(TEXTS, max_size=3), st.lists(TEXTS, max_size=3), st.lists(CARTS, max_size=3)
+ROWS = st.lists(st.builds(Row, KEYS, TIMES, TIMES, *PARTS, st.none()), max_size=6) | st.lists(
+    st.builds(Row, KEYS, TIMES, TIMES, *PARTS, TENANTS), max_size=6
 )
 
 
@@ -65,6 +70,8 @@ def silver(rows: Sequence[Row], text: pa.DataType | None = None) -> pa.Table:
         part = pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])
         parts = [[{"offset": i, "value": value} for i, value in enumerate(getattr(row, source))] for row in rows]
         columns[source] = pa.array(parts, pa.list_(part))
+    if any(row.tenant is not None for row in rows):
+        columns["tenant"] = pa.array([row.tenant for row in rows], text or pa.string())
     return pa.table(columns)
 
 
@@ -76,8 +83,9 @@ def quoted(value: object) -> str:
 
 def expected_value(row: Row) -> bytes:
     carts = ",".join(quoted({field.name: cart[field.name] for field in CART}) for cart in row.carts)
+    tenant = "" if row.tenant is None else f'"tenant":{quoted(row.tenant)},'
     return (
-        f'{{"key":{quoted(row.key)},"event_time":{row.event_time},"last_event_time":{row.last_event_time},'
+        f'{{"key":{quoted(row.key)},{tenant}"event_time":{row.event_time},"last_event_time":{row.last_event_time},'
         f'"tracking":[{",".join(row.tracking)}],"orders":[{",".join(row.orders)}],"carts":[{carts}]}}'
     ).encode()
 
@@ -88,6 +96,26 @@ def test_the_default_value_is_one_json_object_with_its_fields_in_order() -> None
         '{"key":"k","event_time":5,"last_event_time":1700000000123,"tracking":[{"n":1},{"n":2}],"orders":[],'
         '"carts":[{"s":"é","n":null,"list":[]}]}'.encode()
     ]
+
+
+def test_a_tenant_comes_right_after_the_key() -> None:
+    row = Row("k", 5, 6, [], ['{"n":1}'], [], 'a/"é"')
+    assert message_values(silver([row]), SOURCES).to_pylist() == [
+        '{"key":"k","tenant":"a/\\"é\\"","event_time":5,"last_event_time":6,"tracking":[],"orders":[{"n":1}],"carts":[]}'.encode()
+    ]
+
+
+@pytest.mark.parametrize("name", ["tenant", "due", "closed_at"])
+def test_without_tenants_or_a_window_a_source_may_be_called_like_their_columns(name: str) -> None:
+    rows = silver([Row("k", 5, 6, ['{"n":1}'], [], [])]).rename_columns(
+        {"tracking": name, **{other: other for other in ("merge_key", "event_time", "last_event_time", "orders", "carts")}}
+    )
+    expected = f'{{"key":"k","event_time":5,"last_event_time":6,"{name}":[{{"n":1}}],"orders":[]}}'.encode()
+    assert message_values(rows, [name, "orders"]).to_pylist() == [expected]
+    assert exceeds(rows, [name, "orders"], len(expected) - 1).to_pylist() == [True]
+    numbered = rows.append_column("partition", pa.array([3], pa.int32()))
+    [message] = messages(numbered, pa.array([expected]), None, {}).to_pylist()
+    assert [header["key"] for header in message["headers"]] == [SEQ, ID]
 
 
 @law
@@ -102,9 +130,9 @@ def test_every_row_has_the_value_that_the_contract_says(rows: list[Row]) -> None
 @given(data=st.data(), rows=ROWS)
 def test_values_do_not_depend_on_how_rows_are_cut(data: st.DataObject, rows: list[Row]) -> None:
     whole = silver(rows)
-    pieces = data.draw(cuts(rows))
+    pieces = [silver(piece) for piece in data.draw(cuts(rows)) if piece]
     expected = [expected_value(row) for row in rows]
-    assert message_values(pa.concat_tables([whole.schema.empty_table(), *map(silver, pieces)]), SOURCES).to_pylist() == expected
+    assert message_values(pa.concat_tables([whole.schema.empty_table(), *pieces]), SOURCES).to_pylist() == expected
     since = data.draw(st.integers(0, len(rows)))
     assert message_values(whole.slice(since, 2), SOURCES).to_pylist() == expected[since : since + 2]
 
@@ -125,9 +153,9 @@ def test_a_value_exceeds_a_limit_where_it_is_longer(data: st.DataObject, rows: l
         assert found.to_pylist() == [length > max_bytes for length in lengths]
 
 
-@pytest.mark.parametrize("column", ["merge_key", "event_time", "last_event_time", "tracking", "carts"])
+@pytest.mark.parametrize("column", ["merge_key", "tenant", "event_time", "last_event_time", "tracking", "carts"])
 def test_a_row_of_silver_that_lacks_something_raises(column: str) -> None:
-    table = silver([Row("k", 5, 5, ["{}"], [], [])])
+    table = silver([Row("k", 5, 5, ["{}"], [], [], "x")])
     without = table.set_column(table.column_names.index(column), column, pa.nulls(1, table.schema.field(column).type))
     for function in (lambda: message_values(without, SOURCES), lambda: exceeds(without, SOURCES, 10)):
         with pytest.raises(ValueError, match="a row of silver has no"):
@@ -144,27 +172,30 @@ def test_a_part_without_a_value_raises() -> None:
 
 
 class Finished(NamedTuple):
-    """A finished row; `due` and `closed_at` where it was not closed by a timeout."""
+    """A finished row; `due` and `closed_at` where it was not closed by a timeout, `tenant` where there are tenants."""
 
     event_time: int
     key: str
     due: int | None = None
     closed_at: int | None = None
+    tenant: str = ""
 
 
 @st.composite
 def places(draw: st.DrawFn) -> list[Finished]:
-    """What a partition publishes: each place once, in order, first what timeouts closed."""
+    """What a partition publishes: each place once, in order, first what timeouts closed; or all of it with tenants."""
     found = draw(st.lists(st.tuples(st.integers(0, 5), KEYS), unique=True, max_size=8))
     plain = [Finished(*each) for each in found]
     times = st.integers(0, 5)
     closings = draw(st.lists(st.tuples(times, KEYS, times, times), unique_by=lambda each: each[1:], max_size=8))
     closed = [Finished(*each) for each in closings]
-    return sorted(draw(st.sampled_from([plain, closed, plain + closed])), key=lambda row: place_of(*row))
+    few = st.tuples(times, KEYS, st.integers(0, 2), st.integers(0, 2), TENANTS)
+    of_tenants = [Finished(*each) for each in draw(st.lists(few, unique_by=lambda each: each[1:], max_size=8))]
+    return sorted(draw(st.sampled_from([plain, closed, plain + closed, of_tenants])), key=lambda row: place_of(*row))
 
 
 def finished(rows: Sequence[tuple[Any, ...]], partition: int = 3) -> pa.Table:
-    times, keys, dues, closed = zip(*(Finished(*row) for row in rows), strict=True) if rows else ((), (), (), ())
+    times, keys, dues, closed, tenants = zip(*(Finished(*row) for row in rows), strict=True) if rows else ((), (), (), (), ())
     columns = {
         "partition": pa.array([partition] * len(rows), pa.int32()),
         "merge_key": pa.array(keys, pa.string()),
@@ -175,6 +206,8 @@ def finished(rows: Sequence[tuple[Any, ...]], partition: int = 3) -> pa.Table:
             name: time_column(np.array([NO_TIME if at is None else at for at in mine], np.int64))
             for name, mine in (("due", dues), ("closed_at", closed))
         }
+    if any(tenants):
+        columns["tenant"] = pa.array(tenants, pa.string())
     return pa.table(columns)
 
 
@@ -193,7 +226,8 @@ def publish(
 def tail_at(rows: Sequence[Finished], first_seq: int = 0) -> Tail | None:
     if not rows:
         return None
-    return Tail(first_seq + len(rows) - 1, rows[-1].event_time, rows[-1].key, 7, rows[-1].due, rows[-1].closed_at)
+    last = rows[-1]
+    return Tail(first_seq + len(rows) - 1, last.event_time, last.key, 7, last.due, last.closed_at, last.tenant)
 
 
 @law
@@ -205,12 +239,13 @@ def test_messages_are_numbered_on_from_the_tail_and_what_is_out_is_skipped(
     by_place = {place_of(*row): row for row in rows}
     expected = []
     for seq, place in in_sequence(by_place, tail):
-        event_time, key, due, closed_at = row = by_place[place]
+        event_time, key, due, closed_at, tenant = row = by_place[place]
         closing = [] if closed_at is None else [(CLOSED_AT, str(closed_at)), (DUE, str(due))]
-        headers = [(SEQ, str(seq)), (ID, message_id(3, event_time, key)), *closing]
+        closing += [(TENANT, tenant)] if tenant else []
+        headers = [(SEQ, str(seq)), (ID, message_id(3, event_time, key, tenant)), *closing]
         message = {"partition": 3, "key": key.encode(), "value": value_of(row), "timestamp": max(1, event_time)}
         message |= {"headers": [{"key": name, "value": text.encode()} for name, text in headers], "seq": seq}
-        expected.append({**message, "event_time": event_time, "due": due, "closed_at": closed_at})
+        expected.append({**message, "event_time": event_time, "due": due, "closed_at": closed_at, "tenant": tenant or None})
     assert publish(rows, tail) == expected
 
 
@@ -269,6 +304,25 @@ def test_keys_are_ordered_as_utf_8_bytes() -> None:
     assert [each["seq"] for each in publish([(5, halfwidth_stop), (5, smile)], Tail(0, 5, halfwidth_stop, 0))] == [1]
     with pytest.raises(ValueError, match=re.escape(f"{halfwidth_stop!r} at 5 comes after")):
         publish([(5, smile), (5, halfwidth_stop)])
+
+
+def test_tenants_are_ordered_as_utf_8_bytes_before_due_and_key() -> None:
+    rows = [(5, "b", 9, 10, "x"), (5, "a", 8, 10, "\uff61"), (5, "a", 7, 10, "\U0001f600"), (5, "a", 6, 11, "a")]
+    assert [each["tenant"] for each in publish(rows)] == ["x", "\uff61", "\U0001f600", "a"]
+    assert [each["seq"] for each in publish(rows, Tail(4, 5, "a", 0, 8, 10, "\uff61"))] == [5, 6]
+    with pytest.raises(ValueError, match="comes after"):
+        publish([rows[0], rows[2], rows[1]])
+
+
+def test_an_id_names_the_tenant_percent_encoded_and_a_header_as_it_is() -> None:
+    [message] = publish([(5, "k/1", 9, 10, "a/b 100%")])
+    assert [(header["key"], header["value"]) for header in message["headers"]] == [
+        (SEQ, b"0"),
+        (ID, b"3/5/a%2Fb%20100%25/k/1"),
+        (CLOSED_AT, b"10"),
+        (DUE, b"9"),
+        (TENANT, b"a/b 100%"),
+    ]
 
 
 def test_event_time_0_is_sent_as_1_and_said_as_0() -> None:

@@ -21,10 +21,10 @@ from tests.support.avro import as_text, encoded, schemas_with_values
 AT = 1_767_225_600_000_000
 
 
-def message(kinds: dict[str, pa.DataType], values: dict[str, list[Any]]) -> bytes:
+def message(kinds: dict[str, pa.DataType], values: dict[str, list[Any]], **tenant: list[str]) -> bytes:
     parts = {source: [[{"offset": 0, "event_time": AT, "value": value} for value in mine]] for source, mine in values.items()}
-    row = {"merge_key": ["a"], "event_time": [AT], "last_event_time": [AT + 1000], **parts}
-    schema = pa.schema([field for field in silver_schema(kinds) if field.name in row])
+    row = {"merge_key": ["a"], "event_time": [AT], "last_event_time": [AT + 1000], **parts, **tenant}
+    schema = pa.schema([field for field in silver_schema(kinds, has_tenants=True) if field.name in row])
     [found] = message_values(pa.table(row, schema=schema), [*kinds]).to_pylist()
     assert isinstance(found, bytes)
     return found
@@ -39,6 +39,19 @@ def test_every_value_of_every_schema_is_published_as_its_schema_says(drawn: tupl
     written = message({"tracking": found.type, "orders": pa.string()}, {"tracking": decoded, "orders": ['{"any":[1]}']})
     described = message_schema({"tracking": found, "orders": None})
     jsonschema_rs.validator_for(described, validate_formats=True).validate(json.loads(written))
+
+
+def test_the_tenant_of_a_message_is_described_where_there_are_tenants() -> None:
+    kinds, schemas = {"tracking": pa.string(), "orders": pa.string()}, {"tracking": None, "orders": None}
+    values: dict[str, list[Any]] = {"tracking": ["{}"], "orders": []}
+    described = message_schema(schemas, has_tenants=True)
+    written = json.loads(message(kinds, values, tenant=["a/b \U0001f600"]))
+    assert [*described["properties"]] == described["required"] == [*written]
+    jsonschema_rs.validate(described, written)
+    for wrong in (json.loads(message(kinds, values)), {**written, "tenant": ""}, {**written, "tenant": None}):
+        with pytest.raises(jsonschema_rs.ValidationError):
+            jsonschema_rs.validate(described, wrong)
+    assert "tenant" not in message_schema(schemas)["properties"]
 
 
 def test_numbers_that_json_lacks_are_described_for_avro_alone() -> None:

@@ -774,6 +774,7 @@ def test_without_the_field_or_the_setting_a_record_is_no_heartbeat() -> None:
 FAULTS: dict[Reason, dict[str, Any]] = {
     Reason.UNDECODABLE: {"n": "no integer"},
     Reason.NO_KEY: {"k": ""},
+    Reason.NO_TENANT: {"g": ""},
     Reason.NO_EVENT_TIME: {"ts": "soon"},
     Reason.EVENT_TIME_IN_FUTURE: {"ts": 5_000},
 }
@@ -782,14 +783,14 @@ FAULTS: dict[Reason, dict[str, Any]] = {
 @pytest.mark.parametrize("chosen", range(1, 2 ** len(FAULTS)))
 def test_of_several_faults_the_first_in_order_is_the_reason(chosen: int) -> None:
     faults = [fault for i, fault in enumerate(Reason) if chosen >> i & 1]
-    document: dict[str, Any] = {"k": "a", "ts": 1}
+    document: dict[str, Any] = {"k": "a", "g": "x", "ts": 1}
     for fault in reversed(faults):  # no event time is both unreadable and in the future
         document |= FAULTS[fault]
-    assert reason(orjson.dumps(document), kafka_time=0, schema=SCHEMA) == faults[0].value
+    assert reason(orjson.dumps(document), kafka_time=0, schema=SCHEMA, tenant=("g",)) == faults[0].value
 
 
 def test_reasons_are_named_and_ordered_as_the_contract_has_them() -> None:
-    assert [reason.value for reason in Reason] == ["undecodable", "no_key", "no_event_time", "event_time_in_future"]
+    assert [reason.value for reason in Reason] == ["undecodable", "no_key", "no_tenant", "no_event_time", "event_time_in_future"]
 
 
 # -- the sources of one topic

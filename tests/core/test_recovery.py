@@ -10,6 +10,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.plan import Stretch
 from pipelines.core.recovery import (
+    Closings,
     ReadBack,
     SinkState,
     Told,
@@ -101,15 +102,48 @@ def test_an_idle_decision_gives_its_position_to_the_offset_after_it() -> None:
 
 def test_a_message_tells_the_decisions_from_the_offset_before_its_min_offset_on() -> None:
     decisions = {"tracking": [IdleDecision(9, 7), IdleDecision(4, 5), IdleDecision(3, 4)], "orders": [IdleDecision(3, 4)]}
-    assert idle_header(decisions, {"tracking": 5, "orders": 5}) == {"tracking": ((4, 5), (9, 7))}
-    assert idle_header(decisions, {"tracking": 4}) == {"tracking": ((3, 4), (4, 5), (9, 7))}
-    assert idle_header({"orders": [IdleDecision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {"orders": ((-1, 7),)}
+    assert idle_header(decisions, {"tracking": 5, "orders": 5}) == {"tracking": (IdleDecision(4, 5), IdleDecision(9, 7))}
+    assert idle_header(decisions, {"tracking": 4}) == {"tracking": (IdleDecision(3, 4), IdleDecision(4, 5), IdleDecision(9, 7))}
+    assert idle_header({"orders": [IdleDecision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {"orders": (IdleDecision(-1, 7),)}
     assert idle_header({}, {"tracking": 0, "orders": 0}) == {}
 
 
 def test_of_several_decisions_after_one_offset_the_last_is_told() -> None:
     decisions = {"orders": [IdleDecision(4, 10), IdleDecision(4, 30), IdleDecision(4, 20), IdleDecision(6, 40)]}
-    assert idle_header(decisions, {"orders": 5}) == {"orders": ((4, 30), (6, 40))}
+    assert idle_header(decisions, {"orders": 5}) == {"orders": (IdleDecision(4, 30), IdleDecision(6, 40))}
+
+
+def test_with_tenants_each_decision_is_told_that_may_have_closed_one_of_the_messages() -> None:
+    """Those before are told as one, up to the first that reaches the time just before; those after as one as well."""
+    times = [10, 40, 97, 99, 100, 150, 200, 250, 300]
+    decisions = {"orders": [IdleDecision(4, time, (("x", time - 5),)) for time in times]}
+
+    def told(first: int, last: int) -> list[int]:
+        header = idle_header(decisions, {"orders": 0}, Closings(first, last, lag_ms=50))["orders"]
+        assert all(decision.told == (("x", decision.event_time - 5),) for decision in header)
+        return [decision.event_time for decision in header]
+
+    assert told(101, 101) == [100, 150, 300], "what a record closes at 101 may take the decision to 150"
+    assert told(102, 102) == [150, 300]
+    assert told(101, 201) == [100, 150, 200, 250, 300]
+    assert told(1000, 1000) == [300]
+    assert idle_header(decisions, {"orders": 0})["orders"][0].event_time == 300, "without tenants the last one counts alone"
+
+
+def test_of_decisions_that_are_told_as_one_the_largest_time_of_each_tenant_counts() -> None:
+    first = IdleDecision(4, 100, (("a", 90), ("b", 95), ("\uff61", 41)))
+    second = IdleDecision(4, 120, (("a", 85), ("c", 110), ("\U0001f600", 71)))
+    header = idle_header({"orders": [second, first]}, {"orders": 5}, Closings(900, 900, lag_ms=50))
+    assert header == {"orders": (IdleDecision(4, 120, (("a", 90), ("b", 95), ("c", 110), ("\U0001f600", 71))),)}, (
+        "a time that is the lag behind says nothing"
+    )
+
+
+def test_decisions_after_other_offsets_are_told_apart() -> None:
+    decisions = {"orders": [IdleDecision(4, 100), IdleDecision(4, 120), IdleDecision(6, 130), IdleDecision(6, 140)]}
+    for closed_at, times in ((500, [120, 140]), (90, [100, 120, 140]), (131, [120, 130, 140])):
+        header = idle_header(decisions, {"orders": 5}, Closings(closed_at, closed_at, lag_ms=50))["orders"]
+        assert [each.event_time for each in header] == times
 
 
 # -- headers
@@ -118,11 +152,14 @@ def test_of_several_decisions_after_one_offset_the_last_is_told() -> None:
 def test_headers_are_json_by_source() -> None:
     assert encode_min_offsets({"tracking": 17, "orders": 0}) == b'{"tracking":17,"orders":0}'
     assert encode_idle({"orders": [IdleDecision(16, 1_700_000_000_000)]}) == b'{"orders":[[16,1700000000000]]}'
+    told = IdleDecision(16, 1_700_000_000_000, (("a/b", 1_600_000_000_000), ("\U0001f600", -5)))
+    assert encode_idle({"orders": [told]}) == '{"orders":[[16,1700000000000,{"a/b":1600000000000,"\U0001f600":-5}]]}'.encode()
 
 
 def test_headers_are_read_as_they_were_written() -> None:
     offsets = {"tracking": 17, "orders": 2**63 - 1}
-    decisions = {"orders": (IdleDecision(-1, 0), IdleDecision(16, 1_700_000_000_000)), "tracking": ()}
+    told = (("", 0), ("a/b", 1_600_000_000_000), ("\uff61", 3), ("\U0001f600", -(2**63)))
+    decisions = {"orders": (IdleDecision(-1, 0), IdleDecision(16, 1_700_000_000_000, told)), "tracking": ()}
     assert parse_min_offsets(encode_min_offsets(offsets)) == offsets
     assert parse_idle(encode_idle(decisions)) == decisions
 
@@ -148,6 +185,7 @@ def test_what_is_no_min_offsets_is_refused(header: bytes | None) -> None:
     [
         *NO_OBJECTS,
         *[b'{"a":1}', b'{"a":[1,2]}', b'{"a":[[1]]}', b'{"a":[[1,2,3]]}', b'{"a":[{}]}', b'{"a":[[-2,1]]}', b'{"a":[[1,-1]]}'],
+        *[b'{"a":[[1,2,{"x":1.5}]]}', b'{"a":[[1,2,{"x":null}]]}', b'{"a":[[1,2,{},3]]}', b'{"a":[[1,2,null]]}'],
         *[b'{"a":[[1,2.5]]}', b'{"a":[[true,2]]}', b'{"a":[[1,null]]}', b'{"a":{}}'],
     ],
 )
@@ -187,7 +225,7 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
     )
     state = sink_state(backwards(first, last), TIMEOUT)
     assert state == SinkState(
-        BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")), None, Place(PLAIN, 310, b"a")
+        BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")), None, Place(PLAIN, b"", 310, b"a")
     )
 
 
@@ -219,7 +257,7 @@ def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() ->
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
     assert sink_state(backwards(plain(0, "a"), plain(900, "b")), TIMEOUT) == SinkState(
-        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), None, Place(PLAIN, 900, b"b")
+        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), None, Place(PLAIN, b"", 900, b"b")
     )
 
 
@@ -253,6 +291,34 @@ def test_messages_are_read_back_to_the_longest_timeout_that_may_have_held_their_
     lived = state.lived(TIMEOUT)
     assert lived is not None
     assert lived.stretches == (TOLD.stretches[0], Stretch(SHORT, 531, None)), "until the last message was out"
+
+
+def closed(closed_at: int, key: str, tenant: str = "", due: int = 0) -> ReadBack:
+    return ReadBack(1, key, due, closed_at, tenant)
+
+
+def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_the_last_one() -> None:
+    """The records that are passed over are those before the same position."""
+    window, lag_ms, last = Window(30, 100), 50, closed(500, "a", "y")
+    since = 500 - 1 - 100 - 50
+    messages = [closed(since, "a"), closed(since, "a", "z"), closed(since + 1, "a", "x"), closed(400, "é", "x")]
+    sink: list[Message] = [(message, {SEQ: b"0"}) for message in messages]
+    telling_of_it: Message = last, {MIN_OFFSETS: encode_min_offsets(BEGIN)}
+    state = sink_state(backwards(*sink, telling_of_it), window, lag_ms)
+    assert state.read_back == (*messages[2:], last)
+    assert state.since == since
+    assert state.last == Place(500, b"y", 0, b"a")
+    assert sink_state(backwards(*sink, telling_of_it), window).since is None
+    assert sink_state(backwards(*sink), window, lag_ms) == SinkState({}, {}, tuple(messages), None, messages[-1].place, None)
+
+
+def test_with_tenants_what_sorts_after_the_last_message_comes_again() -> None:
+    early, late = closed(300, "a", "\uff61"), closed(300, "a", "\U0001f600")
+    assert early.place < late.place
+    headers: dict[str, bytes | None] = {MIN_OFFSETS: encode_min_offsets(BEGIN)}
+    state = sink_state(backwards((early, headers), (late, headers), (early, headers)), Window(10), 5)
+    assert state.read_back == (early, early)
+    assert state.last == late.place
 
 
 def test_no_more_is_read_than_is_needed() -> None:

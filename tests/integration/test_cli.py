@@ -413,6 +413,27 @@ def test_a_predicate_over_silvers_content_is_let_pass(spark: SparkSession, tmp_p
     assert wrong_expressions(spark, tmp_path, valid=valid) == []
 
 
+def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is_closed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def wrong(valid: str, **merge: object) -> list[Problem]:
+        usual = settings_for(
+            tmp_path, engine="spark", sources=("tracking", "orders" if merge else "position"), publish__valid=valid
+        )
+        settings = usual.model_copy(update={"merge": usual.merge.changed(**merge)})
+        return check_expressions(engine_for(spark, settings), settings)
+
+    tenants = {"tenant": "org", "tenant_max_lag_ms": 0}
+    assert wrong("tenant = 'x'", **tenants) == []
+    for valid in ("position IS NULL", "due > event_time", "closed_at > due"):
+        [problem] = wrong(valid, **tenants)
+        assert "is not SQL over silver's columns" in problem.what
+        assert "tenant" in problem.fix
+    assert wrong("size(position) > 0") == [], "without tenants it may be a source"
+    [problem] = wrong("tenant = 'x'")
+    assert "is not SQL over silver's columns" in problem.what
+
+
 def test_a_message_must_be_text_or_bytes_and_the_same_in_every_run(spark: SparkSession, tmp_path: Path) -> None:
     for value, what in (("size(orders)", "gives int"), ("nonsense(", "is not SQL"), ("uuid()", "something else")):
         [problem] = wrong_expressions(spark, tmp_path, value=value)

@@ -114,6 +114,38 @@ def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None
     assert evolve(river)["changes"] == []
 
 
+@pytest.mark.parametrize("begins_with_tenants", [False, True])
+def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
+    kafka: str, tmp_path: Path, *, begins_with_tenants: bool
+) -> None:
+    river = River.make(kafka, tmp_path, f"tenants-{begins_with_tenants}", lake=EMBEDDED)
+    without = river.config["merge"]
+    with_tenants = {**without, "tenant": "k", "tenant_max_lag": "1s"}
+
+    def configure(merge: dict[str, Any]) -> None:
+        river.config["merge"] = merge
+        river.write()
+
+    configure(with_tenants if begins_with_tenants else without)
+    river.flow()
+    without_java(river, "run", "bronze", "--once")
+    for other in (without if begins_with_tenants else with_tenants, {**with_tenants, "tenant": "type"}):
+        configure(other)
+        for command in ("run --once", "evolve", "evolve --apply", "validate --json", "status"):
+            said = without_java(river, *command.split(), exit_code=2)
+            for part in ("sources.tracking.tenant", "the lake was begun with", "set it back, or begin a new lake"):
+                assert part in said, command
+    configure(with_tenants if begins_with_tenants else without)
+    assert evolve(river, apply=False)["changes"] == []
+    if begins_with_tenants:
+        configure({**with_tenants, "tenant_max_lag": "0s"})
+        assert "merge.tenant_max_lag: the lake has other rules" in without_java(river, "run", "bronze", "--once", exit_code=2)
+        assert "merge.tenant_max_lag 1s 0" in " ".join(without_java(river, "evolve").split())
+        expected = [{"field": "merge.tenant_max_lag", "before": 1000, "after": 0}]
+        assert evolve(river, apply=False)["changes"] == evolve(river)["changes"] == expected
+        assert evolve(river)["changes"] == []
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
 def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,49 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
     assert "delta.enableInCommitTimestamps" not in keys
 
 
+TENANTS = {"timeout": "100ms", "tenant": "org", "tenant_max_lag": "1s"}
+
+
+def test_with_tenants_a_lake_has_further_columns_and_no_others(tmp_path: Path) -> None:
+    of_due = {
+        "silver": "due TIMESTAMP, closed_at TIMESTAMP",
+        "published": "last_due TIMESTAMP, last_closed_at TIMESTAMP",
+        "recovered": "due TIMESTAMP, closed_at TIMESTAMP",
+    }
+    of_tenants = {
+        "bronze_tracking": "tenant STRING",
+        "bronze_orders": "tenant STRING",
+        "silver": "tenant STRING, position TIMESTAMP",
+        "late": "tenant STRING",
+        "idle_heartbeats": "tenant STRING",
+        "published": "last_tenant STRING",
+        "recovered": "tenant STRING, since TIMESTAMP",
+    }
+    without = Lake(settings_for(tmp_path)).layout
+    with_window = Lake(settings_for(tmp_path, merge={"window": {"gap": "1s", "max": "2s"}})).layout
+    with_tenants = Lake(settings_for(tmp_path, merge=TENANTS)).layout
+    assert list(without) == list(with_window) == list(with_tenants)
+    for name, table in without.items():
+        added = [columns[name] for columns in (of_due, of_tenants) if name in columns]
+        assert columns_ddl(with_window[name].schema) == ", ".join([columns_ddl(table.schema), *filter(None, [of_due.get(name)])])
+        assert columns_ddl(with_tenants[name].schema) == ", ".join([columns_ddl(table.schema), *added])
+        assert with_tenants[name].partitioned_by == table.partitioned_by
+        if name != "silver":
+            assert with_tenants[name].properties == table.properties
+
+
+def test_silver_skips_files_by_all_that_it_is_asked_for(tmp_path: Path) -> None:
+    usual = "partition,merge_key,event_time,last_event_time,batch"
+    merges = {
+        usual: {"timeout": "1s"},
+        f"{usual},due,closed_at": {"window": {"gap": "1s", "max": "2s"}},
+        f"{usual},due,closed_at,tenant,position": TENANTS,
+    }
+    for expected, merge in merges.items():
+        silver = Lake(settings_for(tmp_path, merge=merge)).layout["silver"]
+        assert silver.properties["delta.dataSkippingStatsColumns"] == expected
+
+
 def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
     catalog = settings_for(tmp_path, lake={"catalog": "main", "schema": "shop"}, checkpoints="s3://b/c")
     named = Lake(catalog, {"late": Lake(settings_for(tmp_path, lake="s3://b/lake"))})
@@ -92,6 +136,72 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
             keep_identity(asked, folder_store.append, settings, {**FACTS, field_: value})
         assert said in str(refused.value)
         assert differences(asked, {**FACTS, field_: value}) == [str(refused.value)]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "without": {},
+    "everywhere": {"merge": TENANTS},
+    "elsewhere": {
+        "merge": TENANTS,
+        "sources": {
+            "tracking": {"topic": "tracking", "event_time": "ts"},
+            "orders": {"topic": "orders", "event_time": "ts", "tenant": "customer"},
+        },
+    },
+}
+"""Where a configuration has its tenants."""
+
+_SET_BACK = "it would be another merge; set it back, or begin a new lake"
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "said"),
+    [
+        ("without", "everywhere", "sources.tracking.tenant: the lake was begun without tenants, and with tenants at `org`"),
+        ("everywhere", "without", "sources.tracking.tenant: the lake was begun with tenants at `org`, and without tenants"),
+        (
+            "everywhere",
+            "elsewhere",
+            "sources.orders.tenant: the lake was begun with tenants at `org`, and with tenants at `customer`",
+        ),
+    ],
+)
+def test_a_lakes_tenants_never_change(folder_store: Store, tmp_path: Path, begun: str, now: str, said: str) -> None:
+    asked, before, after = folder_store.questions, *(settings_for(tmp_path, **WAYS[way]) for way in (begun, now))
+    for settings in (before, after):
+        check_layout(asked, Lake(settings))  # nothing is there yet
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, before, identity(before, 4, {}))
+    check_layout(asked, Lake(before))
+    keep_identity(asked, folder_store.append, before, identity(before, 4, {}))
+    with pytest.raises(ConfigurationError) as refused:
+        check_layout(asked, Lake(after))
+    assert str(refused.value) == f"{said} {_SET_BACK}"
+    with pytest.raises(ConfigurationError) as of_first_starts:  # the second of two that checked the layout before
+        keep_identity(asked, folder_store.append, after, identity(after, 4, {}))
+    assert str(of_first_starts.value).removesuffix(" (and 1 more changes)") == str(refused.value)
+    assert differences(asked, identity(after, 4, {}))[0] == f"{said} {_SET_BACK}"
+    assert differences(asked, identity(before, 4, {})) == []
+
+
+def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> None:
+    asked, settings = folder_store.questions, folder_store.settings
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
+    kept = asked.select("configuration", ["field"])["field"].to_pylist()
+    assert sorted(kept) == sorted(
+        ["partitions", "sources", *(f"sources.{s}.{f}" for s in settings.sources for f in ("topic", "format"))]
+    )
+
+
+def test_a_lake_of_layout_1_has_no_tenants(folder_store: Store, tmp_path: Path) -> None:
+    asked, settings = folder_store.questions, folder_store.settings
+    folder_store.create("configuration")
+    facts = {**identity(settings, 4, {}), **rules_of_layout_1(settings)}
+    keep_identity(asked, folder_store.append, settings, facts)
+    check_layout(asked, Lake(settings))
+    with pytest.raises(ConfigurationError, match=r"sources\.tracking\.tenant: the lake was begun without tenants"):
+        check_layout(asked, Lake(settings_for(tmp_path, **WAYS["everywhere"])))
 
 
 def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:

@@ -24,6 +24,7 @@ from tests.support.cases import (
     expected_late,
     expected_quarantine,
     expected_silver,
+    heartbeat,
     keyed,
     random_case,
 )
@@ -122,6 +123,43 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     lake.merge(lake.quick)
     assert lake.silver() == expected_silver(cases)
     assert lake.late() == expected_late(cases)
+
+
+@in_folders
+def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    values: dict[str, list[bytes | None]] = {
+        "tracking": [keyed("a", 1, g="x"), keyed("a", 2), heartbeat(3), b'{"type":"heartbeat","ts":4,"g":7}', b"{"],
+        "orders": [keyed("a", 1, g={"id": "y"}), keyed("b", 2, g={"id": ""}), keyed("b", 3, g="y")],
+    }
+    tenants = {"merge": {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"}, "sources__orders__tenant": "g.id"}
+    lake = begin(new_lake, kafka, f"tenants-{kind}", {0: Case(values, 100)}, kafka__quarantine_limit="100%", **tenants)
+    for source in SOURCES:
+        read(lake.owner(), lake, source)
+    found = {
+        source: [
+            (row["tenant"], row["merge_key"], row["heartbeat"], row["reason"])
+            for row in lake.questions.select(tables.bronze(source), ["offset", "tenant", "merge_key", "heartbeat", "reason"])
+            .sort_by("offset")
+            .to_pylist()
+        ]
+        for source in SOURCES
+    }
+    assert found == {
+        "tracking": [
+            ("x", "a", False, None),
+            (None, None, False, "no_tenant"),
+            (None, None, True, None),
+            ("7", None, True, None),
+            (None, None, False, "undecodable"),
+        ],
+        "orders": [("y", "a", False, None), (None, None, False, "no_tenant"), (None, None, False, "no_tenant")],
+    }
+    refused = lake.questions.select(tables.QUARANTINE, ["source", "offset", "reason", "detail"], [[("reason", "=", "no_tenant")]])
+    assert sorted((row["source"], row["offset"], row["detail"]) for row in refused.to_pylist()) == [
+        ("orders", 1, "g.id is an empty string"),
+        ("orders", 2, "g.id is missing"),
+        ("tracking", 1, "g is missing"),
+    ]
 
 
 @in_folders

@@ -413,7 +413,7 @@ class Life:
         first = through[0].window if through else final
         lake = PartitionMerge(MergeRules(self.sources, *first))
         for source, records in self.arrivals.items():
-            beats = [Record(source, *decision) for decision in self.decisions[source]]
+            beats = [Record(source, *decision[:2]) for decision in self.decisions[source]]
             # A decision comes after the record of its offset.
             lake.arrive(*sorted([*records, *beats], key=lambda record: record.offset))
         if not all(source in lake.heads for source in self.sources):

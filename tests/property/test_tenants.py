@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.core.model import ALL, NEVER, MergeRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.model import ALL, NEVER, MergeRecord, MergeRules, PartitionMerge, PublishedRecord, Record
 from tests.support.cases import SOURCES
 from tests.support.strategies import arrivals, cuts
 
@@ -243,6 +243,16 @@ def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(data: st.
 
 @law
 @given(data=st.data(), river=rivers())
+def test_what_a_tenants_clock_was_is_known_later(data: st.DataObject, river: River) -> None:
+    seen: list[tuple[str, int, int]] = []
+    for model in river.through(data.draw(cuts(river.records))):
+        if model.clock is not None:
+            seen += [(tenant, model.clock, model.tenant_clock(tenant)) for tenant in TENANTS]
+        assert all(model.tenant_clock(tenant, clock) == found for tenant, clock, found in seen)
+
+
+@law
+@given(data=st.data(), river=rivers())
 def test_closed_at_is_the_first_clock_at_which_the_tenants_clock_is_beyond_due(data: st.DataObject, river: River) -> None:
     """By definition: the clock is brought to each time in turn, and the merge asked what has timed out."""
     rows = river.with_end().merged().timed_out
@@ -443,23 +453,6 @@ def test_through_every_epoch_what_is_out_stays_first_in_order(
 # -- from the sink alone
 
 
-@dataclass
-class Recovered(PartitionMerge):
-    """A merge that begins with nothing but the sink: from `since` on, with the dues of messages by tenant and key."""
-
-    since: int = NEVER
-    dues: dict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    def _judge(self, records: Iterable[tuple[int, Record]]) -> None:
-        super()._judge([each for each in records if each[0] >= self.since])
-
-    def _merge(self, position: int, record: Record) -> None:
-        if any(position <= due for due in self.dues[record.tenant or ALL, record.key or ""]):
-            self.already_published.append(record)
-        else:
-            super()._merge(position, record)
-
-
 def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
     """From a random message on; the others are known by their due times."""
     found: Counter[str] = Counter()
@@ -475,10 +468,11 @@ def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
         longest = rules.gap_ms if rules.max_ms is None else rules.max_ms
         assert out[-1].closed_at is not None
         since = out[-1].closed_at - 1 - river.lag - longest
-        model = Recovered(rules, since=since)
+        recovered: dict[str, list[PublishedRecord]] = defaultdict(list)
         for row in out:
             if row.closed_at is not None and row.closed_at > since:
-                model.dues[row.tenant, row.key].append(row.due or 0)
+                recovered[row.key].append(PublishedRecord(row.event_time, row.due, row.closed_at, row.tenant))
+        model = PartitionMerge(rules, since=since, recovered=recovered)
         for source in SOURCES:
             head = NEVER
             for record in (record for record in river.records if record.source == source):

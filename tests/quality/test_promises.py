@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,100 @@ def test_every_promise_on_values_can_be_broken(found: dict[str, list[Outcome]]) 
     assert {sentence for sentence in never_broken if not sentence.startswith("the column ")} == {"orders is never null"}
 
 
+# -- with tenants: rows of the sound lake as they are where every one of them has a tenant
+
+TENANTS = {"timeout": "100ms", "tenant": "org", "tenant_max_lag": "1s"}
+WAITING = {"status": "waiting"}
+SECOND = timedelta(seconds=1)
+
+PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
+    (
+        BRONZE,
+        "a reason is undecodable, no_key, no_tenant, no_event_time or event_time_in_future",
+        REFUSED,
+        setting(reason="dull"),
+    ),
+    (BRONZE, "a record with a merge_key has a tenant", READ, setting(tenant=None)),
+    (BRONZE, "a record that is refused has no tenant", REFUSED, setting(tenant="x")),
+    (BRONZE, "tenant is never empty", READ, setting(tenant="")),
+    (tables.SILVER, "tenant is never null", VALID, setting(tenant=None)),
+    (tables.SILVER, "tenant is never empty", VALID, setting(tenant="")),
+    (tables.SILVER, "status is open, timed_out or waiting", VALID, setting(status="lost", closed_at=None)),
+    (tables.SILVER, "partition, tenant, merge_key and event_time of merge records together are unique", VALID, twice),
+    (tables.SILVER, "a key of a tenant has at most one open record in a partition", OPEN, lambda row: [row, later(row, 1)]),
+    (tables.SILVER, "position is known of a record that waits", WAITING, setting(position=None)),
+    (tables.SILVER, "position is null in a merge record", OPEN, setting(position=TIME)),
+    (tables.SILVER, "valid is null while a record waits", WAITING, setting(valid=True)),
+    (tables.SILVER, "due is null while a record waits", WAITING, setting(due=TIME)),
+    (tables.SILVER, "due is known of a merge record", OPEN, setting(due=None)),
+    (tables.SILVER, "closed_at is known once a record has timed out", VALID, setting(closed_at=None)),
+    (tables.SILVER, "closed_at is null until a record has timed out", OPEN, setting(closed_at=TIME)),
+    (tables.LATE, "tenant is never null", {}, setting(tenant=None)),
+]
+
+
+def of_tenants(table: str, row: Row) -> list[Row]:
+    """A row of a tenant; an open record also of another tenant, and twice as a record that waits."""
+    if table == BRONZE:
+        return [{**row, "tenant": None if row["merge_key"] is None else "x"}]
+    if table == tables.LATE:
+        return [{**row, "tenant": "x"}]
+    due = row["last_event_time"] + SECOND
+    found = {
+        **row,
+        "tenant": "x",
+        "position": None,
+        "due": due,
+        "closed_at": due + SECOND if row["status"] == "timed_out" else None,
+    }
+    if row["status"] != "open":
+        return [found]
+    waits = {**found, **WAITING, "position": row["event_time"] + SECOND, "due": None}
+    return [found, {**found, "tenant": "y"}, waits, waits]
+
+
+@pytest.fixture(scope="module")
+def sound_with_tenants(sound: Sound, tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    lake = QualityLake(tmp_path_factory.mktemp("tenants"), merge=TENANTS)
+    found = copy(sound)
+    found.suites, found.rows = lake.suites, {}
+    for table, rows in sound.rows.items():
+        if table != SINK:
+            known = {field.name: field for field in lake.engine.lake.layout[table].schema}
+            more = [
+                known[name]
+                for name in ("due", "closed_at", "tenant", "position")
+                if name in known and name not in rows.column_names
+            ]
+            made = [each for row in rows.to_pylist() for each in of_tenants(table, row)]
+            found.rows[table] = pa.Table.from_pylist(made, pa.schema([*rows.schema, *more]))
+    return found
+
+
+def test_with_tenants_keys_and_waiting_records_meet_every_promise(sound_with_tenants: Sound) -> None:
+    for table, rows in sound_with_tenants.rows.items():
+        assert failed(outcomes(rows, sound_with_tenants.suites, table)) == {}, table
+
+
+def test_with_tenants_each_promise_is_found_broken_and_no_other(sound_with_tenants: Sound) -> None:
+    for table, sentence, like, breaking in PLANTED_WITH_TENANTS:
+        rows = sound_with_tenants.rows[table]
+        broken = breaking(own(sound_with_tenants.row(table, **like), 0))
+        found = failed(outcomes(with_rows(rows, [*rows.to_pylist(), *broken]), sound_with_tenants.suites, table))
+        assert found == {sentence: len(broken)}
+
+
+def test_a_lake_without_tenants_is_promised_nothing_of_them(sound: Sound, sound_with_tenants: Sound) -> None:
+    said, with_tenants = (
+        {(suite.table, sentence_of(document)) for suite in each.suites for document in suite.documents}
+        for each in (sound, sound_with_tenants)
+    )
+    assert not [sentence for _, sentence in said if "tenant" in sentence or "position is null" in sentence]
+    planted = {(table, sentence) for table, sentence, _, _ in PLANTED_WITH_TENANTS}
+    exist = {(tables.SILVER, f"the column {name} exists") for name in ("tenant", "position")}
+    assert {each for each in with_tenants - said if each[0] != "bronze_orders"} == planted | exist
+
+
 def test_spark_finds_what_is_found_in_memory(
     root_session: SparkSession, sound: Sound, broken: dict[str, pa.Table], found: dict[str, list[Outcome]]
 ) -> None:
@@ -193,6 +288,19 @@ def test_spark_finds_what_is_found_in_memory(
         assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in found[table]], table
         assert [bool(outcome.examples) for outcome in by_spark] == [bool(outcome.examples) for outcome in found[table]], table
         assert in_spark.storageLevel == StorageLevel.NONE  # nothing of the rows is kept in memory
+
+
+def test_spark_finds_in_silver_with_tenants_what_is_found_in_memory(
+    root_session: SparkSession, sound_with_tenants: Sound
+) -> None:
+    rows = sound_with_tenants.rows[tables.SILVER].to_pylist()
+    for number, (table, _, like, breaking) in enumerate(PLANTED_WITH_TENANTS):
+        if table == tables.SILVER:
+            rows += breaking(own(sound_with_tenants.row(table, **like), number))
+    broken = with_rows(sound_with_tenants.rows[tables.SILVER], rows)
+    in_spark = root_session.createDataFrame(broken, columns_ddl(broken.schema))
+    by_spark, in_memory = (outcomes(each, sound_with_tenants.suites, tables.SILVER) for each in (in_spark, broken))
+    assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in in_memory]
 
 
 def test_a_missing_column_fails_what_is_said_of_it_and_no_more(sound: Sound) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import ALL, MergeRules, PartitionMerge, Record
 from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
@@ -35,7 +35,7 @@ class Case:
 
         def idle(source: str, before: float) -> Iterator[Record]:
             while told[source] and told[source][0].after_offset < before:
-                yield Record(source, *told[source].pop(0))
+                yield Record(source, *told[source].pop(0)[:2])
 
         for source in self.arrivals:
             offset, offsets[source] = offsets[source], offsets[source] + 1
@@ -60,15 +60,16 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
         return None
     assert value is not None
     document = orjson.loads(value)
-    return Record(source, offset, document["ts"], document.get("k"))
+    key = document.get("k")
+    return Record(source, offset, document["ts"], key, document.get("g", None if key is None else ALL))
 
 
 def keyed(key: str, event_time: int, **more: object) -> bytes:
     return orjson.dumps({"ts": event_time, "k": key, **more})
 
 
-def heartbeat(event_time: int) -> bytes:
-    return orjson.dumps({"ts": event_time, "type": "heartbeat"})
+def heartbeat(event_time: int, **more: object) -> bytes:
+    return orjson.dumps({"ts": event_time, "type": "heartbeat", **more})
 
 
 def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURCES) -> Case:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pyarrow as pa
 from confluent_kafka import Producer
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import ALL, NEVER, MergeRecord, MergeRules, Part, PartitionMerge, PublishedRecord, Record
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -34,7 +35,7 @@ Row = dict[str, Any]
 @dataclass
 class ModelLake:
     """Many cases in one lake, a partition each. `arrive` fills bronze, `merge` is one batch of silver, `jump` a reset, `publish`
-    writes what is finished to the real sink and notes it.
+    writes what is finished to the real sink and notes it. A value's tenant is its field `g`, where the merge has tenants.
 
     `is_valid` judges finished merge records; `kept` is what silver keeps of a source's value: its text, or what a schema makes of
     it; `value` is a row's message, by default its JSON.
@@ -47,6 +48,10 @@ class ModelLake:
     value: Callable[[Row], bytes | None] | None = None
     recovered: list[tuple[int, int, str, int]] = field(default_factory=list)
     """(era, partition, key, event time) of messages read back."""
+    known: dict[tuple[int, str], list[PublishedRecord]] = field(default_factory=dict)
+    """By partition and key, what was read back or remembered, where there are tenants."""
+    since: dict[int, int] = field(default_factory=dict)
+    """By partition, the position of their tenant before which that lake's records are passed over."""
     rows: list[Row] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
 
@@ -54,6 +59,8 @@ class ModelLake:
         self.lake = Lake(self.settings)
         self.questions = DeltaRsQuestions(self.lake)
         self.sources = list(self.settings.sources)
+        self.closing: dict[tuple[int, str], Row] = {}
+        """By partition and id of a message, the row that it is of, where that says when it was closed."""
         self.tps = [TopicPartition(source, p) for p in range(max(self.cases) + 1) for source in self.sources]
         self.begin = dict.fromkeys(self.tps, 0)
         self.until = dict.fromkeys(self.tps, 0)
@@ -69,6 +76,11 @@ class ModelLake:
         """The messages of each sink partition."""
         for name, table in self.lake.layout.items():
             DeltaTable.create(self.lake.address(name), table.schema, partition_by=list(table.partitioned_by))
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether every tenant has a clock of its own."""
+        return self.settings.merge.has_tenants
 
     # -- writing
 
@@ -100,10 +112,11 @@ class ModelLake:
         self.write(
             tables.IDLE_HEARTBEATS,
             [
-                {**self._place(TopicPartition(s, p)), **decision._asdict(), "decided_at": 0}
+                {**self._place(TopicPartition(s, p)), "after_offset": after, "event_time": at, "tenant": tenant, "decided_at": 0}
                 for p, case in self.cases.items()
                 for s, mine in case.decisions.items()
-                for decision in mine
+                for after, time, told in mine
+                for tenant, at in ((None, time), *told)
             ],
         )
 
@@ -114,6 +127,7 @@ class ModelLake:
             model, ends = self._model(p)
             rows += [self._silver_row(p, "open", record) for record in model.open.values()]
             rows += [self._silver_row(p, "timed_out", record) for record in model.timed_out]
+            rows += [self._waiting_row(p, record, position) for position, record in model.waiting]
             late += [self._late_row(p, each.record, each.position) for each in model.late]
             if model.clock is not None:
                 clocks[p] = model.clock
@@ -138,7 +152,7 @@ class ModelLake:
         self.time = max(self.time + 1, wall_clock_ms())
         held = [row for row in self.rows if row["valid"] and self._closed(row, target) != row]
         sent = {(m.partition, m.id) for out in self.out.values() for m in out}
-        remembered = [tuple(row[name] for name in ("partition", "merge_key", "event_time")) for row in held]
+        held = [row for row in held if (row["partition"], self._id(row)) in sent]
         self.rows = [left for row in self.rows if (left := self._closed(row, target)) is not None]
         self.late = [row for row in self.late if row["offset"] < target[TopicPartition(row["source"], row["partition"])]]
         self.write(tables.LATE, self.late, mode="overwrite")
@@ -148,7 +162,9 @@ class ModelLake:
         self.first = {tp: min(offset, self.first[tp]) for tp, offset in target.items()}
         self.before = self.rows
         self.begin, self.until, self.positions, self.era = dict(target), dict(target), dict.fromkeys(self.tps), self.era + 1
-        self.recover((p, key, time) for p, key, time in remembered if (p, f"{p}/{time}/{key}") in sent)
+        self.recover([] if self.has_tenants else [(row["partition"], row["merge_key"], row["event_time"]) for row in held])
+        if self.has_tenants:
+            self._remember(held)
         self._commit(BatchPlan(self.batch, ranges, {}, has_late=False, reset="jump"))
 
     def start(self, offset: int) -> None:
@@ -168,16 +184,37 @@ class ModelLake:
         self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
         self._begin(begin or {})
 
+    def take_up(
+        self, lost: Mapping[int, list[MergeRecord]], since: Mapping[int, int], begin: Mapping[TopicPartition, int]
+    ) -> None:
+        """Begins as a lake does whose tables were lost, and had tenants, with what was read back of the sink."""
+        self.since = dict(since)
+        self.write(tables.RECOVERED, [{"partition": p, "since": time, "recovered_at": self.time} for p, time in since.items()])
+        self._remember({**vars(r), "merge_key": r.key, "partition": p} for p, mine in lost.items() for r in mine)
+        self.recover([], begin)
+
+    def _remember(self, messages: Iterable[Row]) -> None:
+        """Messages of tenants."""
+        for row in messages:
+            message = PublishedRecord(*(row[name] for name in ("event_time", "due", "closed_at", "tenant")))
+            self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
+            self.write(tables.RECOVERED, [{**row, "recovered_at": self.time}])
+
     def messages(self) -> list[Published]:
         """The sink as it must be: a function of silver's finished, valid rows."""
         found = []
         for p in sorted(self.cases):
             mine = [row for row in self.rows if row["partition"] == p and row["valid"]]
-            for seq, row in enumerate(sorted(mine, key=lambda row: (row["event_time"], row["merge_key"].encode()))):
-                message_id = f"{p}/{row['event_time']}/{row['merge_key']}"
+            for seq, row in enumerate(sorted(mine, key=_order)):
+                message_id = self._id(row)
+                self.closing |= {(p, message_id): row} if row["closed_at"] is not None else {}
                 value = self.value(row) if self.value else self.default_value(row)
                 found.append(Published(p, row["merge_key"].encode(), max(1, row["event_time"]), value, seq, message_id))
         return found
+
+    def _id(self, row: Row) -> str:
+        whose = f"{quote(row['tenant'], safe='')}/" if self.has_tenants else ""
+        return f"{row['partition']}/{row['event_time']}/{whose}{row['merge_key']}"
 
     def default_value(self, row: Row) -> bytes:
         """A row's message where no other is configured."""
@@ -185,7 +222,8 @@ class ModelLake:
         joined = {s: b",".join(values[s][part["offset"]] or b"" for part in row[s]) for s in self.sources}
         arrays = b"".join(b',"%s":[%s]' % (source.encode(), mine) for source, mine in joined.items())
         times = row["event_time"], row["last_event_time"]
-        return b'{"key":%s,"event_time":%d,"last_event_time":%d%s}' % (orjson.dumps(row["merge_key"]), *times, arrays)
+        head = orjson.dumps(row["merge_key"]) + (b',"tenant":' + orjson.dumps(row["tenant"]) if self.has_tenants else b"")
+        return b'{"key":%s,"event_time":%d,"last_event_time":%d%s}' % (head, *times, arrays)
 
     def publish(self, name: str, most: int | None = None) -> None:
         """Sends what sorts behind the last message of each partition (no more than `most`), one transaction's row in `published`
@@ -196,14 +234,17 @@ class ModelLake:
         self.time = max(self.time + 1, wall_clock_ms())
         rows = []
         for p, new in pending.items():
-            event_time, key = new[-1].id.split("/", 2)[1:]
+            closed = self.closing.get((p, new[-1].id), {})
             rows.append(
                 {
                     "partition": p,
                     "first_seq": new[0].seq,
                     "last_seq": new[-1].seq,
-                    "last_event_time": int(event_time),
-                    "last_key": key,
+                    "last_event_time": int(new[-1].id.split("/")[1]),
+                    "last_key": new[-1].key.decode(),
+                    "last_due": closed.get("due"),
+                    "last_closed_at": closed.get("closed_at"),
+                    "last_tenant": closed.get("tenant"),
                     "sink_offset": offsets[p],
                     "committed_at": self.time,
                     "sink": name,
@@ -216,9 +257,21 @@ class ModelLake:
         for message in self.messages():
             p, out = message.partition, self.out[message.partition]
             new = found.setdefault(p, [])
-            if (not out or _place(message) > _place(out[-1])) and len(new) != most:
+            if (not out or self._order_of(message) > self._order_of(out[-1])) and len(new) != most:
                 new.append(message._replace(seq=len(out) + len(new)))
         return {p: new for p, new in found.items() if new}
+
+    def _order_of(self, message: Published) -> tuple[Any, ...]:
+        plain = {"event_time": int(message.id.split("/")[1]), "merge_key": message.key.decode(), "closed_at": None}
+        return _order(self.closing.get((message.partition, message.id), plain))
+
+    def _headers(self, message: Published) -> list[tuple[str, bytes]]:
+        headers = [("watersmeet.seq", b"%d" % message.seq), ("watersmeet.id", message.id.encode())]
+        closed = self.closing.get((message.partition, message.id))
+        if closed is not None:
+            headers += [(f"watersmeet.{name}", b"%d" % closed[name]) for name in ("closed_at", "due")]
+            headers += [("watersmeet.tenant", closed["tenant"].encode())] if self.has_tenants else []
+        return headers
 
     def send(self, messages: Sequence[Published]) -> dict[int, int]:
         """Sends messages in one transaction, and returns the offset of the last by partition."""
@@ -235,7 +288,7 @@ class ModelLake:
                 m.key,
                 m.partition,
                 timestamp=m.timestamp,
-                headers=[("watersmeet.seq", str(m.seq).encode()), ("watersmeet.id", m.id.encode())],
+                headers=self._headers(m),  # type: ignore[arg-type]
                 on_delivery=lambda _, sent: offsets.__setitem__(sent.partition(), sent.offset()),  # type: ignore[assignment, index]
             )
         producer.commit_transaction(30)
@@ -293,6 +346,7 @@ class ModelLake:
             read |= {"reason": None, "detail": None}
         if record is not None:
             read = {"merge_key": record.get("k"), "event_time": record["ts"], "heartbeat": "k" not in record, "reason": None}
+            read["tenant"] = record.get("g")
         kafka = {"offset": offset, "kafka_timestamp": KAFKA_TIME_MS, "timestamp_type": 0, "key": None, "value": value}
         return {**self._place(tp), **kafka, "headers": None, **read}
 
@@ -303,18 +357,23 @@ class ModelLake:
         for era, partition, key, event_time in self.recovered:
             if partition == p and era <= self.era:
                 recovered.setdefault(key, []).append(event_time)
-        model = PartitionMerge(MergeRules(tuple(self.sources), *self.settings.merge.window), recovered=published(recovered))
+        merge = self.settings.merge
+        rules = MergeRules(tuple(self.sources), merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
+        known = published(recovered) | {key: messages for (partition, key), messages in self.known.items() if partition == p}
+        model = PartitionMerge(rules, recovered=known, since=NEVER if self.era else self.since.get(p, NEVER))
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
             tp = TopicPartition(source, p)
-            told = [(d.after_offset, 1, d.event_time, None) for d in case.decisions.get(source, ())]
+            spoken = [Record(source, *d[:2], tenant=None, told=dict(d.told)) for d in case.decisions.get(source, ())]
+            told = [(record.offset, 1, record) for record in spoken]
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
                 if row is not None and row["event_time"] is not None:
-                    told.append((offset, 0, row["event_time"], row["merge_key"]))
-            for offset, is_idle, event_time, key in sorted(told, key=lambda each: each[:2]):  # type: ignore[assignment]
+                    tenant = row["tenant"] if self.has_tenants else ALL
+                    told.append((offset, 0, Record(source, offset, row["event_time"], row["merge_key"], tenant)))
+            for offset, is_idle, record in sorted(told, key=lambda each: each[:2]):
                 if self.begin[tp] - 1 <= offset < self.arrived[tp]:
-                    model.arrive(Record(source, offset, event_time, key))
+                    model.arrive(record)
                     arrived[source].append((offset + is_idle, model.heads[source]))
         model.advance()
         ends = {}
@@ -340,13 +399,25 @@ class ModelLake:
         }
         row = {"partition": p, "merge_key": key, "status": status, "event_time": first, "last_event_time": last, **columns}
         valid = None if status == "open" else self.is_valid(row)
+        merge = self.settings.merge
+        due = merge.window.due(first, last) if status == "open" and merge.has_due else record.due
+        of_tenant = {"tenant": record.tenant, "position": None} if self.has_tenants else {}
+        row |= {"due": due, "closed_at": record.closed_at, **of_tenant}
         return {**row, "valid": valid, "invalid_reason": "predicate" if valid is False else None}
+
+    def _waiting_row(self, p: int, record: Record, position: int) -> Row:
+        """A merge record of its own, as far as it goes."""
+        alone = MergeRecord(
+            record.key or "", record.event_time, record.event_time, {s: [] for s in self.sources}, record.tenant or ""
+        )
+        alone.parts[record.source].append(Part(record.event_time, record.offset))
+        return {**self._silver_row(p, "open", alone), "status": "waiting", "due": None, "position": position}
 
     def _late_row(self, p: int, record: Record, position: int) -> Row:
         tp = TopicPartition(record.source, p)
         value = self.cases[p].values[record.source][record.offset]
         row = {**self._place(tp), "offset": record.offset, "merge_key": record.key, "event_time": record.event_time}
-        return {**row, "position": position, "value": value, "batch": self.batch}
+        return {**row, "position": position, "value": value, "tenant": record.tenant, "batch": self.batch}
 
     def _closed(self, row: Row, target: Mapping[TopicPartition, int]) -> Row | None:
         """What a reset leaves of a row."""
@@ -371,12 +442,16 @@ class ModelLake:
             "last_event_time": max(times),
             "valid": False,
             "invalid_reason": "reset",
+            **dict.fromkeys(["due", "closed_at", "position"]),
         }
         return {**row, **kept, **closed, "batch": self.batch}
 
 
-def _place(message: Published) -> tuple[int, bytes]:
-    return int(message.id.split("/", 2)[1]), message.key
+def _order(row: Row) -> tuple[Any, ...]:
+    """The order of publication."""
+    if row["closed_at"] is None:
+        return row["event_time"], row["merge_key"].encode()
+    return row["closed_at"], row.get("tenant", "").encode(), row["due"], row["merge_key"].encode()
 
 
 def wall_clock_ms() -> int:

@@ -55,7 +55,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "audit": ("audit",),
     "views": ("live", "quality"),
     "dev": ("dev", "trying"),
-    "cli": ("__main__", "answers", "arguments", "cli", "cli_broker"),
+    "cli": ("__main__", "answers", "arguments", "asking", "cli", "cli_broker"),
 }
 """Each room's modules, and packages with all that is in them."""
 

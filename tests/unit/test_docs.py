@@ -22,7 +22,7 @@ from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPI
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
 from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
-from pipelines.core.sequence import EPOCHS, FORGOTTEN, ID, IDLE, MIN_OFFSETS, SEQ, message_id
+from pipelines.core.sequence import EPOCHS, FORGOTTEN, ID, IDLE, MIN_OFFSETS, SEQ, TENANT, message_id
 from pipelines.core.types import TIME
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
@@ -31,6 +31,7 @@ from pipelines.kafka.options import check_options
 from pipelines.kafka.permissions import permissions
 from pipelines.lake import tables
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
+from pipelines.settings_values import COLUMNS_OF_TENANTS, COLUMNS_OF_WINDOWS
 from tests.support.configurations import SMALLEST
 
 ROOT = Path(__file__).parent.parent.parent
@@ -345,9 +346,12 @@ def test_every_permission_has_a_row() -> None:
 # -- tables, reasons, headers
 
 
+TENANTS = {"timeout": "30m", "tenant": "shop", "tenant_max_lag": "24h"}
+
+
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
-    """With a registry, for which there is one table more, and a window by gap, for which there are more columns."""
-    settings = load(tmp_path, with_value(with_registry(tmp_path), "merge", {"window": {"gap": "30m", "max": "12h"}}))
+    """With a registry, for which there is one table more, and tenants, for which there are more columns."""
+    settings = load(tmp_path, with_value(with_registry(tmp_path), "merge", TENANTS))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
     laid_out = {
@@ -360,8 +364,15 @@ def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
 
 
 def test_silvers_columns_are_those_that_no_source_may_be_named_after(tmp_path: Path) -> None:
-    silver = tables.layout(load(tmp_path, SMALLEST))[tables.SILVER]
-    assert set(silver.schema.names) == (RESERVED_NAMES - {"key", "waits_for"}) | set(SMALLEST["sources"])
+    reserved = (RESERVED_NAMES - {"key", "waits_for"}) | set(SMALLEST["sources"])
+    merges = {
+        reserved: SMALLEST["merge"],
+        reserved | COLUMNS_OF_WINDOWS: {"window": {"gap": "30m", "max": "12h"}},
+        reserved | COLUMNS_OF_WINDOWS | COLUMNS_OF_TENANTS: TENANTS,
+    }
+    for columns, merge in merges.items():
+        silver = tables.layout(load(tmp_path, with_value(SMALLEST, "merge", merge)))[tables.SILVER]
+        assert set(silver.schema.names) == columns
 
 
 def test_every_reason_has_a_row_in_order() -> None:
@@ -370,7 +381,10 @@ def test_every_reason_has_a_row_in_order() -> None:
 
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
-    of_sink, of_letters = [SEQ, ID, MIN_OFFSETS, IDLE, EPOCHS, FORGOTTEN], [REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS]
+    of_sink, of_letters = (
+        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, EPOCHS, FORGOTTEN],
+        [REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS],
+    )
     assert described == [*of_sink, *of_letters, ORIGIN, FROM, POSITIONS]
 
 

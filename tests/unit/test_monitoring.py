@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
-from pipelines.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone
+from pipelines.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone, TenantsSampled
 from pipelines.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
 from tests.support.metrics import OF_PROMETHEUS, RESOURCES, Exposed, alerts, as_sent, asked, expressions, shown_labels, targets
@@ -144,6 +144,15 @@ def test_lag_in_seconds_is_the_age_of_the_last_record_merged_while_others_wait(t
     assert seen.value("watersmeet_lag_seconds") == 0
     assert [seen.value("watersmeet_source_state", state=state) for state in STATES] == [1, 0, 0, 0]
     assert seen.value("watersmeet_open_rows") == 2, "a sample that did not ask leaves it as it was"
+
+
+def test_how_tenants_stand_is_told_without_naming_them(tmp_path: Path) -> None:
+    metrics = Metrics(settings_for(tmp_path))
+    names = [f"watersmeet_{name}" for name in ("waiting_rows", "tenants", "tenant_lag_seconds")]
+    assert [exposed(metrics).value(name) for name in names] == [0, 0, 0]
+    metrics(Sampled({}, 2, TenantsSampled(7, 3, 1_500)))
+    metrics(Sampled({}, 2))
+    assert [exposed(metrics).value(name) for name in names] == [7, 3, 1.5]
 
 
 def test_labels_are_names_of_the_configuration(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.settings import (
     CatalogLake,
@@ -464,6 +465,7 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/event_time", ABSENT), "required field `sources.orders.event_time` is missing"),
         (("sources/orders/heartbeat", {"field": "a"}), "required field `sources.orders.heartbeat.equals` is missing"),
         (("merge/timeout", ABSENT), "required field `merge.timeout` is missing; add it, such as `timeout: 30m`"),
+        (("merge", {"timeout": "30m", "tenant": "org"}), "required field `merge.tenant_max_lag` is missing where there is a tenant; add it, such as `tenant_max_lag: 24h`"),
         (("publish", ABSENT), "required field `publish` is missing"),
         (("lake", {"catalog": "main"}), "required field `lake.schema` is missing"),
         (("quality/suite", []), "unknown field `quality.suite`; did you mean `suites`?"),
@@ -512,6 +514,17 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("merge/timeout", "0s"), "merge.timeout: `0s` is too short; it must be longer than nothing"),
         (("merge/timeout", "half an hour"), "merge.timeout: `half an hour` is not a duration; write a whole number and"),
         (("merge/max_future", "-1s"), "merge.max_future: `-1s` is not a duration"),
+        (("merge/window", {"gap": "30m", "max": "12h"}), "`merge` has both `timeout` and `window`; leave one of them out"),
+        (("merge", {"window": {"gap": "30m", "max": "29m"}}), "merge.window.max is shorter than the gap; give it the length of the gap at least"),
+        (("merge/tenant", ""), "merge.tenant must not be empty"),
+        (("merge/tenant", "a..b"), "merge.tenant: `a..b` is not a dotted path; join field names by single dots"),
+        (("merge/tenant", ["org"]), "merge.tenant must be text, not a list"),
+        (("merge/tenant_max_lag", 0), "merge.tenant_max_lag: `0` is not a duration; write a whole number and ms, s, m, h or d"),
+        (("merge/tenant_max_lag", "-1s"), "merge.tenant_max_lag: `-1s` is not a duration"),
+        (("merge/tenant_max_lag", "24h"), "merge.tenant_max_lag is for a merge with `tenant` alone; add that, or leave this out"),
+        (("merge/tenant_max_lag_ms", 5), "unknown field `merge.tenant_max_lag_ms`; did you mean `tenant_max_lag`"),
+        (("sources/orders/tenant", "org"), "sources.orders.tenant is for a merge with `merge.tenant` alone; add that, or leave this out"),
+        (("sources/orders/tenant", "org."), "sources.orders.tenant: `org.` is not a dotted path"),
         (("publish/max_bytes", 0), "publish.max_bytes: `0` is not a size in bytes"),
         (("publish/max_bytes", "8Mib"), "publish.max_bytes: `8Mib` is not a size in bytes"),
         (("publish/max_bytes", "2GiB"), "publish.max_bytes: `2GiB` is not a size"),
@@ -645,6 +658,76 @@ def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_
     assert "publish to another topic" in refusal(tmp_path, changed(("publish/topic", "orders"), *roles.values()))
 
 
+# -- tenants
+
+TENANTS = (("merge/tenant", "org"), ("merge/tenant_max_lag", "24h"))
+
+
+def test_without_tenants_nothing_is_said_of_them(tmp_path: Path) -> None:
+    for settings in (load(tmp_path, SMALLEST), load(tmp_path, changed(("merge/tenant", None), ("merge/tenant_max_lag", None)))):
+        assert (settings.merge.has_tenants, settings.merge.has_due, settings.merge.tenant_max_lag_ms) == (False, False, None)
+        assert (settings.tenant_path("orders"), settings.reading_rules("orders").tenant) == (None, None)
+        assert not [field for field in settings.rules() if "tenant" in field]
+        assert settings == load(tmp_path, SMALLEST)
+
+
+def test_a_source_has_its_tenants_where_the_merge_or_it_says(tmp_path: Path) -> None:
+    settings = load(tmp_path, changed(*TENANTS, ("sources/orders/tenant", "customer.org")))
+    assert (settings.merge.tenant, settings.merge.tenant_max_lag_ms, settings.merge.has_tenants) == ("org", 86_400_000, True)
+    assert (settings.tenant_path("tracking"), settings.tenant_path("orders")) == ("org", "customer.org")
+    assert settings.reading_rules("tracking").tenant == ("org",)
+    assert settings.reading_rules("orders").tenant == ("customer", "org")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+def test_a_tenant_may_have_to_keep_up_with_all(tmp_path: Path) -> None:
+    assert load(tmp_path, changed(TENANTS[0], ("merge/tenant_max_lag", "0s"))).merge.tenant_max_lag_ms == 0
+
+
+def test_with_tenants_merge_records_say_when_they_were_closed_under_any_rules(tmp_path: Path) -> None:
+    settings = load(tmp_path, changed(*TENANTS))
+    assert settings.merge.has_due
+    assert settings.merge.window.is_timeout
+    assert settings.before_epochs().merge.has_due, "a lake has them from its first batch on"
+    assert settings.merge.with_window(Window(5, 7)).tenant_max_lag_ms == 86_400_000
+
+
+def test_how_far_a_tenant_may_lag_is_a_rule_that_may_change(tmp_path: Path) -> None:
+    settings = load(tmp_path, changed(*TENANTS))
+    assert settings.rules()["merge.tenant_max_lag"] == 86_400_000
+    assert "merge.tenant" not in settings.rules(), "that there are tenants never changes"
+    later = settings.before_epochs().under({**settings.rules(), "merge.tenant_max_lag": 5})
+    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.has_due) == ("org", 5, True)
+    of_lake_without = load(tmp_path, SMALLEST).rules()
+    assert settings.before_epochs().under(of_lake_without).merge.tenant_max_lag_ms == 86_400_000, "the lake's identity says no"
+    assert load(tmp_path, SMALLEST).before_epochs().under(settings.rules()).merge.tenant_max_lag_ms is None
+
+
+def test_the_digest_knows_tenants_only_where_there_are_some(tmp_path: Path) -> None:
+    found = [load(tmp_path, changed(*TENANTS, *more)).digest for more in ((), (("sources/orders/tenant", "x"),))]
+    found += [load(tmp_path, changed(TENANTS[0], ("merge/tenant_max_lag", "1h"))).digest, load(tmp_path, SMALLEST).digest]
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("name", ["tenant", "position", "due", "closed_at"])
+def test_no_source_is_named_as_a_column_that_tenants_bring(tmp_path: Path, name: str) -> None:
+    source = (f"sources/{name}", {"topic": "third", "event_time": "ts"})
+    assert name in load(tmp_path, changed(source)).sources
+    expected = f"sources.{name}: `{name}` is a column of silver; give the source another name"
+    assert refusal(tmp_path, changed(source, *TENANTS)) == expected
+    if name in ("due", "closed_at"):
+        assert refusal(tmp_path, changed(source, ("merge", {"window": {"gap": "1m", "max": "2m"}}))) == expected
+
+
+def test_the_sources_of_a_topic_have_their_tenants_at_one_path(tmp_path: Path) -> None:
+    roles = [(f"sources/{name}/where", {"field": "type", "equals": name}) for name in ("tracking", "orders")]
+    shared = [*roles, ("sources/orders/topic", "tracking"), *TENANTS]
+    paths = [("sources/tracking/tenant", "a"), ("sources/orders/tenant", "a")]
+    assert load(tmp_path, changed(*shared, *paths)).tenant_path("orders") == "a"
+    sentence = "sources.orders.tenant: `org` is not `a`, where source `tracking` of the same topic has its tenants"
+    assert refusal(tmp_path, changed(*shared, paths[0])) == f"{sentence}; give both the same path"
+
+
 def test_repartitioned_sources_have_topics_of_their_own_and_one_number_of_partitions(tmp_path: Path) -> None:
     def repartitioned(**of_orders: Any) -> dict[str, Any]:
         of_tracking = {"from": "raw", "partitions": 3}
@@ -739,3 +822,9 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, file: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`"):
         load_settings(tmp_path / file, {})
+
+
+@pytest.mark.parametrize("table", ["bronze", "silver", "late"])
+def test_rows_that_tenants_need_are_kept(tmp_path: Path, table: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"keep.{table} is not possible where there are tenants; leave it out"):
+        load(tmp_path, changed(*TENANTS, (f"keep/{table}", "90d")))

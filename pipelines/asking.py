@@ -1,0 +1,46 @@
+"""What commands ask a lake with: Spark is imported and started only where it is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from pipelines.lake.questions import Questions
+
+
+def questions_of(settings: Settings) -> Questions:
+    """Answers questions about the lake. Raises WatersmeetError where its object store cannot be read, and where an earlier
+    version made it.
+    """
+    from pipelines.lake.identity import check_layout
+    from pipelines.lake.location import Lake
+    from pipelines.lake.store import check_readable
+
+    check_readable(Lake(settings))
+    asked = unchecked(settings)
+    check_layout(asked, Lake(settings))
+    return asked
+
+
+def unchecked(settings: Settings) -> Questions:
+    """Answers questions about any lake. Spark is started by the first question, and only for a lake that needs it."""
+    from pipelines.lake.location import Lake
+    from pipelines.lake.questions import questions
+
+    def spark() -> Any:
+        """The Spark session of the configuration, imported and started only where it is needed."""
+        from pipelines.engine.session import spark_session
+
+        return spark_session(settings.spark)
+
+    return questions(Lake(settings), spark)
+
+
+def evaluator(settings: Settings) -> Any:
+    """What evaluates the SQL expressions of the configuration; None where it has none."""
+    from pipelines.audit.validate import has_expressions
+    from pipelines.engine.choice import open_engine
+
+    return open_engine(settings).evaluate if has_expressions(settings.publish) else None

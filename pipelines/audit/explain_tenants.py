@@ -1,0 +1,107 @@
+"""What `explain` tells of tenants: where a record stands in its tenant, how far that one's clock is, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.audit.show import utc
+from pipelines.core.columns import NO_TIME
+from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
+from pipelines.core.tenants import TenantClocks
+from pipelines.lake.epochs import Epochs
+from pipelines.lake.heads import Moment
+from pipelines.lake.questions import Questions
+from pipelines.lake.tenants import clocks_at
+
+Found = dict[str, Any]
+
+
+class OfTenants:
+    """Of the tenants of a lake at the end of a batch. `ends`: rows of `progress` of that batch, of every topic-partition."""
+
+    def __init__(self, questions: Questions, epochs: Epochs, batch: int, ends: Iterable[Found]) -> None:
+        self._questions, self._epochs, self._batch = questions, epochs, batch
+        self._ends = {TopicPartition(row["source"], row["partition"]): row for row in ends}
+
+    def clock(self, partition: int, tenant: str) -> tuple[int | None, list[str]]:
+        """A tenant's clock (ms), and the sources that hold it there; None while the partition has no clock."""
+        held: dict[str, int] = {}
+        for source, clocks in self._by_source.items():
+            time = int(clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0])
+            held |= {} if time == NO_TIME else {source: time}
+        clock = min(held.values(), default=None)
+        return clock, [source for source, time in held.items() if time == clock]
+
+    @cached_property
+    def _by_source(self) -> dict[str, TenantClocks]:
+        """The clocks of tenants as if there were no other source."""
+        found = {}
+        for source in sorted({tp.source for tp in self._ends}):
+            mine = {tp: row for tp, row in self._ends.items() if tp.source == source}
+            cursors = {tp: Cursor(row["until_offset"], row["position"]) for tp, row in mine.items()}
+            clocks = {tp.partition: row["clock"] for tp, row in mine.items() if row["clock"] is not None}
+            found[source] = clocks_at(self._questions, self._epochs, self._batch, Moment(cursors, clocks))
+        return found
+
+    def positions(
+        self,
+        tp: TopicPartition,
+        batch: int,
+        before: tuple[Cursor, int | None],
+        rows: pa.Table,
+        last: int,
+        idle: Sequence[IdleDecision],
+    ) -> Mapping[int, int]:
+        """By offset, the positions (ms) in their tenants of records that a batch read.
+
+        `rows`: bronze's offset, event_time and tenant of the batch's records up to the last one that is asked about, whose
+        position among all records is `last`. `before`: where the batch began, and the clock then.
+        """
+        cursor, clock = before
+        moment = Moment({tp: cursor}, {} if clock is None else {tp.partition: clock})
+        heads = clocks_at(self._questions, self._epochs, batch, moment).heads()
+        until = int(rows["offset"].to_numpy().max(initial=cursor.next_offset - 1)) + 1
+        plan = BatchPlan(
+            batch, {tp: OffsetRange(cursor.next_offset, until, cursor.position, last, last)}, {tp.partition: last}, False
+        )
+        records = rows.append_column("source", pa.repeat(pa.scalar(tp.source), len(rows)))
+        records = records.append_column("partition", pa.repeat(pa.scalar(tp.partition, pa.int32()), len(rows)))
+        lag_ms = self._epochs.of(batch).settings.merge.tenant_max_lag_ms or 0
+        found = TenantClocks.of(records, heads, plan, {tp: idle}, lag_ms).positions
+        return {o: v for o, v in zip(rows["offset"].to_pylist(), found.tolist(), strict=True) if v != NO_TIME}
+
+    # -- why, in sentences
+
+    def why_open(self, partition: int, tenant: str, limit: str) -> str:
+        """Why a merge record is open, which can be joined until a limit."""
+        return f"open: times out once the clock of tenant {tenant!r} has passed {limit}; it is {self._told(partition, tenant)}"
+
+    def why_waiting(self, partition: int, tenant: str, position: int) -> str:
+        """Why a record waits that was read at a position (ms) of its tenant."""
+        return f"read at {utc(position)} of tenant {tenant!r}, whose clock is {self._told(partition, tenant)}"
+
+    def why_late(self, tenant: str, row: Found, of_all: int | None) -> str:
+        """Why a record of `late` is there; `of_all`: the position of all records there (ms), if it is known."""
+        merge = self._epochs.of(row["batch"]).settings.merge
+        window, position = merge.window, row["position"]
+        if row["event_time"] >= position - window.gap_ms:
+            return f"late: before what an earlier epoch had timed out of tenant {tenant!r}"
+        name = "timeout" if window.is_timeout else "gap"
+        limit = utc(position - window.gap_ms)
+        why = f"late: before {limit}, which is the position of tenant {tenant!r}, {utc(position)}, less the {name}"
+        if of_all is not None and position == of_all - (merge.tenant_max_lag_ms or 0):
+            why += f"; that is as far behind the position of all, {utc(of_all)}, as merge.tenant_max_lag lets it be"
+        return why
+
+    def _told(self, partition: int, tenant: str) -> str:
+        clock, held = self.clock(partition, tenant)
+        if clock is None:
+            return "undefined"
+        of_all = next((row["clock"] for tp, row in self._ends.items() if tp.partition == partition), None)
+        return utc(clock) + ("" if clock == of_all else f", held by {' and '.join(held)}; the clock of all is {utc(of_all)}")

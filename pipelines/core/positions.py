@@ -1,0 +1,99 @@
+"""Where the records of a batch stand: their positions on their topic-partitions, or in their tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, both, groups, int64s, looked_up, times_ms
+from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, positions_of
+from pipelines.core.tenants import TenantClocks
+
+NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
+"""The columns that say which merge record a row is of, but for its time; only with tenants there is one."""
+
+Idle = Mapping[TopicPartition, Sequence[IdleDecision]]
+
+
+class Positioned(NamedTuple):
+    """Records with a key, with their event times and positions (ms)."""
+
+    rows: pa.Table
+    times: Int64s
+    positions: Int64s
+
+    @classmethod
+    def of(cls, records: pa.Table, plan: BatchPlan, idle: Idle, sources: Sequence[str]) -> Positioned:
+        """Those of a batch's ranges. Positions need every record, heartbeats and the idle policy's decisions too."""
+        offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
+        count = len(sources)
+        of_source = int64s(pc.index_in(records["source"], value_set=pa.array(sources)))
+        kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
+        for number, rows in groups(int64s(records["partition"]) * count + of_source, offsets).items():
+            tp = TopicPartition(sources[number % count], number // count)
+            if (done := plan.ranges.get(tp)) is not None:
+                of_range = offsets[rows]
+                rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]
+                kept.append(rows)
+                positions.append(_positions(Available(offsets[rows], times[rows]), done, idle.get(tp, ())))
+        numbers = np.concatenate(kept)
+        is_keyed = ~records["heartbeat"].to_numpy()[numbers]
+        numbers = numbers[is_keyed]
+        return cls(records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed])
+
+    @classmethod
+    def of_tenants(cls, records: pa.Table, clocks: TenantClocks) -> Positioned:
+        """Those of a batch's ranges, of which `clocks` were made, with their positions in their tenants."""
+        numbers = np.flatnonzero((clocks.positions != NO_TIME) & ~records["heartbeat"].to_numpy())
+        return cls(records.take(pa.array(numbers)), times_ms(records["event_time"])[numbers], clocks.positions[numbers])
+
+    @classmethod
+    def of_waiting(cls, rows: pa.Table) -> Positioned:
+        """Rows of silver that wait for their tenants."""
+        return cls(rows, times_ms(rows["event_time"]), times_ms(rows["position"]))
+
+    @classmethod
+    def nothing(cls, rows: pa.Table) -> Positioned:
+        """None of such rows."""
+        return cls(rows.slice(0, 0), np.array([], np.int64), np.array([], np.int64))
+
+    def with_others(self, others: Positioned) -> Positioned:
+        """These, then others; of the rows only `NAMES`."""
+        names = {name: kind for name, kind in NAMES.items() if name in self.rows.column_names}
+        rows = pa.table({name: both(self.rows[name], others.rows[name], kind) for name, kind in names.items()})
+        times, positions = np.concatenate([self.times, others.times]), np.concatenate([self.positions, others.positions])
+        return Positioned(rows, times, positions)
+
+    def where(self, keep: Booleans) -> Positioned:
+        """Only the rows that are to be kept, with their times and positions."""
+        if keep.all():
+            return self
+        return Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
+
+    def is_late(self, rules: Rules) -> Booleans:
+        """Rule 3."""
+        tenants = self.rows["tenant"] if rules.tenant_horizons else None
+        return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions, tenants), np.bool_)
+
+    def is_passed_over(self, rules: Rules) -> Booleans:
+        """Whether a lost lake had decided about them."""
+        if not rules.since:
+            return np.zeros(len(self.positions), np.bool_)
+        return np.asarray(self.positions < looked_up(int64s(self.rows["partition"]), rules.since, NO_TIME), np.bool_)
+
+    def clocks(self, clocks: TenantClocks) -> Int64s:
+        """The clock of each one's tenant (ms)."""
+        return clocks.clocks(int64s(self.rows["partition"]), self.rows["tenant"])
+
+
+def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
+    """The running maximum of event time along a range, from the position before it on."""
+    spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
+    rows = records.with_idle(spoken)
+    positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
+    return positions if rows.is_idle is None else positions[~rows.is_idle]

@@ -1,0 +1,330 @@
+"""The clocks of tenants over a batch: where each record stands in its tenant, how far each tenant's clock has come, and when.
+
+A tenant's position on a topic-partition is the largest of its own event times there, of those of heartbeats that speak for
+everybody, and of what the position of all is less the lag. Its clock is the smallest, over the sources, of what its position was
+at the cut: up to and including the first record that had come to the clock of all. (`core.model` has the rules record by record,
+and is what these functions are compared with.) Times are ms; those of tenants are kept only where they exceed what all have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, times_ms
+from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+
+HEADS = pa.schema(
+    {"source": pa.string(), "partition": pa.int32(), "tenant": pa.string(), "own": pa.int64(), "at_cut": pa.int64()}
+)
+"""What a batch leaves to the next one, by topic-partition and tenant: the largest event time (ms) of the tenant's own records and
+heartbeats so far, and up to the end of the cut at the last clock (`NO_TIME`: none). The tenant null has the heartbeats that speak
+for everybody."""
+
+_ALL = -1
+"""The number of no tenant: of heartbeats that speak for everybody."""
+
+
+@dataclass(frozen=True)
+class TenantClocks:
+    """What a batch makes of the clocks of tenants.
+
+    `positions`: by record its position in its tenant, `NO_TIME` where the batch does not pass it, or it has no tenant. `names`:
+    the tenants by their numbers.
+    """
+
+    plan: BatchPlan
+    positions: Int64s
+    names: pa.Array
+    _courses: Mapping[int, Sequence[_Course]]
+
+    @classmethod
+    def of(
+        cls,
+        records: pa.Table,
+        heads: pa.Table,
+        plan: BatchPlan,
+        idle: Mapping[TopicPartition, Sequence[IdleDecision]],
+        lag_ms: int,
+        partitions: Collection[int] | None = None,
+    ) -> TenantClocks:
+        """`records`: source, partition, offset, event_time and tenant of at least every record in the batch's ranges, and of the
+        first one behind each range, in any order; others are passed over. `heads`: as the batch before has left them (`HEADS`).
+        `partitions`: those that are looked at, with these records; all without.
+        """
+        told = [tenant for decisions in idle.values() for decision in decisions for tenant, _ in decision.told]
+        (of_records, of_heads, _), names = _numbered(records["tenant"], heads["tenant"], pa.chunked_array([told], pa.string()))
+        numbers = {name: number for number, name in enumerate(names.to_pylist())} if told else {}
+        sources = sorted({tp.source for tp in plan.ranges})
+        rows_of = _by_topic_partition(records, sources, int64s(records["offset"]))
+        heads_of = _by_topic_partition(heads, sources, np.zeros(heads.num_rows, np.int64))
+        offsets, times = int64s(records["offset"]), _times(records["event_time"])
+        own, at_cut = int64s(heads["own"]), int64s(heads["at_cut"])
+        positions = np.full(records.num_rows, NO_TIME)
+        courses: dict[int, list[_Course]] = {}
+        for tp, done in plan.ranges.items():
+            clock = plan.clocks.get(tp.partition)
+            if clock is None or (partitions is not None and tp.partition not in partitions):
+                continue
+            rows = rows_of.get(tp, _NO_ROWS)
+            rows = rows[(offsets[rows] >= done.from_offset) & (offsets[rows] <= done.until_offset) & (times[rows] != NO_TIME)]
+            kept = heads_of.get(tp, _NO_ROWS)
+            before = _Before(of_heads[kept], own[kept], at_cut[kept])
+            decisions = [each for each in idle.get(tp, ()) if done.from_offset <= each.after_offset + 1 <= done.until_offset]
+            course = _Course.of(
+                tp.source, done, clock, lag_ms, offsets[rows], times[rows], of_records[rows], before, decisions, numbers
+            )
+            positions[rows[: len(course.own_positions)]] = course.own_positions
+            courses.setdefault(tp.partition, []).append(course)
+        return cls(plan, positions, names, courses)
+
+    def clocks(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
+        """The clock of each of these tenants in its partition; `NO_TIME` where the partition has none."""
+        found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
+        for p, rows in groups(partitions, numbers).items():
+            if p in self._courses:
+                clocks = [course.at_cut(numbers[rows], len(self.names)) for course in self._courses[p]]
+                found[rows] = np.minimum.reduce([*clocks, np.full(len(rows), self.plan.clocks[p])])
+        return found
+
+    def passed(self, partitions: Int64s, tenants: pa.ChunkedArray, times: Int64s) -> Int64s:
+        """The smallest clock of all but one at which each of these tenants' clocks had not yet passed a time that it has passed
+        now: the largest, over the sources, of the position just before the record that took the tenant's position past it.
+        Sources that had passed it before the batch do not count: others had not.
+        """
+        found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
+        for p, rows in groups(partitions, numbers).items():
+            found[rows] = np.maximum.reduce(
+                [course.before_passing(numbers[rows], times[rows], len(self.names)) for course in self._courses[p]]
+            )
+        return found
+
+    def of_nobody(self) -> dict[int, int]:
+        """By partition the clock (ms) of a tenant of which nothing is known."""
+        partitions = np.array(sorted(self._courses), np.int64)
+        nobody = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
+        return dict(zip(partitions.tolist(), self.clocks(partitions, nobody).tolist(), strict=True))
+
+    def of_tenants(self) -> dict[tuple[int, str], int]:
+        """By partition and tenant the clocks (ms) of those of which something is known there."""
+        heads = self.heads()
+        known = heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
+        clocks = self.clocks(int64s(known["partition"]), known["tenant"])
+        return dict(
+            zip(zip(*(known[name].to_pylist() for name in known.column_names), strict=True), clocks.tolist(), strict=True)
+        )
+
+    def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
+        """By partition, of each tenant that is known there its smallest position (ms) after all records, where it is more than
+        that of a tenant of which nothing is known, in order of their names.
+        """
+        found = {}
+        for p, courses in self._courses.items():
+            known = np.unique(np.concatenate([course.numbers for course in courses]))
+            known = known[known != _ALL]
+            ends = np.minimum.reduce([course.at_end(np.append(known, len(self.names)), len(self.names)) for course in courses])
+            known = known[ends[:-1] > ends[-1]]
+            times = ends[:-1][ends[:-1] > ends[-1]]
+            found[p] = tuple(sorted(zip(self.names.take(pa.array(known)).to_pylist(), times.tolist(), strict=True)))
+        return found
+
+    def looked_at(self) -> dict[TopicPartition, int]:
+        """The position (ms) of the last record that the batch has looked at, also that of the first one that waits."""
+        return {
+            TopicPartition(course.source, p): int(course.positions[max(course.passed, course.cut or 0)])
+            for p, courses in self._courses.items()
+            for course in courses
+        }
+
+    def heads(self) -> pa.Table:
+        """What the batch leaves to the next one."""
+        pieces = [HEADS.empty_table()]
+        for p, courses in self._courses.items():
+            for course in courses:
+                numbers, own, at_cut = course.after(len(self.names))
+                tenants = self.names.take(pa.array(numbers, pa.int64(), mask=numbers == _ALL))
+                count = len(numbers)
+                columns = [pa.repeat(pa.scalar(course.source), count), pa.array(np.full(count, p), pa.int32()), tenants]
+                pieces.append(pa.Table.from_arrays([*columns, pa.array(own), pa.array(at_cut)], schema=HEADS))
+        return pa.concat_tables(pieces)
+
+    def _numbers(self, tenants: pa.ChunkedArray) -> Int64s:
+        """Of names, their numbers; one that the batch does not know has that after the last."""
+        return int64s(pc.fill_null(pc.index_in(tenants.cast(pa.string()), value_set=self.names), len(self.names)))
+
+
+class _Before(NamedTuple):
+    """A topic-partition's `HEADS`, with the tenants' numbers."""
+
+    numbers: Int64s
+    own: Int64s
+    at_cut: Int64s
+
+
+@dataclass(frozen=True)
+class _Course:
+    """A topic-partition over a batch, row by row: up to the first one that waits. Row 0 is how the batch found it.
+
+    `positions`: of all records. `numbers`, `rows`, `rises`: by tenant, in order of rows, the rows at which it had an event time
+    of its own, and the largest one then. `cut`: the last row of the cut; None where that was passed before.
+    """
+
+    source: str
+    done: OffsetRange
+    lag_ms: int
+    positions: Int64s
+    passed: int
+    cut: int | None
+    numbers: Int64s
+    rows: Int64s
+    rises: Int64s
+    before: _Before
+    of_records: Int64s
+    """The events of the records, in order of offset."""
+
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        done: OffsetRange,
+        clock: int,
+        lag_ms: int,
+        offsets: Int64s,
+        times: Int64s,
+        tenants: Int64s,
+        before: _Before,
+        decisions: Sequence[IdleDecision],
+        numbers: Mapping[str, int],
+    ) -> _Course:
+        """The records of the range in order of offset, and the one behind it, if it is there."""
+        at = NO_TIME if done.position_before is None else done.position_before
+        if done.position is not None and done.position >= clock:  # nothing waits: what is behind came after the plan
+            known = int(np.searchsorted(offsets, done.until_offset))
+            offsets, times, tenants = offsets[:known], times[:known], tenants[:known]
+        count = len(decisions)
+        of_all = np.concatenate([np.array([each.after_offset + 1 for each in decisions], np.int64), offsets])
+        of_all_times = np.concatenate([np.array([each.event_time for each in decisions], np.int64), times])
+        order = np.argsort(of_all, kind="stable")  # so a decision comes before the record whose offset it has
+        row_of = np.empty(len(order), np.int64)
+        row_of[order] = np.arange(1, len(order) + 1)
+        positions = np.maximum.accumulate(np.concatenate([[at], of_all_times[order]]))
+        told = [(row_of[i], numbers[tenant], time) for i, each in enumerate(decisions) for tenant, time in each.told]
+        told_rows, told_numbers, told_times = (np.array([each[i] for each in told], np.int64) for i in range(3))
+        of_rows = np.concatenate([np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows])
+        of_tenants = np.concatenate([before.numbers, tenants, told_numbers])
+        by_tenant = np.lexsort((of_rows, of_tenants))
+        rises = _running(of_tenants[by_tenant], np.concatenate([before.own, times, told_times])[by_tenant])
+        of_records = np.flatnonzero((by_tenant >= len(before.numbers)) & (by_tenant < len(before.numbers) + len(times)))
+        of_records = of_records[np.argsort(by_tenant[of_records])]
+        passed = int(np.searchsorted(positions, clock, side="right")) - 1
+        cut = None if at >= clock else int(np.searchsorted(positions, clock))
+        if cut is not None and cut >= len(positions):
+            raise ValueError(f"the first record of {source} at the clock, at or behind offset {done.until_offset}, is missing")
+        by_rows = of_tenants[by_tenant], of_rows[by_tenant], rises
+        return cls(source, done, lag_ms, positions, passed, cut, *by_rows, before, of_records)
+
+    @property
+    def own_positions(self) -> Int64s:
+        """Of each record its position in its tenant; `NO_TIME` where it is not passed, or has no tenant."""
+        rows = self.rows[self.of_records]
+        found = np.maximum(self.rises[self.of_records], np.maximum(self._of_all[rows], self.positions[rows] - self.lag_ms))
+        return np.where((rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NO_TIME)
+
+    @cached_property
+    def _of_all(self) -> Int64s:
+        """By row the largest event time of heartbeats that speak for everybody."""
+        is_mine = self.numbers == _ALL
+        found = np.full(len(self.positions), NO_TIME)
+        np.maximum.at(found, self.rows[is_mine], self.rises[is_mine])
+        return np.asarray(np.maximum.accumulate(found), np.int64)
+
+    def at_cut(self, tenants: Int64s, count: int) -> Int64s:
+        """The positions of tenants at the end of the cut."""
+        return self._positions(tenants, self._own_at_cut(count), self.cut or 0)
+
+    def at_end(self, tenants: Int64s, count: int) -> Int64s:
+        """The positions of tenants after all rows."""
+        return self._positions(tenants, _last(self.numbers, self.rises, count), -1)
+
+    def _positions(self, tenants: Int64s, own: Int64s, row: int) -> Int64s:
+        """`own`: as `_last` gives it, of the events up to a row."""
+        return np.asarray(np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms), np.int64)
+
+    def before_passing(self, tenants: Int64s, times: Int64s, count: int) -> Int64s:
+        """The position of all just before each tenant's passed a time; `NO_TIME` where that was in the cut of a batch before."""
+        at_cut = _last(self.before.numbers, self.before.at_cut, count)
+        befores = np.concatenate([[NO_TIME], self.positions[:-1], [NEVER]])
+        last = len(befores) - 1
+        of_all = np.searchsorted(self._of_all, times, side="right")
+        of_every = np.searchsorted(self.positions, times + self.lag_ms, side="right")
+        known, ranks = np.unique(np.concatenate([self.rises, times]), return_inverse=True)
+        stride, of_rises, of_times = len(known) + 1, ranks[: len(self.rises)], ranks[len(self.rises) :]
+        found = np.searchsorted(self.numbers * stride + of_rises, tenants * stride + of_times, side="right")
+        is_own = np.append(self.numbers, _ALL)[found] == tenants
+        of_own = np.where(is_own, np.append(self.rows, last)[found], last)
+        found = befores[of_every]
+        for rows, was_at_cut in ((of_all, at_cut[_ALL]), (of_own, at_cut[tenants])):
+            # What came after the cut, while the clock stood, counts from the clock's next step on.
+            is_after_cut = (rows == 0) & (was_at_cut <= times)
+            found = np.minimum(found, np.where(is_after_cut, self.positions[0], befores[rows]))
+        return np.asarray(found, np.int64)
+
+    def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
+        """What is left to the next batch: tenants, and of each the two columns of `HEADS`."""
+        is_passed = self.rows <= self.passed
+        own, at_cut = _last(self.numbers[is_passed], self.rises[is_passed], count), self._own_at_cut(count)
+        position = self.done.position
+        left = np.flatnonzero(own > (NO_TIME if position is None else position - self.lag_ms))
+        numbers = np.where(left == count + 1, _ALL, left)
+        return numbers, own[left], at_cut[left]
+
+    def _own_at_cut(self, count: int) -> Int64s:
+        """By tenant its own largest event time at the end of the cut; `NO_TIME` at the number after the last."""
+        if self.cut is None:
+            return _last(self.before.numbers, self.before.at_cut, count)
+        is_in = self.rows <= self.cut
+        return _last(self.numbers[is_in], self.rises[is_in], count)
+
+
+_NO_ROWS: Int64s = np.array([], np.int64)
+
+
+def _last(numbers: Int64s, values: Int64s, count: int) -> Int64s:
+    """By tenant the last of its values, `NO_TIME` where it has none; the last one of all is that of no tenant."""
+    found = np.full(count + 2, NO_TIME)
+    found[numbers] = values  # of several, numpy takes the last
+    return found
+
+
+def _running(by: Int64s, values: Int64s) -> Int64s:
+    """The running maximum of values within each group; the rows of a group are together, and groups ascend."""
+    known, ranks = np.unique(values, return_inverse=True)
+    starts = np.cumsum(np.diff(by, prepend=by[:1]) != 0) * len(known)
+    return np.asarray(known[np.maximum.accumulate(ranks + starts) - starts], np.int64)
+
+
+def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
+    """Numbers the names in columns of text, `_ALL` where null, and says which name has which number."""
+    chunks = [chunk.cast(pa.string()) for column in columns for chunk in column.chunks]
+    coded = pa.chunked_array(chunks, pa.string()).combine_chunks().dictionary_encode()
+    numbers = int64s(coded.indices.fill_null(_ALL))
+    ends = np.cumsum([len(column) for column in columns])
+    return np.split(numbers, ends[:-1]), coded.dictionary
+
+
+def _times(column: pa.ChunkedArray) -> Int64s:
+    """Event times (ms), as bronze has them or as an answer to a question does."""
+    return int64s(column.fill_null(NO_TIME)) if pa.types.is_integer(column.type) else times_ms(column)
+
+
+def _by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
+    count, of_source = len(sources), int64s(pc.index_in(rows["source"], value_set=pa.array(sources, pa.string())))
+    found = groups(int64s(rows["partition"]) * count + of_source, then)
+    return {TopicPartition(sources[number % count], number // count): mine for number, mine in found.items()}

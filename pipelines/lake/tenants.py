@@ -1,0 +1,79 @@
+"""Tenants with something open or waiting, how far their clocks have come, and for whom others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pipelines.core.columns import NO_TIME, int64s
+from pipelines.core.plan import TopicPartition
+from pipelines.core.tenants import TenantClocks
+from pipelines.lake import tables
+from pipelines.lake.epochs import Epochs, passed
+from pipelines.lake.floors import last_reset
+from pipelines.lake.heads import Heads, Moment
+from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Questions, Where
+
+
+class Slowest(NamedTuple):
+    """How many tenants of a partition have something open or waiting, and who of them is behind the others, with its clock (ms;
+    None: not known).
+    """
+
+    tenants: int
+    tenant: str | None
+    clock: int | None
+
+
+UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
+"""Rows of silver that are still to change."""
+
+NOBODY = Slowest(0, None, None)
+
+
+def unfinished(questions: Questions) -> pa.Table:
+    """How many `rows` of silver are still to change: by partition, tenant and status (open, waiting)."""
+    return questions.summary(tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED)
+
+
+def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) -> TenantClocks:
+    """The clocks of tenants at a moment, by the rules of a batch: at its end, or before it. The moment may be of a part of the
+    topic-partitions.
+    """
+    after, epoch = last_reset(questions, batch), epochs.of(batch)
+    left = passed(questions, Epochs(each for each in epochs if each.number <= epoch.number), after)
+    return Heads(questions, after).clocks_at(moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all)
+
+
+def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int | None]]:
+    """Each partition and tenant of such rows (`unfinished`) with its clock (ms), in the order of partition and clock."""
+    known = rows.group_by(["partition", "tenant"]).aggregate([])
+    times = clocks.clocks(int64s(known["partition"]), known["tenant"])
+    found = zip(known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True)
+    return [(p, tenant, None if time == NO_TIME else time) for p, time, tenant in sorted(found)]
+
+
+def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
+    """By partition, of the tenants of such rows (`unfinished`)."""
+    found: dict[int, Slowest] = {}
+    for p, tenant, clock in times_of(rows, clocks):
+        first = found.get(p, Slowest(0, tenant, clock))
+        found[p] = first._replace(tenants=first.tenants + 1)
+    return found
+
+
+def tenants_of(questions: Questions, heads: Mapping[TopicPartition, int]) -> dict[TopicPartition, str | None]:
+    """Whose record took a topic-partition to its head (ms); absent where none in bronze did, but the idle policy."""
+    found: dict[TopicPartition, tuple[int, str | None]] = {}
+    by, first_of = ["partition", "tenant"], {"first": ("min", "offset")}
+    for source in sorted({tp.source for tp in heads}):
+        mine = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
+        at_head: Where = [[("partition", "=", p), ("event_time", "=", head)] for p, head in mine]
+        for i in range(0, len(at_head), PARTITIONS_PER_QUESTION):
+            where = at_head[i : i + PARTITIONS_PER_QUESTION]
+            for row in questions.summary(tables.bronze(source), by, first_of, where).to_pylist():
+                tp, first = TopicPartition(source, row["partition"]), (row["first"], row["tenant"])
+                found[tp] = min(first, found.get(tp, first), key=lambda each: each[0])
+    return {tp: tenant for tp, (_, tenant) in found.items()}

@@ -1,0 +1,126 @@
+"""`rebuild` with tenants: through epochs and resets it is what silver was, and under another lag what the model makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from rich.console import Console
+
+from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from pipelines.audit.show import rebuild_view
+from pipelines.core.plan import BatchPlan, OffsetRange
+from pipelines.core.window import Window
+from pipelines.engine.choice import open_engine
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.epochs import begin_epoch
+from pipelines.lake.location import Lake
+from pipelines.settings import Settings
+from tests.audit.test_verify_tenants import problems_in, settings_of
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake
+from tests.support.tenants import TenantModels, late_of, silver_of, tenant_cases
+
+
+def questions_of(settings: Settings, directory: Path) -> DeltaRsQuestions:
+    return DeltaRsQuestions(Lake(rebuilt_settings(settings, directory)))
+
+
+def jump(lake: CaseLake) -> None:
+    """A deliberate reset: in every other partition forward by two offsets, in the others back by three."""
+    silver = lake.start()
+    ranges = {
+        tp: OffsetRange(at.next_offset, max(0, at.next_offset + (2 if tp.partition % 2 else -3)), None, None, None)
+        for tp, at in silver.planner.cursors.items()
+    }
+    silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="a test"))
+
+
+@pytest.mark.parametrize("has_reset", [False, True], ids=["epochs", "epochs and a reset"])
+def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> None:
+    rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50)]
+    settings = settings_of(tmp_path, *rules[0])
+    lake = CaseLake(open_engine(settings), settings, tenant_cases(12))
+    begin_epoch(lake.questions, lake.engine.append, settings, 0, 0)
+    for number, of_epoch in enumerate(rules):
+        if number:
+            lake.settings = settings_of(tmp_path, *of_epoch)
+            begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.start().planner.next_batch, number)
+        for share in (0.3 * number + 0.1, 0.3 * number + 0.3):
+            lake.arrive(share)
+            lake.merge()
+        if number == 1 and has_reset:
+            jump(lake)
+    silver, late = silver_of(lake.questions), late_of(lake.questions)
+    assert problems_in(lake) == []
+    again = tmp_path / "again"
+    found = rebuild(lake.questions, lake.settings, again)
+    there = questions_of(lake.settings, again)
+    assert silver_of(there) == silver
+    assert late_of(there) == late
+    assert found["lake"] == found["rebuilt"]
+    assert min(found["lake"][name] for name in ("open", "waiting", "timed_out")) > 0
+    assert found["lake"]["records"] == found["lake"]["open"] + found["lake"]["timed_out"]
+    assert found["tenant_max_lag_ms"] == {"lake": 50, "rebuilt": 50}
+    lake.arrive()
+    lake.merge()
+    assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
+
+
+CHANGES = [
+    (tables.SILVER, "tenant", "'another'"),
+    (tables.SILVER, "position", "position + INTERVAL '1 day'"),
+    (tables.SILVER, "closed_at", "closed_at + INTERVAL '1 day'"),
+    (tables.LATE, "tenant", "'another'"),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "value"), CHANGES)
+def test_what_the_rebuild_has_otherwise_is_told(tmp_path: Path, table: str, column: str, value: str) -> None:
+    settings = settings_of(tmp_path, 100, None, 300)
+    lake = CaseLake(open_engine(settings), settings, tenant_cases(3))
+    lake.arrive(0.7)
+    lake.merge()
+    again = tmp_path / "again"
+    rebuild(lake.questions, settings, again)
+    there = questions_of(settings, again)
+    columns = ["partition", "merge_key", "event_time"]
+    row = there.select(table, columns, [[(column, "is not null", None)]]).to_pylist()[0]
+    is_it = f"partition = {row['partition']} AND merge_key = '{row['merge_key']}' AND {column} IS NOT NULL"
+    is_it += f" AND event_time = arrow_cast({row['event_time'] * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    DeltaTable(str(again / table)).update(updates={column: value}, predicate=is_it)
+    problems = verify_against(lake.questions, there, settings, again)["problems"]
+    assert {problem["what"] for problem in problems} == {f"the rebuild has a different {column}"}
+
+
+def test_under_another_lag_and_window_it_is_what_the_model_makes_of_it(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, 100, None, 300)
+    lake = CaseLake(open_engine(settings), settings, cases := tenant_cases(12))
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    again = tmp_path / "again"
+    found = rebuild(lake.questions, settings, again, Window(30, 90), lag_ms=2000)
+    models = TenantModels(cases, (30, 90, 2000))
+    models.arrive(1.0)
+    there = questions_of(settings, again)
+    assert silver_of(there) == models.silver()
+    assert late_of(there) == models.late()
+    assert found["tenant_max_lag_ms"] == {"lake": 300, "rebuilt": 2000}
+    console = Console(width=200, record=True)
+    console.print(rebuild_view(found))
+    assert "lake, T = 100ms, lag 300ms  rebuilt, gap 30ms, max 90ms, lag 2s" in console.export_text()
+    with pytest.raises(ConfigurationError, match="derived with a tenant_max_lag of 2000 ms"):
+        verify_against(lake.questions, there, settings, again)
+
+
+def test_a_lag_where_there_are_no_tenants_is_a_clear_error(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    lake = CaseLake(open_engine(settings), settings, tenant_cases(1))
+    lake.arrive()
+    lake.merge()
+    with pytest.raises(ConfigurationError, match="--tenant-max-lag: this lake has no tenants"):
+        rebuild(lake.questions, settings, tmp_path / "again", lag_ms=5)

@@ -1,0 +1,172 @@
+"""With tenants too, the merge over Arrow says what the merge model says, however the input is cut into batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.core.idle import IdleDecision
+from pipelines.core.merge import RECORD_SCHEMA, Batch, late, late_again, merge, silver_schema
+from pipelines.core.model import PartitionMerge, Record
+from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
+from pipelines.core.tenants import HEADS, TenantClocks
+from pipelines.core.types import TENANT
+from pipelines.core.window import Window
+from tests.property.test_tenants import River, rivers
+from tests.support.cases import SOURCES
+from tests.support.strategies import cuts
+
+law = settings(max_examples=400, deadline=None, derandomize=True)
+
+VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
+SILVER = silver_schema(VALUE_TYPES, has_due=True, has_tenants=True)
+RECORDS = pa.schema([*RECORD_SCHEMA, *TENANT])
+
+
+class PureLake:
+    """A lake of one partition without storage: what the pure functions make of what arrives."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.rows: dict[str, list[dict[str, object]]] = defaultdict(list)
+        self.idle: dict[TopicPartition, list[IdleDecision]] = {TopicPartition(s, 0): [] for s in SOURCES}
+        self.cursors = dict.fromkeys(self.idle, Cursor())
+        self.clocks: Mapping[int, int] = {}
+        self.heads = HEADS.empty_table()
+        self.silver = SILVER.empty_table()
+        self.late: list[dict[str, object]] = []
+        self.batch, self.begins_epoch = 0, False
+
+    def arrive(self, record: Record) -> None:
+        mine, tp = self.rows[record.source], TopicPartition(record.source, 0)
+        if record.told is not None:
+            self.idle[tp].append(IdleDecision(len(mine) - 1, record.event_time, tuple(sorted(record.told.items()))))
+            return
+        row = {"source": record.source, "topic": "t", "partition": 0, "offset": len(mine), "merge_key": record.key}
+        row |= {"event_time": record.event_time * 1000, "heartbeat": record.is_heartbeat, "value": b"%d" % record.offset}
+        mine.append(row | {"tenant": record.tenant})
+
+    def drain(self, share: Callable[[], int]) -> None:
+        """Merges everything that has arrived, a share of each source at a time."""
+        while True:
+            size = share()
+            plan = self.plan(size)
+            if plan is None and (plan := self.plan(10**9)) is None:
+                return
+            self.commit(plan)
+
+    def plan(self, share: int) -> BatchPlan | None:
+        available = {}
+        for tp, cursor in self.cursors.items():
+            mine = self.rows[tp.source][cursor.next_offset : cursor.next_offset + share]
+            times = np.array([row["event_time"] // 1000 for row in mine], np.int64)  # type: ignore[operator]
+            rows = Available(np.array([row["offset"] for row in mine], np.int64), times)
+            until = cursor.next_offset + share
+            spoken = [
+                d
+                for d in self.idle[tp]
+                if cursor.next_offset <= d.after_offset + 1 <= until
+                and (cursor.position is None or d.event_time > cursor.position)
+            ]
+            if len((rows := rows.with_idle(spoken)).offsets):
+                available[tp] = rows
+        return plan_batch(self.batch, self.cursors, available, self.clocks, self.rules, begins_epoch=self.begins_epoch)
+
+    def commit(self, plan: BatchPlan) -> None:
+        rows = [
+            row
+            for tp, done in plan.ranges.items()
+            for row in self.rows[tp.source][max(0, done.from_offset - 1) : done.until_offset + 3]
+        ]
+        records = pa.Table.from_pylist(rows[::-1], RECORDS)
+        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, has_due=True, begins_epoch=self.begins_epoch)
+        held = self.silver.filter(pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_()))
+        changed = merge(records, held, batch, heads=self.heads).to_pylist()
+        found = late(records, batch, self.heads)
+        if batch.begins_epoch:
+            everything = pa.Table.from_pylist([row for mine in self.rows.values() for row in mine], RECORDS)
+            found = pa.concat_tables([found, late_again(everything, held.filter(_waits(held)), batch)])
+        self.late += found.to_pylist()
+        kept = [row for row in self.silver.to_pylist() if not any(_is_replaced(row, by) for by in changed)]
+        new = [{name: row[name] for name in SILVER.names} for row in changed if row["status"] is not None]
+        self.silver = pa.Table.from_pylist(kept + new, SILVER)
+        self.heads = TenantClocks.of(records, self.heads, plan, self.idle, self.rules.lag_ms or 0).heads()
+        self.cursors |= plan.cursors()
+        self.clocks, self.batch, self.begins_epoch = plan.clocks, plan.batch + 1, False
+
+    def outcome(self) -> tuple[object, ...]:
+        rows = self.silver.to_pylist()
+        waiting = [(r["position"], *_parts(r)) for r in rows if r["status"] == "waiting"]
+        done = sorted((_place(r), _content(r)) for r in rows if r["status"] == "timed_out")
+        late_rows = [(_ms(r["position"]), r["source"], int(r["value"])) for r in self.late]  # type: ignore[call-overload]
+        return (
+            done,
+            sorted(_content(r) for r in rows if r["status"] == "open"),
+            sorted((_ms(position), *part) for position, part in waiting),
+            sorted(late_rows, key=repr),
+        )
+
+
+def _waits(rows: pa.Table) -> pa.Array:
+    return pa.array([status == "waiting" for status in rows["status"].to_pylist()], pa.bool_())
+
+
+def _is_replaced(row: Mapping[str, object], by: Mapping[str, object]) -> bool:
+    """As the engines' MERGE has it."""
+    if any(row[name] != by[name] for name in ("partition", "tenant", "merge_key")):
+        return False
+    if row["status"] == "open":
+        return by["replaces"] == row["event_time"]
+    return row["status"] == "waiting" and by["passes"] is not None and row["position"] <= by["passes"]  # type: ignore[operator]
+
+
+def _ms(time: object) -> int | None:
+    return None if time is None else round(time.timestamp() * 1000)  # type: ignore[attr-defined]
+
+
+def _parts(row: Mapping[str, object]) -> list[tuple[str, int]]:
+    return sorted((s, int(part["value"])) for s in SOURCES for part in row[s])  # type: ignore[attr-defined]
+
+
+def _place(row: Mapping[str, object]) -> tuple[object, ...]:
+    return _ms(row["closed_at"]), str(row["tenant"]).encode(), _ms(row["due"]), str(row["merge_key"]).encode()
+
+
+def _content(row: Mapping[str, object]) -> tuple[object, ...]:
+    times = _ms(row["event_time"]), _ms(row["last_event_time"])
+    return str(row["tenant"]), str(row["merge_key"]), *times, _parts(row)
+
+
+def expected(model: PartitionMerge) -> tuple[object, ...]:
+    def content(row: object) -> tuple[object, ...]:
+        parts = sorted((source, part.offset) for source, mine in row.parts.items() for part in mine)  # type: ignore[attr-defined]
+        return row.tenant, row.key, row.event_time, row.last_event_time, parts  # type: ignore[attr-defined]
+
+    return (
+        [(row.place(), content(row)) for row in model.published_order()],
+        sorted(content(row) for row in model.open.values()),
+        sorted((position, record.source, record.offset) for position, record in model.waiting),
+        sorted(((each.position, each.record.source, each.record.offset) for each in model.late), key=repr),
+    )
+
+
+def rules_of(river: River) -> Rules:
+    rules = river.rules
+    return Rules(Window(rules.gap_ms, rules.max_ms), is_plain=False, lag_ms=rules.lag_ms)
+
+
+@law
+@given(data=st.data(), river=rivers())
+def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(data: st.DataObject, river: River) -> None:
+    lake = PureLake(rules_of(river))
+    for piece in data.draw(cuts(river.records)):
+        for record in piece:
+            lake.arrive(record)
+        lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
+    lake.drain(lambda: 10**9)
+    assert lake.outcome() == expected(river.merged())

@@ -1,0 +1,152 @@
+"""Clocks by tenant from one end to the other: kills, changes of the rules, a lost lake, and what verify says of it all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from prometheus_client import generate_latest
+
+from pipelines.audit.explain import explain
+from pipelines.audit.status import status
+from pipelines.metrics import Metrics
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
+from pipelines.sampling import Sampler
+from tests.support.metrics import Exposed
+from tests.support.rivers import River
+from tests.support.tenants import TENANTS, TenantModels, Window, late_of, silver_of, tenant_cases
+from tests.support.topics import consume
+
+FIRST: Window = (100, 250, 300)
+SECOND: Window = (60, None, 800)
+
+
+def merge_of(rules: Window) -> dict[str, Any]:
+    gap_ms, max_ms, lag_ms = rules
+    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
+
+
+class TenantRiver:
+    """A river of cases with tenants, and what the merge model makes of them."""
+
+    def __init__(self, kafka: str, folder: Path, name: str, partitions: int = 6, **overrides: Any) -> None:
+        self.cases = tenant_cases(partitions)
+        self.river = River.make(kafka, folder, name, partitions=partitions, merge=merge_of(FIRST), **overrides)
+        self.models = TenantModels(self.cases, FIRST)
+        self._sent = dict.fromkeys(self.cases, 0)
+
+    def arrive(self, share: float) -> None:
+        for p, case in self.cases.items():
+            until, seen = round(share * len(case.arrivals)), case.arrivals[: self._sent[p]]
+            for source in case.arrivals[self._sent[p] : until]:
+                self.river.send(source, p, case.values[source][seen.count(source)])
+                seen = [*seen, source]
+            self._sent[p] = until
+        self.models.arrive(share)
+
+    def check(self) -> None:
+        """Silver, late and the sink are the model's, and verify finds nothing."""
+        assert late_of(self.river.questions) == self.models.late()
+        assert silver_of(self.river.questions) == self.models.silver()
+        assert self.sequence() == self.models.order()
+        assert self.river.broken_promises() == []
+
+    def sequence(self) -> dict[int, list[Any]]:
+        """By partition what the sink says: closed at, tenant, due, key, in order, with gapless numbers."""
+        found: dict[int, list[Any]] = {p: [] for p in self.cases}
+        for message in consume(self.river.kafka, self.river.sink, len(self.cases)):
+            headers = {name: value.decode() for name, value in message.headers()}
+            mine, value = found[message.partition()], orjson.loads(message.value())
+            assert int(headers["watersmeet.seq"]) == len(mine)
+            assert (value["key"], value["tenant"]) == (message.key().decode(), headers["watersmeet.tenant"])
+            mine.append((int(headers["watersmeet.closed_at"]), value["tenant"], int(headers["watersmeet.due"]), value["key"]))
+        return found
+
+
+def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the_rules(kafka: str, tmp_path: Path) -> None:
+    tenants = TenantRiver(kafka, tmp_path, "tenants-through-changes")
+    river = tenants.river
+    tenants.arrive(0.3)
+    for point in ("silver.merge", "silver.notes"):
+        river.kill_at(point, "--once")
+    river.finish()
+    tenants.check()
+    tenants.arrive(0.6)
+    river.kill_at("gold.note", "--once")
+    river.finish()
+    river.forget_checkpoints()
+    tenants.check()
+
+    river.config["merge"] = merge_of(SECOND)
+    river.write()
+    assert river.run("--once").wait() == 2, "until the change is recorded"
+    assert river.run("--apply", command="evolve").wait() == 0, river.run_log
+    tenants.models.begin_epoch(SECOND)
+    tenants.arrive(0.8)
+    river.finish()
+    tenants.check()
+    tenants.arrive(1.0)
+    river.finish()
+    tenants.check()
+
+    rebuilt = tmp_path / "rebuilt"
+    assert river.run("--into", str(rebuilt), command="rebuild").wait() == 0, river.run_log
+    assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
+
+
+def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tmp_path: Path) -> None:
+    tenants = TenantRiver(kafka, tmp_path, "tenants-lost")
+    river = tenants.river
+    tenants.arrive(0.6)
+    river.finish()
+    shutil.rmtree(str(river.settings.lake))
+    river.config["kafka"]["start"] = "sink"
+    river.write()
+    tenants.arrive(0.8)
+    river.finish()
+    assert tenants.sequence() == tenants.models.order()
+    assert river.broken_promises() == []
+    tenants.arrive(1.0)
+    river.finish()
+    assert tenants.sequence() == tenants.models.order()
+    assert river.broken_promises() == []
+
+
+def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(kafka: str, tmp_path: Path) -> None:
+    tenants = TenantRiver(kafka, tmp_path, "tenants-watched")
+    river, settings, partitions = tenants.river, tenants.river.settings, len(tenants.cases)
+    metrics = Metrics(settings)
+    sampler = Sampler(settings, partitions, ("silver",), river.questions, metrics)
+    for share in (0.4, 0.7):
+        tenants.arrive(share)
+        Run(settings, LAYERS, Reporter(), observers=[metrics, sampler]).once()
+    sampler.sample()
+    models, seen = tenants.models.models, Exposed(generate_latest(metrics.registry).decode())
+    behind = [(model.clock or 0) - model.tenant_clock(tenant) for model in models.values() for tenant in model.tenants()]
+    assert seen.value("watersmeet_waiting_rows") == sum(len(model.waiting) for model in models.values()) > 0
+    assert seen.value("watersmeet_open_rows") == sum(len(model.open) for model in models.values()) > 0
+    assert seen.value("watersmeet_tenants") == len({tenant for model in models.values() for tenant in model.tenants()}) == 4
+    assert seen.value("watersmeet_tenant_lag_seconds") == max(behind) / 1000
+    assert not set(TENANTS) & {value for _, labels, _ in seen.samples for value in labels.values()}
+    for row in status(river.questions, settings)["partitions"]:
+        model = models[row["partition"]]
+        slowest = min(((model.tenant_clock(tenant), tenant) for tenant in model.tenants()), default=None)
+        assert (row["waiting"], row["tenants"]) == (len(model.waiting), len(model.tenants()))
+        assert row["slowest"] == (None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]})
+    sink = {dict(m.headers())["watersmeet.id"].decode(): m for m in consume(kafka, river.sink, partitions)}
+    places = {}
+    for key in "ab":
+        for record in explain(river.questions, settings, key)["records"]:
+            if record["status"] == "timed_out":
+                tenant = quote(record["tenant"], safe="")
+                places[f"{record['partition']}/{record['event_time']}/{tenant}/{key}"] = record["published"]
+    assert places == {
+        id: {"partition": m.partition(), "offset": m.offset(), "seq": int(dict(m.headers())["watersmeet.seq"])}
+        for id, m in sink.items()
+    }
+    assert len(places) > 20

@@ -1,0 +1,83 @@
+"""With clocks by tenant, silver on every engine is what the merge model says, through restarts and changes of the rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.core.plan import BatchPlan, OffsetRange
+from pipelines.lake import tables
+from pipelines.lake.epochs import begin_epoch
+from pipelines.settings import Settings
+from tests.laws.conftest import QUICK, MakeLake
+from tests.support.lakes import CaseLake
+from tests.support.tenants import TenantModels, Window, late_of, silver_of, tenant_cases
+
+CASES = tenant_cases(24)
+
+
+def merge_of(gap_ms: int, max_ms: int | None, lag_ms: int) -> dict[str, Any]:
+    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
+
+
+def with_rules(settings: Settings, rules: Window) -> Settings:
+    values = merge_of(*rules)
+    return settings.model_copy(update={"merge": type(settings.merge).model_validate(values, context={"folder": None})})
+
+
+def merged(lake: CaseLake, models: TenantModels, *shares: float) -> None:
+    for share in shares:
+        lake.arrive(share)
+        lake.merge()
+    models.arrive(shares[-1])
+
+
+def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(new_lake: MakeLake, kind: str) -> None:
+    rules = (100, 250, 300)
+    lake, models = new_lake(CASES, merge=merge_of(*rules)), TenantModels(CASES, rules)
+    for share in (0.1, 0.3, 0.35, 0.7, 1.0) if kind == QUICK else (0.4, 1.0):
+        merged(lake, models, share)
+        assert silver_of(lake.questions) == models.silver()
+        assert late_of(lake.questions) == models.late()
+    assert sum(row[3] == "waiting" for row in models.silver()) > 10
+    assert len(models.late()) > 10
+
+
+def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, kind: str) -> None:
+    steps: list[tuple[float, Window]] = [
+        (0.3, (100, None, 300)),
+        (0.6, (30, 90, 1000)),
+        (0.8, (150, 400, 50)),
+        (1.0, (80, None, 500)),
+    ]
+    lake, models = new_lake(CASES, merge=merge_of(*steps[0][1])), TenantModels(CASES, steps[0][1])
+    begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
+    for number, (share, rules) in enumerate(steps if kind == QUICK else steps[:2]):
+        if number:
+            lake.settings = with_rules(lake.settings, rules)
+            begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number)
+            models.begin_epoch(rules)
+        merged(lake, models, share - 0.1, share)
+        assert late_of(lake.questions) == models.late()
+        assert silver_of(lake.questions) == models.silver()
+    assert lake.questions.exists(tables.LATE)
+
+
+def test_a_reset_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(new_lake: MakeLake, kind: str) -> None:
+    """Forward in some partitions, back to the beginning in others."""
+    rules = (100, 250, 300)
+    lake, before = new_lake(CASES, merge=merge_of(*rules)), TenantModels(CASES, rules)
+    merged(lake, before, 0.5)
+    cursors = lake.start().planner.cursors
+    to = {tp: 0 if tp.partition % 2 else at.next_offset + 1 for tp, at in cursors.items()}
+    ranges = {tp: OffsetRange(at.next_offset, to[tp], None, None, None) for tp, at in cursors.items()}
+    lake.start().commit(BatchPlan(lake.start().planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
+    is_forward = [row for row in before.silver() if row[0] % 2 == 0]
+    closed = [(*row[:3], "timed_out", *row[4:6], None, None, None, row[9]) for row in is_forward if row[3] != "timed_out"]
+    kept = [row for row in is_forward if row[3] == "timed_out"]
+    assert sorted(silver_of(lake.questions), key=repr) == sorted(closed + kept, key=repr)
+
+    merged(lake, before, 1.0)
+    anew = TenantModels(CASES, rules, {(tp.source, tp.partition): offset for tp, offset in to.items()})
+    anew.arrive(1.0)
+    assert silver_of(lake.questions) == sorted(closed + kept + anew.silver(), key=repr)
