@@ -2,7 +2,8 @@
 
 A row whose status is `waiting` is a key of a partition whose records the clock has not reached: its parts are what will be
 merged, into one merge record or several, when it is their time. `waits_for` names the sources that it waits for: those whose head
-is the clock, or that have none. So a source that is stuck is seen here first.
+is the clock, or that have none. So a source that is stuck is seen here first. With tenants, it is a key of a tenant; and silver
+has rows that wait, too, for the clock of their tenant: one for each record, with its `position`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ Skipping = Mapping[str, Mapping[int, int]]
 
 
 def live(engine: SparkEngine, settings: Settings) -> DataFrame:
-    """Merge records, open and timed out, and what waits in bronze for the clock (status `waiting`).
+    """Merge records, open and timed out, and what waits (status `waiting`): in bronze for the clock, in silver for its tenant's.
 
-    Columns: silver's, and `waits_for` (an array of source names; null for what has been merged). Values that are Avro are decoded
+    Columns: silver's, and `waits_for` (an array of source names; null for what is in silver). Values that are Avro are decoded
     by a function of the session, `watersmeet_<source>`.
     """
     settings = read_epochs(engine.questions, settings).current.settings  # which knows the fields that silver has had
@@ -72,8 +73,11 @@ def live_sql(
     """
     sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
     columns = ", ".join(f"`{source}`" for source in sources)
-    closing = "".join(f", {name}" for name in due)
-    no_closing = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
+    has_tenants = settings.merge.has_tenants
+    whose = ", tenant" if has_tenants else ""
+    further = "".join(f", {name}" for name in due) + (", tenant, `position`" if has_tenants else "")
+    nothing_of = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
+    nothing_of += ", tenant, CAST(NULL AS TIMESTAMP)" if has_tenants else ""
     unmerged = {source: _beyond(source, lake, settings, known.get(source, {}), decodes) for source in sources}
     beyond = ", ".join(f"beyond_{source} AS ({query})" for source, query in unmerged.items())
     heads = " ".join(
@@ -93,15 +97,15 @@ def live_sql(
         ), stuck AS (
             SELECT `partition`, {_waits_for(sources)} AS waits_for FROM heads
         ), waiting AS (
-            {" UNION ALL ".join(_waiting(source, settings) for source in sources)}
+            {" UNION ALL ".join(_waiting(source, settings, whose) for source in sources)}
         )
-        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch{closing},
+        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch{further},
             CAST(NULL AS ARRAY<STRING>) AS waits_for
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {", ".join(map(_sorted_parts, sources))},
-            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){no_closing}, FIRST(waits_for)
-        FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key"""
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){nothing_of}, FIRST(waits_for)
+        FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key{whose}"""
 
 
 def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:
@@ -116,8 +120,9 @@ def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, in
     value = _value("b.value", kind)
     if settings.sources[source].format == "avro":
         value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)" if decodes else f"CAST(NULL AS {ddl(kind)})"
+    whose = ", b.tenant" if settings.merge.has_tenants else ""
     return f"""
-        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, {value} AS value
+        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{whose}, {value} AS value
         FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`
         WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.event_time IS NOT NULL"""
 
@@ -151,7 +156,7 @@ def _waits_for(sources: Sequence[str]) -> str:
     return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
 
 
-def _waiting(source: str, settings: Settings) -> str:
+def _waiting(source: str, settings: Settings, whose: str) -> str:
     """A source's records that wait, each as a part in the column of its source."""
     parts = {
         other: f"CAST(NULL AS STRUCT<event_time: TIMESTAMP, `offset`: BIGINT, value: {ddl(kept.value_type)}>)"
@@ -159,7 +164,7 @@ def _waiting(source: str, settings: Settings) -> str:
     }
     parts[source] = "STRUCT(event_time, `offset`, value)"
     columns = ", ".join(f"{part} AS `{name}`" for name, part in parts.items())
-    return f"SELECT `partition`, merge_key, event_time, {columns} FROM beyond_{source} WHERE NOT heartbeat"
+    return f"SELECT `partition`, merge_key{whose}, event_time, {columns} FROM beyond_{source} WHERE NOT heartbeat"
 
 
 def _sorted_parts(source: str) -> str:

@@ -338,6 +338,14 @@ class Settings(Part):
         return self
 
     @model_validator(mode="after")
+    def _keeps_what_tenants_need(self) -> "Settings":
+        """Where history begins within a lake, nothing says which records waited for their tenants then."""
+        for name in ("bronze", "silver", "late"):
+            if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
+                raise RefusedError("{path} is not possible where there are tenants; leave it out", "keep", name)
+        return self
+
+    @model_validator(mode="after")
     def _finds_the_tenants_of_a_topic_at_one_path(self) -> "Settings":
         of_topic: dict[str, str] = {}
         for name, source in self.sources.items():

@@ -359,7 +359,7 @@ class _Sink:
         behind = until_last - self._finished(partition, order, place[0], place)
         offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
-            id = message_id(partition, row["event_time"], row["merge_key"])
+            id = message_id(partition, row["event_time"], row["merge_key"], row.get("tenant") or "")
             offset, is_out = self._looked_up(partition, id.encode(), offset)
         return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 

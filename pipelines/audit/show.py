@@ -155,7 +155,7 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
 
 def _rule(field: str, value: Any) -> str:
     """A rule as text that fits a line; a schema is named by its fields."""
-    if field in ("merge.timeout", "merge.max_future") and value is not None:
+    if field in ("merge.timeout", "merge.tenant_max_lag", "merge.max_future") and value is not None:
         return duration(value)
     if field == "merge.window" and value is not None:
         return _window(value)

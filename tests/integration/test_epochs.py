@@ -140,6 +140,7 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
     if begins_with_tenants:
         configure({**with_tenants, "tenant_max_lag": "0s"})
         assert "merge.tenant_max_lag: the lake has other rules" in without_java(river, "run", "bronze", "--once", exit_code=2)
+        assert "merge.tenant_max_lag 1s 0" in " ".join(without_java(river, "evolve").split())
         expected = [{"field": "merge.tenant_max_lag", "before": 1000, "after": 0}]
         assert evolve(river, apply=False)["changes"] == evolve(river)["changes"] == expected
         assert evolve(river)["changes"] == []

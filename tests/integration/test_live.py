@@ -20,6 +20,7 @@ from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, place_of
+from tests.support.tenants import TenantModels, tenant_cases
 
 RANDOM = 8
 
@@ -80,6 +81,33 @@ def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_
     assert lake.merge() == 1
     waiting = live_rows(spark, lake.settings).where("status = 'waiting'")
     assert [row.partition for row in waiting.orderBy("partition").collect()] == [0, 2]
+
+
+def test_with_tenants_each_waits_for_itself(spark: SparkSession, tmp_path: Path) -> None:
+    cases = tenant_cases(12)
+    lake = case_lake(spark, settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="300ms"), cases)
+    lake.arrive()
+    lake.merge(lake.quick)
+    rows = live_rows(spark, lake.settings)
+    in_silver = rows.where("waits_for IS NULL").drop("waits_for")
+    silver = table_rows(spark, lake.engine.lake, tables.SILVER).select(in_silver.columns)
+    assert in_silver.exceptAll(silver).isEmpty()
+    assert in_silver.count() == silver.count()
+    assert in_silver.where("status = 'waiting' AND position IS NOT NULL").count() > 5
+    models = TenantModels(cases, (100, None, 300))
+    models.arrive(1.0)
+    expected: dict[tuple[int, str | None, str], set[tuple[str, int]]] = {}
+    for p, model in models.models.items():
+        for source, queue in model.unread().items():
+            for _, record in queue:
+                if record.key is not None:
+                    expected.setdefault((p, record.tenant, record.key), set()).add((source, record.offset))
+    found = {
+        (row.partition, row.tenant, row.merge_key): {(s, part.offset) for s in SOURCES for part in row[s]}
+        for row in rows.where("waits_for IS NOT NULL").collect()
+    }
+    assert found == expected
+    assert len(found) > 5
 
 
 def test_a_catalog_has_it_as_a_view_of_its_own(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
+from prometheus_client import generate_latest
 
+from pipelines.audit.explain import explain
+from pipelines.audit.status import status
+from pipelines.metrics import Metrics
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
+from pipelines.sampling import Sampler
+from tests.support.metrics import Exposed
 from tests.support.rivers import River
-from tests.support.tenants import TenantModels, Window, late_of, silver_of, tenant_cases
+from tests.support.tenants import TENANTS, TenantModels, Window, late_of, silver_of, tenant_cases
 from tests.support.topics import consume
 
 FIRST: Window = (100, 250, 300)
@@ -106,3 +115,38 @@ def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tm
     river.finish()
     assert tenants.sequence() == tenants.models.order()
     assert river.broken_promises() == []
+
+
+def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(kafka: str, tmp_path: Path) -> None:
+    tenants = TenantRiver(kafka, tmp_path, "tenants-watched")
+    river, settings, partitions = tenants.river, tenants.river.settings, len(tenants.cases)
+    metrics = Metrics(settings)
+    sampler = Sampler(settings, partitions, ("silver",), river.questions, metrics)
+    for share in (0.4, 0.7):
+        tenants.arrive(share)
+        Run(settings, LAYERS, Reporter(), observers=[metrics, sampler]).once()
+    sampler.sample()
+    models, seen = tenants.models.models, Exposed(generate_latest(metrics.registry).decode())
+    behind = [(model.clock or 0) - model.tenant_clock(tenant) for model in models.values() for tenant in model.tenants()]
+    assert seen.value("watersmeet_waiting_rows") == sum(len(model.waiting) for model in models.values()) > 0
+    assert seen.value("watersmeet_open_rows") == sum(len(model.open) for model in models.values()) > 0
+    assert seen.value("watersmeet_tenants") == len({tenant for model in models.values() for tenant in model.tenants()}) == 4
+    assert seen.value("watersmeet_tenant_lag_seconds") == max(behind) / 1000
+    assert not set(TENANTS) & {value for _, labels, _ in seen.samples for value in labels.values()}
+    for row in status(river.questions, settings)["partitions"]:
+        model = models[row["partition"]]
+        slowest = min(((model.tenant_clock(tenant), tenant) for tenant in model.tenants()), default=None)
+        assert (row["waiting"], row["tenants"]) == (len(model.waiting), len(model.tenants()))
+        assert row["slowest"] == (None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]})
+    sink = {dict(m.headers())["watersmeet.id"].decode(): m for m in consume(kafka, river.sink, partitions)}
+    places = {}
+    for key in "ab":
+        for record in explain(river.questions, settings, key)["records"]:
+            if record["status"] == "timed_out":
+                tenant = quote(record["tenant"], safe="")
+                places[f"{record['partition']}/{record['event_time']}/{tenant}/{key}"] = record["published"]
+    assert places == {
+        id: {"partition": m.partition(), "offset": m.offset(), "seq": int(dict(m.headers())["watersmeet.seq"])}
+        for id, m in sink.items()
+    }
+    assert len(places) > 20

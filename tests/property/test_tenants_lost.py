@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import MergeRecord, MergeRules, Record
+from pipelines.core.model import NEVER, MergeRecord, MergeRules, PartitionMerge, PublishedRecord, Record
 from pipelines.core.recovery import (
     Closings,
     ReadBack,
@@ -22,7 +22,7 @@ from pipelines.core.recovery import (
 )
 from pipelines.core.sequence import IDLE, MIN_OFFSETS
 from pipelines.core.window import Window
-from tests.property.test_tenants import KEYS, TENANTS, Recovered, River, closed, idle_decision
+from tests.property.test_tenants import KEYS, TENANTS, River, closed, idle_decision
 from tests.support.cases import SOURCES
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
@@ -122,10 +122,11 @@ def said(row: MergeRecord) -> ReadBack:
     return ReadBack(row.event_time, row.key, row.due, row.closed_at, row.tenant)
 
 
-def taken_up(lost: Lost, state: SinkState, later: Sequence[Record]) -> Recovered:
-    model = Recovered(lost.river.rules, since=-(2**62) if state.since is None else state.since)
+def taken_up(lost: Lost, state: SinkState, later: Sequence[Record]) -> PartitionMerge:
+    recovered: dict[str, list[PublishedRecord]] = defaultdict(list)
     for message in state.read_back:
-        model.dues[message.tenant, message.key].append(message.due or 0)
+        recovered[message.key].append(PublishedRecord(message.event_time, message.due, message.closed_at, message.tenant))
+    model = PartitionMerge(lost.river.rules, since=NEVER if state.since is None else state.since, recovered=recovered)
     model.arrive(*lost.among(state.decisions, later, state.begin).records)
     model.advance()
     return model

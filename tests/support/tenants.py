@@ -96,8 +96,8 @@ class TenantModels:
                 for r in records:
                     due = model.rules.due(r.event_time, r.last_event_time) if r.due is None else r.due
                     parts = sorted((source, part.offset) for source, mine in r.parts.items() for part in mine)
-                    times = r.event_time, r.last_event_time, due, r.closed_at, None
-                    rows.append((p, r.tenant, r.key, status, *times, parts))
+                    of_record = r.event_time, r.last_event_time, due, r.closed_at, None
+                    rows.append((p, r.tenant, r.key, status, *of_record, parts))
             for position, record in model.waiting:
                 of_record = record.event_time, record.event_time, None, None, position, [(record.source, record.offset)]
                 rows.append((p, record.tenant, record.key, "waiting", *of_record))

@@ -822,3 +822,9 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, file: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`"):
         load_settings(tmp_path / file, {})
+
+
+@pytest.mark.parametrize("table", ["bronze", "silver", "late"])
+def test_rows_that_tenants_need_are_kept(tmp_path: Path, table: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"keep.{table} is not possible where there are tenants; leave it out"):
+        load(tmp_path, changed(*TENANTS, (f"keep/{table}", "90d")))
