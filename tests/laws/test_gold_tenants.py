@@ -15,7 +15,7 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.published import last_published
 from tests.laws.conftest import MakeLake
-from tests.support.cases import Case, random_case
+from tests.support.cases import Case, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, delete_topic, published
@@ -188,7 +188,7 @@ def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river:
 
 def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(new_lake: MakeLake, kafka: str, kind: str) -> None:
     sources, sink = ("tenant", "due"), f"laws-gold-names-{kind}"
-    cases = {p: random_case(40 + p, sources=sources) for p in range(PARTITIONS)}
+    cases = rich_cases(PARTITIONS, 500, sources)
     lake = new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, sources=sources)
     lake.arrive()
     lake.merge(lake.quick)
