@@ -218,7 +218,7 @@ class Planner:
         """By partition what a decision about these silent sources tells tenants: to each that is known on the other sources its
         smallest position there (ms), as far as the last plan looked. Nothing where there are no tenants.
         """
-        if self.tenants is None:
+        if self.tenants is None or not silent:
             return {}
         heads, ends = self.heads(), self.bronze_ends()
         ranges = {

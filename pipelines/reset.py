@@ -18,7 +18,7 @@ from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.merge import REPLACING
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
-from pipelines.core.types import DUE, TENANT, TIME
+from pipelines.core.types import DUE, TENANT, TIME, own_columns
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -138,13 +138,8 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         ]
         engine.delete(tables.LATE, late, commit)
         table, of_silver = engine.lake.layout[tables.RECOVERED], engine.lake.layout[tables.SILVER].schema
-        schema = pa.schema(
-            [
-                of_silver.field(n)
-                for n in ("partition", "merge_key", "event_time", *DUE.names, *TENANT.names)
-                if n in of_silver.names
-            ]
-        )
+        names = ["partition", "merge_key", "event_time", *own_columns(of_silver, DUE), *own_columns(of_silver, TENANT)]
+        schema = pa.schema([of_silver.field(name) for name in names])
         before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]], version=version - 1)
         tails = last_published(engine.questions)
         function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Tail, place_of
-from pipelines.core.types import DUE, TENANT, TIME
+from pipelines.core.types import DUE, TENANT, TIME, has_tenants, own_columns
 from pipelines.core.waiting import gone_rows, leaving
 
 
@@ -47,7 +47,7 @@ def closed(rows: pa.Table, again: Mapping[TopicPartition, int], sources: Sequenc
     new = pa.concat_tables([pa.table(columns).filter(pa.array(touched & is_left)).cast(rows.schema), shared])
     found = pa.concat_tables([new, gone.cast(rows.schema)])
     found = found.append_column("replaces", pa.chunked_array([pa.nulls(new.num_rows, TIME), *gone["event_time"].chunks]))
-    if "tenant" not in rows.column_names:
+    if not has_tenants(rows.schema):
         return found
     waiting, everything = rows.filter(pa.array(waits)), np.ones(np.count_nonzero(waits), np.bool_)
     found = found.append_column("passes", pa.nulls(found.num_rows, TIME))
@@ -72,7 +72,8 @@ def _without_due(rows: pa.Table) -> dict[str, pa.Array]:
     """The columns of `DUE`, if there are any: no clock has closed these rows, and the merge sets what is due of open ones. The
     same goes for the position of what waits.
     """
-    return {name: pa.nulls(rows.num_rows, TIME) for name in (*DUE.names, "position") if name in rows.column_names}
+    times = pa.schema([*DUE, ("position", TIME)])
+    return {name: pa.nulls(rows.num_rows, TIME) for name in own_columns(rows.schema, times)}
 
 
 def _left(
@@ -97,7 +98,7 @@ def _left(
 
 def _numbers_of_places(rows: pa.Table) -> Int64s:
     """Numbers every (partition, key, event time), with tenants (partition, tenant, key, event time)."""
-    names = [name for name in ("merge_key", "tenant") if name in rows.column_names]
+    names = ["merge_key", *own_columns(rows.schema, TENANT)]
     texts = [int64s(rows[name].combine_chunks().dictionary_encode().indices) for name in names]
     columns = [int64s(rows["partition"]), *texts, times_ms(rows["event_time"])]
     return np.asarray(np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1), np.int64)
@@ -116,7 +117,7 @@ def published_again(
     for source in sources:
         kept, parents = _kept(source, rows[source].combine_chunks(), rows["partition"], again)
         touched[parents[~kept]] = True
-    of_closing = [name for name in (*DUE.names, *TENANT.names) if name in rows.column_names]
+    of_closing = [*own_columns(rows.schema, DUE), *own_columns(rows.schema, TENANT)]
     found = rows.select(["partition", "merge_key", "event_time", *of_closing]).filter(pa.array(touched))
     keys, times = found["merge_key"].to_pylist(), times_ms(found["event_time"]).tolist()
     closing = [_listed(found[name]) for name in of_closing]

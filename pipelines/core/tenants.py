@@ -325,6 +325,9 @@ def _times(column: pa.ChunkedArray) -> Int64s:
 
 
 def _by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
-    count, of_source = len(sources), int64s(pc.index_in(rows["source"], value_set=pa.array(sources, pa.string())))
-    found = groups(int64s(rows["partition"]) * count + of_source, then)
-    return {TopicPartition(sources[number % count], number // count): mine for number, mine in found.items()}
+    """The numbers of the rows of each topic-partition of these sources, in order of `then`; those of others are left out."""
+    count, of_source = len(sources), pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
+    numbers = np.flatnonzero(of_source.is_valid())
+    by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
+    found = groups(by, then[numbers])
+    return {TopicPartition(sources[number % count], number // count): numbers[mine] for number, mine in found.items()}

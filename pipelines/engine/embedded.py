@@ -16,6 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.core.reading import read_records
+from pipelines.core.types import has_tenants
 from pipelines.engine import Function, KafkaInput, replaced_row
 from pipelines.engine.polling import followed_source, followed_versions
 from pipelines.engine.threads import RunningThread
@@ -165,9 +166,9 @@ class EmbeddedEngine:
 
     def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
-        names = self.lake.layout[table].schema.names
-        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in names}
-        condition = replaced_row(only_open=only_open, has_tenants="tenant" in names)
+        schema = self.lake.layout[table].schema
+        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
+        condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
 
         def write(found: DeltaTable, how: CommitProperties | None) -> None:
             """Merges the changed rows into the table, in one commit with these properties."""

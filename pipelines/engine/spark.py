@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.core.reading import read_records
-from pipelines.core.types import TIME, columns_ddl
+from pipelines.core.types import TIME, columns_ddl, has_tenants
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
 from pipelines.engine.expressions import expression_problem
 from pipelines.engine.polling import has_news
@@ -200,9 +200,9 @@ class SparkEngine:
 
     def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
-        names = self.lake.layout[table].schema.names
-        columns = [f"`{name}`" for name in names]
-        condition = replaced_row(only_open=only_open, has_tenants="tenant" in names)
+        schema = self.lake.layout[table].schema
+        columns = [f"`{name}`" for name in schema.names]
+        condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
         values = [f"changed.{name}" for name in columns]
         name = sql_name(self.lake, table).replace("{", "{{").replace("}", "}}")
         statement = (

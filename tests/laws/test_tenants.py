@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from pipelines.core.idle import IdleDecision
+from pipelines.core.model import Record
 from pipelines.core.plan import BatchPlan, OffsetRange
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.settings import Settings
 from tests.laws.conftest import QUICK, MakeLake
-from tests.support.lakes import CaseLake
+from tests.laws.test_idle import Clock, Quiet
+from tests.support.cases import Case, heartbeat, keyed
+from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, silver_of, tenant_cases
 
 CASES = tenant_cases(24)
@@ -81,3 +87,33 @@ def test_a_reset_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks
     anew = TenantModels(CASES, rules, {(tp.source, tp.partition): offset for tp, offset in to.items()})
     anew.arrive(1.0)
     assert silver_of(lake.questions) == sorted(closed + kept + anew.silver(), key=repr)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(new_lake: MakeLake) -> None:
+    """One source falls silent; a tenant that is behind on the other one is not late when its records of the first come."""
+    tracking: list[bytes | None] = [
+        keyed("a", 5000, g="x"),
+        keyed("a", 4800, g="y"),
+        heartbeat(6000, g="x"),
+        keyed("b", 5100, g="y"),
+    ]
+    orders: list[bytes | None] = [keyed("a", 4900, g="x"), *(keyed(key, time, g="y") for key, time in (("a", 4850), ("b", 5050)))]
+    case = Case({"tracking": tracking, "orders": orders}, 100, [*["orders"], *["tracking"] * 4, *["orders"] * 2])
+    rules = (100, None, 2000)
+    lake, models = new_lake({0: case}, merge={**merge_of(*rules), "idle_after": "10s"}), TenantModels({0: case}, rules)
+    clock = Clock()
+    silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
+    lake.arrive(5 / 7)
+    list(silver.drain())
+    clock.now = 10.0
+    list(silver.drain())
+    [decision] = decisions_of(lake.questions)["orders", 0]
+    assert decision == IdleDecision(0, 6000, (("x", 6000), ("y", 5100)))
+    models.arrive(5 / 7)
+    models.models[0].arrive(Record("orders", -1, 6000, tenant=None, told=dict(decision.told)))
+    models.models[0].advance()
+    assert silver_of(lake.questions) == models.silver()
+    merged(lake, models, 1.0)
+    assert silver_of(lake.questions) == models.silver()
+    assert [row[4:] for row in late_of(lake.questions)] == [row[4:] for row in models.late()] == [("a", 4850, 5100)]

@@ -99,8 +99,8 @@ class TenantModels:
                     of_record = r.event_time, r.last_event_time, due, r.closed_at, None
                     rows.append((p, r.tenant, r.key, status, *of_record, parts))
             for position, record in model.waiting:
-                of_waiting = record.event_time, record.event_time, None, None, position, [(record.source, record.offset)]
-                rows.append((p, record.tenant, record.key, "waiting", *of_waiting))
+                waits = record.event_time, record.event_time, None, None, position, [(record.source, record.offset)]
+                rows.append((p, record.tenant, record.key, "waiting", *waits))
         return sorted(rows, key=repr)
 
     def late(self) -> list[Row]:

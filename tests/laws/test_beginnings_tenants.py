@@ -1,0 +1,126 @@
+"""A lost lake with tenants: what it takes from the sink's messages is kept as it was said, or refused in one sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from pipelines.beginning import Beginning
+from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import TopicPartition
+from pipelines.core.recovery import Told, encode_idle, encode_min_offsets, encode_told
+from pipelines.core.sequence import CLOSED_AT, DUE, EPOCHS, ID, IDLE, MIN_OFFSETS, SEQ, TENANT, message_id
+from pipelines.core.window import Window
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.decisions import read_decisions
+from pipelines.lake.stretches import read_lived, read_since
+from tests.laws.conftest import MakeLake, in_folders
+from tests.support.cases import SOURCES, Case, keyed
+from tests.support.lakes import CaseLake
+from tests.support.topics import create_topics, produce
+
+PARTITIONS = 2
+NUMBERS = itertools.count()
+WINDOW: dict[str, Any] = {"window": {"gap": "30ms", "max": "100ms"}}
+TENANTS: dict[str, Any] = {**WINDOW, "tenant": "g", "tenant_max_lag": "50ms"}
+
+Message = tuple[int, str, str, int, int, Mapping[str, bytes]]
+"""Partition, tenant, key, due, closed at (ms), and further headers."""
+
+
+def lost(new_lake: MakeLake, kafka: str, kind: str, messages: Sequence[Message], merge: Mapping[str, Any]) -> CaseLake:
+    """A new lake that is to begin at a sink with these messages; its sources have ten records in each partition."""
+    name = f"lost-tenants-{kind}-{next(NUMBERS)}"
+    topics = {source: f"{name}-{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), f"{name}-merged", partitions=PARTITIONS)
+    for topic in topics.values():
+        produce(kafka, topic, [(p, keyed("k", n, g="x")) for n in range(10) for p in range(PARTITIONS)])
+    producer = Producer({"bootstrap.servers": kafka})
+    seqs = dict.fromkeys(range(PARTITIONS), 0)
+    for p, tenant, key, due, closed_at, more in messages:
+        said = {SEQ: str(seqs[p]), ID: message_id(p, due - 30, key, tenant), CLOSED_AT: str(closed_at), DUE: str(due)}
+        headers = {name: text.encode() for name, text in (said | ({TENANT: tenant} if tenant else {})).items()}
+        producer.produce(f"{name}-merged", b"{}", key, p, headers={**headers, **more})
+        seqs[p] += 1
+    assert producer.flush(30) == 0
+    begun = {"kafka__start": "sink", "merge": merge, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
+    cases = {p: Case({source: [] for source in SOURCES}, 100) for p in range(PARTITIONS)}
+    return new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **begun)
+
+
+def begin(lake: CaseLake) -> Beginning:
+    beginning = Beginning(lake.questions, lake.settings, PARTITIONS, lake.owner())
+    beginning.decide()
+    return beginning
+
+
+def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    decisions = {
+        "orders": (
+            IdleDecision(4, 900, (("\uff61", 890), ("\U0001f600", 855))),
+            IdleDecision(4, 950, (("a/b 100%", 940), ("\U0001f600", 905))),
+            IdleDecision(6, 990),
+        ),
+        "tracking": (IdleDecision(-1, 850, (("x", 845),)),),
+    }
+    begins = {"tracking": 7, "orders": 5}
+    telling = {MIN_OFFSETS: encode_min_offsets(begins), IDLE: encode_idle(decisions)}
+    messages: list[Message] = [
+        (0, "x", "before", 840, 849, {}),
+        (0, "\U0001f600", "k/1", 845, 850, {}),
+        (0, "a/b 100%", "k/1", 900, 1000, telling),
+    ]
+    lake = lost(new_lake, kafka, kind, messages, TENANTS)
+    beginning = begin(lake)
+    columns = ["partition", "tenant", "merge_key", "event_time", "due", "closed_at"]
+    found = lake.questions.select(tables.RECOVERED, columns, [[("merge_key", "is not null", None)]]).to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [
+        (0, "a/b 100%", "k/1", 870, 900, 1000),
+        (0, "\U0001f600", "k/1", 815, 845, 850),
+    ], "those that may hold a record which is read again: closed after 1000 - 1 - 50 - 100"
+    assert read_since(lake.questions) == {0: 849}, "an empty partition is read from the beginning, and nothing passed over"
+    assert read_lived(lake.questions) == {}
+    of_source = {
+        source: tuple(d for tp, d in read_decisions(lake.questions) if tp == TopicPartition(source, 0)) for source in SOURCES
+    }
+    assert of_source == decisions
+    assert {source: beginning.next_offsets(source)[0] for source in SOURCES} == begins
+    version = lake.questions.version(tables.RECOVERED)
+    begin(lake)
+    assert lake.questions.version(tables.RECOVERED) == version, "decided once"
+
+
+@in_folders
+@pytest.mark.parametrize(
+    ("tenant", "merge", "refused"),
+    [
+        ("", TENANTS, r"merge\.tenant: the messages of .* were made without tenants; leave `tenant` and `tenant_max_lag` out"),
+        ("x", WINDOW, r"merge\.tenant: the messages of .* were made with tenants; give the `tenant` and `tenant_max_lag` of the"),
+        ("x", {"timeout": "100ms"}, r"merge\.tenant: the messages of .* were made with tenants; give the `tenant`"),
+    ],
+)
+def test_messages_of_tenants_are_taken_up_with_tenants_alone(
+    new_lake: MakeLake, kafka: str, kind: str, tenant: str, merge: dict[str, Any], refused: str
+) -> None:
+    telling = {MIN_OFFSETS: encode_min_offsets({"tracking": 7, "orders": 5})}
+    lake = lost(new_lake, kafka, kind, [(1, tenant, "k", 900, 1000, telling)], merge)
+    with pytest.raises(ConfigurationError, match=refused):
+        begin(lake)
+    assert lake.questions.select(tables.RECOVERED, ["partition"]).num_rows == 0
+
+
+@in_folders
+def test_a_lake_with_tenants_is_not_taken_up_through_a_change_of_window_or_lag(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    """Also where only one partition tells of it, and another has no later message."""
+    told = encode_told(Told(Window(30, 100), Window(30, 100), is_plain=False, longest_ms=150))
+    telling = {MIN_OFFSETS: encode_min_offsets({"tracking": 7, "orders": 5})}
+    messages: list[Message] = [(0, "x", "k", 900, 1000, telling), (1, "x", "k", 900, 1000, {**telling, EPOCHS: told})]
+    lake = lost(new_lake, kafka, kind, messages, TENANTS)
+    with pytest.raises(ConfigurationError, match=r"kafka\.start: the messages of .* tell of another window or `tenant_max_lag`"):
+        begin(lake)
+    assert lake.questions.select(tables.RECOVERED, ["partition"]).num_rows == 0

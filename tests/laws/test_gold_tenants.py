@@ -1,0 +1,198 @@
+"""Gold with tenants: one gapless sequence by (closed at, tenant, due, key), whatever is cut off, whoever writes silver."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+
+from pipelines.gold import Gold
+from pipelines.lake import tables
+from pipelines.lake.epochs import begin_epoch
+from pipelines.lake.published import last_published
+from tests.laws.conftest import MakeLake
+from tests.support.cases import Case, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+from tests.support.topics import consume, delete_topic, published
+
+PARTITIONS = 2
+TENANTS = ("%2F", " ", "100%", "a", "a/b", "é", "\uff61", "\U0001f600")
+"""In the order of their UTF-8 bytes; in that of UTF-16 the last one would come before the one before it."""
+KEYS = ("k", "k/1", "\uff61", "\U0001f600")
+
+
+class Row(NamedTuple):
+    """A finished row of silver; times in ms."""
+
+    partition: int
+    closed_at: int
+    tenant: str
+    due: int
+    key: str
+    event_time: int
+
+    @property
+    def place(self) -> tuple[int, bytes, int, bytes]:
+        return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
+
+    @property
+    def id(self) -> str:
+        spelled = {"%2F": "%252F", " ": "%20", "100%": "100%25", "a/b": "a%2Fb"} | {
+            text: "".join(f"%{byte:02X}" for byte in text.encode()) for text in TENANTS[-3:]
+        }
+        return f"{self.partition}/{self.event_time}/{spelled.get(self.tenant, self.tenant)}/{self.key}"
+
+
+def rows_of(partition: int, rng: random.Random) -> list[Row]:
+    """In the order of publication: many that are closed at one time, and event times that say nothing about it."""
+    every = [(at, tenant, due, key) for at in (500, 501, 740) for tenant in TENANTS for due in (480, 499) for key in KEYS]
+    times = rng.sample(range(400), len(every))
+    rows = [Row(partition, at, tenant, due, key, time) for (at, tenant, due, key), time in zip(every, times, strict=True)]
+    return [row for row in sorted(rows, key=lambda row: row.place) if rng.random() < 0.7]
+
+
+@dataclass
+class River:
+    """A lake whose silver is written by hand, its sink, and what was seen of it on the way."""
+
+    kafka: str
+    lake: CaseLake
+    rows: list[Row] = field(default_factory=list)
+    """What silver has, in the order of publication."""
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sink(self) -> str:
+        return self.lake.settings.publish.topic
+
+    def write(self, rows: Sequence[Row], batch: int, **more: Any) -> None:
+        """As a batch of silver, in no order."""
+        self.rows = sorted([*self.rows, *rows], key=lambda row: (row.partition, row.place))
+        part = {"offset": batch, "event_time": 0, "value": '{"n":1}'}
+        written = [
+            {"partition": row.partition, "merge_key": row.key, "status": "timed_out", "event_time": row.event_time}
+            | {"last_event_time": row.event_time + 7, "tracking": [part], "orders": [], "valid": True, "batch": batch}
+            | {"due": row.due, "closed_at": row.closed_at, "tenant": row.tenant, **more}
+            for row in random.Random(batch).sample(rows, len(rows))
+        ]
+        table = self.lake.quick.lake.layout[tables.SILVER]
+        self.lake.owner(self.lake.quick).append(tables.SILVER, table.rows_of(written), f"test-{batch}")
+
+    def gold(self, dying: str | None = None) -> Gold:
+        engine = self.lake.engine if dying is None else dying_at(self.lake.engine, "append", dying)
+        return Gold(self.lake.owner(engine), self.lake.settings, PARTITIONS)
+
+    def drain(self) -> None:
+        list(self.gold().drain())
+
+    def check(self) -> None:
+        """The sink has what silver has, in order, and says of each message what it is."""
+        messages = consume(self.kafka, self.sink, PARTITIONS)
+        assert [said(message) for message in messages] == [
+            (row.partition, row.key, row.tenant, str(row.closed_at), str(row.due), row.id) for row in self.rows
+        ]
+        for p in range(PARTITIONS):
+            seqs = [int(headers_of(m)["watersmeet.seq"]) for m in messages if m.partition() == p]
+            assert seqs == list(range(len(seqs)))
+        for message, row in zip(messages, self.rows, strict=True):
+            assert message.timestamp()[1] == max(1, row.event_time)
+            assert message.value().decode() == (
+                f'{{"key":{orjson.dumps(row.key).decode()},"tenant":{orjson.dumps(row.tenant).decode()},'
+                f'"event_time":{row.event_time},"last_event_time":{row.event_time + 7},"tracking":[{{"n":1}}],"orders":[]}}'
+            )
+
+
+def headers_of(message: Any) -> dict[str, str]:
+    return {name: content.decode() for name, content in message.headers()}
+
+
+def said(message: Any) -> tuple[Any, ...]:
+    headers = headers_of(message)
+    names = ("tenant", "closed_at", "due", "id")
+    return message.partition(), message.key().decode(), *(headers[f"watersmeet.{name}"] for name in names)
+
+
+@pytest.fixture(scope="module")
+def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
+    """Published up to the middle of what is closed at one time, then with a crash between transaction and note, then the rest."""
+    sink, rng = f"laws-gold-tenants-{kind}", random.Random(7)
+    merge = {"window": {"gap": "20ms", "max": "100ms"}, "tenant": "g", "tenant_max_lag": "300ms"}
+    cases = {p: Case({"tracking": [], "orders": []}, 100) for p in range(PARTITIONS)}
+    river = River(kafka, new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, merge=merge))
+    rows = {p: rows_of(p, rng) for p in range(PARTITIONS)}
+    river.write([row for mine in rows.values() for row in mine[:50]], 0)
+    river.drain()
+    river.check()
+
+    river.write([row for mine in rows.values() for row in mine[50:53]], 1)
+    with pytest.raises(CrashError):
+        list(river.gold(tables.PUBLISHED).drain())
+    river.seen["unnoted"] = last_published(river.lake.questions)
+    river.write([row for mine in rows.values() for row in mine[53:]], 2)
+    refused = [row._replace(event_time=900) for row in rows[0][::9]]
+    kept, river.rows = river.rows, []
+    river.write(refused, 3, valid=False, invalid_reason="predicate")
+    river.rows = kept
+    river.drain()
+    return river
+
+
+def test_tenants_are_published_in_the_order_of_their_utf_8_bytes_and_every_message_says_whose_it_is(river: River) -> None:
+    assert all(len([row for row in river.rows if row.partition == p]) > 100 for p in range(PARTITIONS))
+    river.check()
+
+
+def test_a_sequence_goes_on_in_the_midst_of_what_is_closed_at_one_time(river: River) -> None:
+    """Where a failure had left a part of it, and where it was out and not noted."""
+    before = [row for row in river.rows if row.partition == 0]
+    assert before[49].closed_at == before[50].closed_at
+    assert {tail.seq for tail in river.seen["unnoted"].values()} == {49}
+    for p, tail in last_published(river.lake.questions).items():
+        last = [row for row in river.rows if row.partition == p][-1]
+        assert (tail.tenant, tail.key, tail.due, tail.closed_at) == (last.tenant, last.key, last.due, last.closed_at)
+    assert list(river.gold().drain()) == []
+
+
+def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: str) -> None:
+    lake = river.lake
+    assert not any("watersmeet.epochs" in headers_of(m) for m in consume(river.kafka, river.sink, PARTITIONS))
+    begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
+    changed = lake.settings.model_copy(update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})})
+    begin_epoch(lake.questions, lake.quick.append, changed, 4, 1)
+    progress = [
+        (batch, source, source, p, 0, 0, 9000, 9000, batch, 9000, None, batch, None if batch < 4 else 1)
+        for batch in (3, 4)
+        for source in lake.settings.sources
+        for p in range(PARTITIONS)
+    ]
+    lake.owner(lake.quick).append(tables.PROGRESS, lake.quick.lake.layout[tables.PROGRESS].rows(progress))
+    river.write([Row(0, 5000, "é", 4900, "k", 4800)], 4)
+    list(Gold(lake.owner(), changed, PARTITIONS).drain())
+    last = [headers_of(m) for m in consume(river.kafka, river.sink, PARTITIONS) if m.partition() == 0][-1]
+    assert last["watersmeet.tenant"] == "é"
+    told = orjson.loads(last["watersmeet.epochs"])
+    assert (told["first"], told["timeout"], told["longest"]) == ([20, 100], [20, 100], 1100)
+
+
+def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river: River) -> None:
+    before = published(river.kafka, river.sink, PARTITIONS)
+    delete_topic(river.kafka, river.sink)
+    river.drain()
+    assert published(river.kafka, river.sink, PARTITIONS) == before
+
+
+def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(new_lake: MakeLake, kafka: str, kind: str) -> None:
+    sources, sink = ("tenant", "due"), f"laws-gold-names-{kind}"
+    cases = rich_cases(PARTITIONS, 500, sources)
+    lake = new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, sources=sources)
+    lake.arrive()
+    lake.merge(lake.quick)
+    list(Gold(lake.owner(), lake.settings, PARTITIONS).drain())
+    expected = [f"{p}/{r.event_time}/{r.key}" for p, case in cases.items() for r in case.merged(sources).published_order()]
+    assert [message.id for message in published(kafka, sink, PARTITIONS)] == expected
+    assert len(expected) > 10
