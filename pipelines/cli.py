@@ -261,6 +261,7 @@ def forget(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
     apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")] = False,
     tombstone: Annotated[bool, typer.Option("--tombstone", help="Also send the sink a message without a value for it.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone; otherwise the key of every tenant.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -270,9 +271,9 @@ def forget(
     settings = load_settings(config)
     with reporting() as reporter:
         if apply:
-            found = forgotten(settings, key, reporter, has_tombstone=tombstone)
+            found = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
         else:
-            found = Forgetting(questions_of(settings), settings, key).preview()
+            found = Forgetting(questions_of(settings), settings, key, tenant).preview()
     answer(found, as_json, show.forget_view)
 
 

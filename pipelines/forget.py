@@ -1,9 +1,9 @@
 """Forgets a key: its records leave every table, and all else stays as it was, to the byte.
 
 A record's event time moves the position of its topic-partition, and so the clock, lateness and order of all other records. So
-bronze keeps the row of a forgotten record as a heartbeat: its place and its times, without key, value and headers. What the merge
-makes of that is what it made before, but for the key; a rebuild gives the same, and a record of the key that comes later begins
-anew. A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
+bronze keeps the row of a forgotten record as a heartbeat: its place, its times and its tenant, without key, value and headers.
+What the merge makes of that is what it made before, but for the key; a rebuild gives the same, and a record of the key that comes
+later begins anew. A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
 
 It is done by the owner of all layers, which takes them from a run that goes on; the run waits and goes on afterwards. Rows are
 named by their places: the Delta log must not say the key. Each step finds by itself what is left to do, so after a crash it is
@@ -22,9 +22,11 @@ import pyarrow as pa
 
 from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
+from pipelines.core.merge import REPLACING
 from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
 from pipelines.core.sequence import place_of
-from pipelines.errors import KafkaAccessError
+from pipelines.core.types import TENANT, TIME
+from pipelines.errors import ConfigurationError, KafkaAccessError
 from pipelines.faults import IN_FORGET, reach
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -34,7 +36,7 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
 from pipelines.lake.order import due_columns
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Condition, Questions, Where
+from pipelines.lake.questions import Condition, Questions
 from pipelines.lake.schemas import avro_schemas
 from pipelines.observability import Reporter
 from pipelines.owner import Owner, now_ms
@@ -52,9 +54,17 @@ Places = Sequence[tuple[int, int]]
 """Partition and offset of records of one source."""
 
 
-def forgotten(settings: Settings, key: str, reporter: Reporter, *, has_tombstone: bool = False) -> dict[str, Any]:
-    """Forgets the key; the answer of `forget --apply --json`. With a tombstone, the sink gets one for the key first, since the
-    tables say then in which partitions it was. Raises LeaseTakenError while another command changes the lake."""
+def forgotten(
+    settings: Settings, key: str, reporter: Reporter, tenant: str | None = None, *, has_tombstone: bool = False
+) -> dict[str, Any]:
+    """Forgets the key, of one tenant or of all; the answer of `forget --apply --json`. With a tombstone, the sink gets one for
+    the key first, since the tables say then in which partitions it was. Raises LeaseTakenError while another command changes the
+    lake, and ConfigurationError where a tombstone is asked for one tenant: it would speak for all.
+    """
+    if has_tombstone and tenant is not None:
+        raise ConfigurationError(
+            "--tombstone: it tells consumers that the key of every tenant is gone; leave it out, or --tenant"
+        )
     run = Run(settings, LAYERS, reporter)
     with run.owned(change=FORGET) as owned:
         for source in settings.sources:  # what a crash has left is completed first: it is read from rows that change here
@@ -63,21 +73,29 @@ def forgotten(settings: Settings, key: str, reporter: Reporter, *, has_tombstone
         owned.gold.recover()
         for letters in owned.letters:
             letters.recover()  # what a run was sending is out by now, or never will be
-        of_key = Forgetting(owned.owner.engine.questions, settings, key)
+        of_key = Forgetting(owned.owner.engine.questions, settings, key, tenant)
         found = of_key.preview()
         found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
         of_key.erase(owned.owner)
-    after = {row["table"]: row["before"] for row in Forgetting(of_key.questions, settings, key).preview()["tables"]}
+    left = Forgetting(of_key.questions, settings, key, tenant).preview()["tables"]
+    after = {row["table"]: row["before"] for row in left}
     return {**found, "applied": True, "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]]}
 
 
 @dataclass
 class Forgetting:
-    """Where a key is, as of the first question."""
+    """Where a key is, of one tenant or of all, as of the first question. Raises ConfigurationError where a tenant is named and
+    the lake has none.
+    """
 
     questions: Questions
     settings: Settings
     key: str
+    tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tenant is not None and not self.settings.merge.has_tenants:
+            raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
 
     def preview(self) -> dict[str, Any]:
         """`tables`: how many records of the key each has, `before` and `after`; `held`: what else holds them, until when."""
@@ -86,8 +104,8 @@ class Forgetting:
             tables.LATE: sum(map(len, self._late.values())),
             tables.QUARANTINE: sum(map(len, self._refused.values())),
             **{tables.bronze(s): len(self._in_bronze(s)) for s in self.settings.sources},
-            tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key"),
-            tables.RECOVERED: self._count(tables.RECOVERED, "merge_key"),
+            tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key", "last_tenant"),
+            tables.RECOVERED: self._count(tables.RECOVERED, "merge_key", "tenant"),
         }
         told = [{"table": table, "before": count, "after": count} for table, count in counts.items()]
         return {"key": self.key, "applied": False, "tombstones": 0, "tables": told, "held": list(self._held())}
@@ -100,25 +118,32 @@ class Forgetting:
 
     # -- where it is
 
+    @property
+    def _of_key(self) -> list[Condition]:
+        return self._conditions("merge_key", "tenant")
+
+    def _conditions(self, key: str, tenant: str) -> list[Condition]:
+        """What holds for the rows of the key, by the names of these columns."""
+        return [(key, "=", self.key), *([] if self.tenant is None else [(tenant, "=", self.tenant)])]
+
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
         columns = ["partition", "event_time", "status", "valid", *due_columns(self.questions)]
-        found: list[dict[str, Any]] = self.questions.select(tables.SILVER, columns, [[("merge_key", "=", self.key)]]).to_pylist()
+        columns += [*TENANT.names, "position"] if self.settings.merge.has_tenants else []
+        found: list[dict[str, Any]] = self.questions.select(tables.SILVER, columns, [self._of_key]).to_pylist()
         return found
 
     @cached_property
     def _late(self) -> dict[str, Places]:
-        of_key = ("merge_key", "=", self.key)
         found = {}
         for source in self.settings.sources:
-            found[source] = _places(self.questions.select(tables.LATE, _PLACE, [[("source", "=", source), of_key]]))
+            found[source] = _places(self.questions.select(tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]]))
         return found
 
     @cached_property
     def _read(self) -> dict[str, Places]:
         """By source, the records that were read, late or not."""
-        of_key: Where = [[("merge_key", "=", self.key)]]
-        return {s: _places(self.questions.select(tables.bronze(s), _PLACE, of_key)) for s in self.settings.sources}
+        return {s: _places(self.questions.select(tables.bronze(s), _PLACE, [self._of_key])) for s in self.settings.sources}
 
     @cached_property
     def _unmerged(self) -> dict[str, Places]:
@@ -139,16 +164,22 @@ class Forgetting:
         return {source: list(self._with_key(source, tables.QUARANTINE, mine)) for source, mine in refused.items()}
 
     def _with_key(self, source: str, table: str, conditions: Sequence[Condition]) -> Iterator[tuple[int, int]]:
-        """The records of a table that meet the conditions and have the key, which the table has not as a merge key."""
+        """The records of a table that meet the conditions and have the key, which the table has not as a merge key. Of one
+        tenant: those whose value does not name another.
+        """
         topic, as_bytes = self.settings.sources[source].topic, self.key.encode()
         readers = [name for name, other in self.settings.sources.items() if other.topic == topic]
-        key_of = [value_key(rules) for name in readers for rules in self._rules(name)]
+        rules = [rules for name in readers for rules in self._rules(name)]
+        key_of = [value_key(each) for each in rules]
+        tenant_of = [] if self.tenant is None else [value_key(replace(each, key=each.tenant)) for each in rules]
         every = self.questions.select(table, _PLACE, [conditions])
         for piece in pieces_of(self.questions, source, table, *(int64s(every[name]) for name in _PLACE)):
             rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():
                 if row["key"] == as_bytes or any(look(row["value"]) == self.key for look in key_of):
-                    yield row["partition"], row["offset"]
+                    tenants = {look(row["value"]) for look in tenant_of} - {None}
+                    if not tenants or self.tenant in tenants:
+                        yield row["partition"], row["offset"]
 
     def _rules(self, source: str) -> list[ReadingRules]:
         """The rules that records of a source were read by, epoch by epoch."""
@@ -160,8 +191,8 @@ class Forgetting:
             found += [rules] if rules not in found else []
         return found
 
-    def _count(self, table: str, column: str) -> int:
-        found = self.questions.summary(table, [], {"rows": ("count", "*")}, [[(column, "=", self.key)]])
+    def _count(self, table: str, key: str, tenant: str) -> int:
+        found = self.questions.summary(table, [], {"rows": ("count", "*")}, [self._conditions(key, tenant)])
         return int(found["rows"][0].as_py())
 
     # -- what holds it for longer
@@ -178,7 +209,8 @@ class Forgetting:
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 yield self._of_topic(cluster, kept.repartition.from_topic, places)
         tails = last_published(self.questions)
-        stands = [(row, place_of(row["event_time"], self.key, row.get("due"), row.get("closed_at"))) for row in self._silver]
+        names = ("due", "closed_at", "tenant")
+        stands = [(row, place_of(row["event_time"], self.key, *map(row.get, names))) for row in self._silver]
         of_sink = [row for row, place in stands if row["valid"] and (p := row["partition"]) in tails and place <= tails[p].place]
         yield self._of_topic(cluster, self.settings.publish.topic, of_sink)
         for table, topic in self.settings.publish.dead_letter_topics.items():
@@ -213,17 +245,32 @@ class Forgetting:
         if not self._silver:
             return
         engine, now, schema = owner.engine, now_ms(), owner.engine.lake.layout[tables.SILVER].schema
-        places = [(row["partition"], row["event_time"], now) for row in self._silver]
-        owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), FORGETTING)
-        count, times = len(places), pa.array([time for _, time, _ in places], pa.timestamp("ms", "UTC"))
-        known = {
-            "partition": pa.array([p for p, _, _ in places], pa.int32()),
-            "merge_key": pa.repeat(self.key, count),
-            "replaces": times.cast(schema.field("event_time").type),
-        }
-        changed = schema.append(pa.field("replaces", schema.field("event_time").type))
-        rows = pa.table([known.get(field.name, pa.nulls(count, field.type)) for field in changed], changed)
+        records = [row for row in self._silver if row["status"] != "waiting"]
+        places = [(row["partition"], row["event_time"], now) for row in records]
+        if places:
+            owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), FORGETTING)
+        gone = [{**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records] + self._waiting
+        replacing = REPLACING if self.settings.merge.has_tenants else REPLACING[:1]
+        changed = pa.schema([*schema, *((name, TIME) for name in replacing)])
+        rows = pa.table([_column(name, kind, gone) for name, kind in zip(changed.names, changed.types, strict=True)], changed)
         _commit(owner, tables.SILVER, lambda commit: engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False))
+
+    @property
+    def _waiting(self) -> list[dict[str, Any]]:
+        """By partition and tenant, up to which position records wait."""
+        found: dict[tuple[int, str], int] = {}
+        for row in (row for row in self._silver if row["status"] == "waiting"):
+            place = row["partition"], row["tenant"]
+            found[place] = max(row["position"], found.get(place, 0))
+        return [{"partition": p, "tenant": t, "merge_key": self.key, "passes": at} for (p, t), at in found.items()]
+
+
+def _column(name: str, kind: pa.DataType, gone: Sequence[Mapping[str, Any]]) -> pa.Array:
+    """A column of rows that go: what names them, and nothing else."""
+    if name not in ("partition", "merge_key", *TENANT.names, *REPLACING):
+        return pa.nulls(len(gone), kind)
+    values = [row.get(name) for row in gone]
+    return pa.array(values, pa.timestamp("ms", "UTC")).cast(kind) if kind == TIME else pa.array(values, kind)
 
 
 _PLACE = ["partition", "offset"]

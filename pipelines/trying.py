@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
@@ -26,17 +27,18 @@ from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import NEVER
 from pipelines.core.idle import IdleDecision
-from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, late, merge, silver_schema
+from pipelines.core.merge import RECORD_SCHEMA, late, late_schema, merge, silver_schema
 from pipelines.core.message import messages
 from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Rules, TopicPartition, plan_batch
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.core.sequence import ID, SEQ
-from pipelines.core.types import DUE
+from pipelines.core.tenants import HEADS, TenantClocks
+from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.gold import valued
-from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
+from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME, BY_TENANT
 from pipelines.lake.questions import answer
 from pipelines.planning import by_partition
 from pipelines.settings import Settings, load_settings
@@ -47,6 +49,7 @@ LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIME_MS: Final = 2**53
 
 _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
+_BEFORE: Final = datetime.min.replace(tzinfo=timezone.utc)
 _AT_END: Final = 1
 """The batch in which time goes on after the last record."""
 
@@ -81,7 +84,8 @@ def try_records(
     The answer is that of `try --json`, times in epoch ms. `clocks`: by partition, at the last record. `records`: merge records in
     order of (partition, event time, key), with `at_end` where only the end has timed them out. `messages`: as they would be sent,
     in order, without the headers for recovery; bytes of a value that are no UTF-8 are shown as `\\xff`. `late`, `quarantined` and
-    `waiting`: records, in the order in which they came. `read`: by source how many records there were, and
+    `waiting`: records, in the order in which they came; with tenants, those that wait for their tenant's clock have a `position`.
+    `read`: by source how many records there were, and
     how many of them were heartbeats or skipped tombstones. Raises ConfigurationError where the configuration or a record is not
     what it should be.
     """
@@ -219,36 +223,44 @@ class _Trial:
         partitions = sorted({partition for _, partition, _ in self.lines})
         cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in partitions}
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        window, has_due = self.settings.merge.window, self.settings.merge.has_due
-        silver, was_late = silver_schema(types, has_due=has_due).empty_table(), LATE_SCHEMA.empty_table()
+        has_due, has_tenants = self.settings.merge.has_due, self.settings.merge.has_tenants
+        silver = silver_schema(types, has_due=has_due, has_tenants=has_tenants).empty_table()
+        was_late, heads = late_schema(has_tenants=has_tenants).empty_table(), HEADS.empty_table()
         clocks: list[Mapping[int, int]] = [{}]
-        rules = Rules(window, is_plain=not has_due)
+        rules = Rules(self.settings.merge.window, is_plain=not has_due, lag_ms=self.settings.merge.tenant_max_lag_ms)
         for batch in range(1 + close):
             idle = self._far_ahead(cursors) if batch == _AT_END else {}
             plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], rules)
             if plan is not None:
                 this = batch_of(plan, self.settings, rules, idle, self.avro)
-                changed = merge(self._timed, silver.filter(pc.equal(silver["status"], "open")), this)
+                changed = merge(self._timed, silver.filter(pc.not_equal(silver["status"], "timed_out")), this, heads=heads)
                 changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
                 silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))
-                was_late = pa.concat_tables([was_late, late(self._timed, this)])
+                was_late = pa.concat_tables([was_late, late(self._timed, this, heads)])
                 cursors = plan.cursors()
+                if rules.lag_ms is not None:
+                    heads = TenantClocks.of(self._timed, heads, plan, idle, rules.lag_ms).heads()
             clocks.append(clocks[-1] if plan is None else plan.clocks)
-        silver = silver.sort_by([(name, "ascending") for name in ("partition", "event_time", "merge_key")])
+        silver = silver.sort_by([(name, "ascending") for name in ("partition", "event_time", *self._whose, "merge_key")])
         return {
             "clocks": [{"partition": p, "clock": clocks[1].get(p)} for p in partitions],
-            "records": self._records(silver),
+            "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": [message for p in partitions for message in self._messages(p, silver)],
-            "late": self._told(was_late, "merge_key", "event_time", "position"),
+            "late": self._told(was_late, "merge_key", *self._whose, "event_time", "position"),
             "quarantined": self._told(self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"),
-            "waiting": self._waiting(cursors),
+            "waiting": self._waiting(cursors, silver),
             "read": {source: self._counts(source) for source in self.settings.sources},
         }
 
     @property
     def _timed(self) -> pa.Table:
         """All records that have a time."""
-        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(RECORD_SCHEMA.names)
+        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select([*RECORD_SCHEMA.names, *self._whose])
+
+    @property
+    def _whose(self) -> list[str]:
+        """The column that says whose a record is, where there are tenants."""
+        return TENANT.names if self.settings.merge.has_tenants else []
 
     def _available(
         self, cursors: Mapping[TopicPartition, Cursor], idle: Mapping[TopicPartition, Sequence[IdleDecision]]
@@ -263,7 +275,9 @@ class _Trial:
 
     def _far_ahead(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[IdleDecision]]:
         """A heartbeat after the last record of every topic-partition, by which everything has timed out."""
-        last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + self.settings.merge.window.longest_ms + 1
+        rules = self.settings.merge
+        last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + rules.window.longest_ms + 1
+        last += rules.tenant_max_lag_ms or 0
         records = Counter((source, partition) for source, partition, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
 
@@ -271,7 +285,7 @@ class _Trial:
 
     def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
         columns = ["partition", "merge_key", "event_time", "last_event_time", "status", "valid", "invalid_reason", "batch"]
-        columns += DUE.names if self.settings.merge.has_due else []
+        columns += [*(DUE.names if self.settings.merge.has_due else []), *self._whose]
         found = []
         for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
             batch, parts = row.pop("batch"), [(source, part) for source in self.settings.sources for part in row.pop(source)]
@@ -289,7 +303,7 @@ class _Trial:
     def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
         """What gold would send to a partition."""
         is_out = pc.and_(pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False))
-        order = BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
+        order = BY_TENANT if self._whose else BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
         columns = ["partition", "last_event_time", *dict.fromkeys(["event_time", *order.columns]), *self.settings.sources]
         rows = valued(self.engine, silver.filter(is_out).select(columns), self.settings)
         rows = rows.sort_by([(name, "ascending") for name in order.columns])
@@ -299,14 +313,21 @@ class _Trial:
             headers = {header["key"]: header["value"].decode() for header in row["headers"]}
             text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
             place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
+            place |= {name: row[name] for name in self._whose}
             told.append({**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text})
         return told
 
-    def _waiting(self, cursors: Mapping[TopicPartition, Cursor]) -> list[dict[str, Any]]:
-        """Records that the clock has not reached."""
-        rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
-        found = self._told(rows, "merge_key", "event_time")
-        return [row for row in found if row["offset"] >= cursors[TopicPartition(row["source"], row["partition"])].next_offset]
+    def _waiting(self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table) -> list[dict[str, Any]]:
+        """Records that the clock has not reached, or with tenants that of their tenant."""
+        rows, at = self.bronze.filter(pc.is_valid(self.bronze["merge_key"])), dict[Place, int]()
+        for row in answer(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
+            at |= {(s, row["partition"], part["offset"]): row["position"] for s in self.settings.sources for part in row[s]}
+        found = []
+        for row in self._told(rows, "merge_key", *self._whose, "event_time"):
+            place = row["source"], row["partition"], row["offset"]
+            if place in at or row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset:
+                found.append(row | ({"position": at.get(place)} if self._whose else {}))
+        return found
 
     def _counts(self, source: str) -> dict[str, int]:
         rows = self.bronze.filter(pc.equal(self.bronze["source"], source))
@@ -329,8 +350,16 @@ class _Trial:
 
 def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
     """Silver once these rows have taken the place of those that they replace."""
-    gone = set(zip(*(changed[name].to_pylist() for name in ("partition", "merge_key", "replaces")), strict=True))
-    rows = zip(*(silver[name].to_pylist() for name in ("partition", "merge_key", "event_time")), strict=True)
-    return pa.concat_tables(
-        [silver.filter(pa.array([row not in gone for row in rows], pa.bool_())), changed.drop_columns(["replaces"])]
-    )
+    has_tenants = "passes" in changed.column_names
+    key = ["partition", "merge_key", *(TENANT.names if has_tenants else [])]
+    gone = set(zip(*(changed[name].to_pylist() for name in (*key, "replaces")), strict=True))
+    is_kept = [row not in gone for row in zip(*(silver[name].to_pylist() for name in (*key, "event_time")), strict=True)]
+    if has_tenants:
+        passes = {tuple(row[name] for name in key): row["passes"] for row in changed.to_pylist() if row["passes"] is not None}
+        rows = zip(silver.select([*key, "status", "position"]).to_pylist(), is_kept, strict=True)
+        is_kept = [
+            kept if row["status"] != "waiting" else row["position"] > passes.get(tuple(row[name] for name in key), _BEFORE)
+            for row, kept in rows
+        ]
+        changed = changed.filter(pc.is_valid(changed["status"]))
+    return pa.concat_tables([silver.filter(pa.array(is_kept, pa.bool_())), changed.select(silver.column_names)])

@@ -145,7 +145,7 @@ class _Life:
         except VersionGoneError as error:
             kept = f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
             raise WatersmeetError(f"version {self.moment.version} of silver cannot be read any more: {kept}") from error
-        return sorted(found.to_pylist(), key=lambda row: (row["partition"], row["event_time"], row.get("tenant", "")))
+        return sorted(found.to_pylist(), key=itemgetter("partition", "event_time", *self._whose))
 
     @cached_property
     def _due(self) -> Sequence[str]:
@@ -359,7 +359,8 @@ class _Sink:
         behind = until_last - self._finished(partition, order, place[0], place)
         offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
-            id = message_id(partition, row["event_time"], row["merge_key"], row.get("tenant") or "")
+            tenant = row["tenant"] if self._settings.merge.has_tenants else ""
+            id = message_id(partition, row["event_time"], row["merge_key"], tenant)
             offset, is_out = self._looked_up(partition, id.encode(), offset)
         return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 

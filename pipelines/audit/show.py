@@ -291,18 +291,21 @@ def try_view(found: dict[str, Any]) -> Group:
         status += f" · not valid ({row['invalid_reason']})" if row["valid"] is False else ""
         span = f"{utc(row['event_time'])} to {utc(row['last_event_time'])}"
         parts = ", ".join(f"{part['source']}@{part['offset']} (line {part['line']})" for part in row["parts"])
-        told += [f"[bold]{escape(repr(row['key']))}[/] · partition {row['partition']} · {span} · {status}", f"  {parts}"]
+        place = f"partition {row['partition']}" + (f" · tenant {row['tenant']!r}" if "tenant" in row else "")
+        told += [f"[bold]{escape(repr(row['key']))}[/] · {escape(place)} · {span} · {status}", f"  {parts}"]
     told += [""] if found["records"] else ["no merge record", ""]
     for message in found["messages"]:
-        place = f"partition {message['partition']} · seq {message['seq']} · key {message['key']!r}"
+        whose = f" · tenant {message['tenant']!r}" if "tenant" in message else ""
+        place = f"partition {message['partition']} · seq {message['seq']}{whose} · key {message['key']!r}"
         told += [f"[bold]message[/] · {escape(place)} · timestamp {message['timestamp']}", escape(str(message["value"])), ""]
     for name, title, columns in (
         ("late", "late: never merged", ("key", "event_time", "position")),
         ("quarantined", "refused", ("reason", "detail")),
         ("waiting", "waiting for the clock", ("key", "event_time")),
     ):
-        if found[name]:
-            told += [f"[bold]{title}[/]", _records(found[name], "line", *columns), ""]
+        if rows := found[name]:
+            of_tenants = [column for column in ("tenant", "position") if column in rows[0] and column not in columns]
+            told += [f"[bold]{title}[/]", _records(rows, "line", *of_tenants[:1], *columns, *of_tenants[1:]), ""]
     return Group(*told)
 
 

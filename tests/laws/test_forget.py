@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import orjson
 import pytest
 
 from pipelines.bronze import Bronze
-from pipelines.forget import Forgetting
+from pipelines.errors import ConfigurationError
+from pipelines.forget import Forgetting, forgotten
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
+from pipelines.observability import Reporter
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
+from tests.support.tenants import TENANTS, TenantModels, late_of, silver_of, tenant_cases
 
 KEY = "a"
 SHARE = 0.7
@@ -112,3 +116,79 @@ def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(new_lake:
     assert [row["heartbeat"] for row in rows] == [False, True, False, False, True]
     assert [row["merge_key"] for row in rows] == ["b", None, None, "c", None]
     assert lake.silver() == before
+
+
+# -- tenants
+
+
+def without_key_of(case: Case, tenants: Sequence[str], share: float) -> Case:
+    """The case as it would be had the records of the key of these tenants that have arrived been heartbeats of theirs."""
+    arrived = case.arrivals[: round(share * len(case.arrivals))]
+    values = {source: [*mine] for source, mine in case.values.items()}
+    for source, mine in values.items():
+        for offset in range(arrived.count(source)):
+            document = orjson.loads(mine[offset] or b"")
+            if document.get("k") == KEY and document["g"] in tenants:
+                mine[offset] = heartbeat(document["ts"], g=document["g"])
+    return replace(case, values=values)
+
+
+@in_folders
+@pytest.mark.parametrize("tenant", [TENANTS[0], None], ids=["one tenant's", "every tenant's"])
+def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(
+    new_lake: MakeLake, kind: str, tenant: str | None
+) -> None:
+    gone, others = (TENANTS, []) if tenant is None else ([tenant], [each for each in TENANTS if each != tenant])
+    inputs = tenant_cases(12)
+    lake = new_lake(inputs, merge={"timeout": "100ms", "tenant": "g", "tenant_max_lag": "300ms"})
+    lake.arrive(SHARE)
+    lake.merge(lake.quick)
+    columns = ["merge_key", "tenant", "status"]
+    before = {tuple(row.values()) for row in lake.questions.select(tables.SILVER, columns).to_pylist()}
+    assert {(KEY, TENANTS[0], status) for status in ("open", "timed_out", "waiting")} <= before
+    of_key = Forgetting(lake.questions, lake.settings, KEY, tenant)
+    if kind == QUICK:
+        for crash in [("merge", tables.SILVER), ("update", tables.bronze("orders"))]:
+            with pytest.raises(CrashError):
+                Forgetting(lake.questions, lake.settings, KEY, tenant).erase(lake.owner(dying_at(lake.engine, *crash)))
+    of_key.erase(lake.owner())
+    left = Forgetting(lake.questions, lake.settings, KEY, tenant).preview()["tables"] if kind == QUICK else []
+    assert all(row["before"] == 0 for row in left)
+    for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
+        found = lake.questions.select(name, ["merge_key", "tenant"]).to_pylist()
+        tenants = {row["tenant"] for row in found if row["merge_key"] == KEY}
+        assert not tenants & {*gone}
+        assert tenants or not others or name == tables.LATE
+    cases = {p: without_key_of(case, gone, SHARE) for p, case in inputs.items()}
+    models = TenantModels(cases, (100, None, 300))
+    for share in (SHARE, 1.0):
+        models.arrive(share)
+    lake.arrive()
+    lake.merge(lake.quick)
+    assert silver_of(lake.questions) == models.silver()
+    assert late_of(lake.questions) == models.late()
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_of_what_was_refused_that_of_another_tenant_stays(new_lake: MakeLake, kind: str) -> None:
+    """What does not say whose it is goes, too."""
+    soon = [keyed("a", 0, g=tenant).replace(b'"ts":0', b'"ts":"soon"') for tenant in ("x", "y")]
+    nobody: bytes = keyed("a", 5)
+    lake = new_lake(
+        {0: Case({"tracking": [*soon, nobody], "orders": []}, 100, ["tracking"] * 3)},
+        merge={"timeout": "1s", "tenant": "g", "tenant_max_lag": "1s"},
+    )
+    lake.arrive()
+    Forgetting(lake.questions, lake.settings, KEY, "x").erase(lake.owner())
+    found = lake.questions.select(tables.QUARANTINE, ["offset", "reason", "detail"]).sort_by("offset").to_pylist()
+    assert [row["detail"] == "forgotten" for row in found] == [True, False, True]
+    assert [row["reason"] for row in found] == ["no_event_time", "no_event_time", "no_tenant"]
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_tenant_where_there_are_none_and_a_tombstone_for_one_are_clear_errors(new_lake: MakeLake, kind: str) -> None:
+    lake = new_lake({0: Case({source: [] for source in SOURCES}, 100)})
+    with pytest.raises(ConfigurationError, match="--tenant: this lake has no tenants"):
+        Forgetting(lake.questions, lake.settings, KEY, "x")
+    with pytest.raises(ConfigurationError, match="--tombstone: it tells consumers that the key of every tenant is gone"):
+        forgotten(lake.settings, KEY, Reporter(), "x", has_tombstone=True)

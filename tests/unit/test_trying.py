@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pytest
@@ -14,9 +16,12 @@ import yaml
 from hypothesis import given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
+from pipelines.audit.show import try_view
 from pipelines.cli import app
+from pipelines.core.model import Record
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
@@ -33,6 +38,7 @@ from tests.support.cases import (
     random_case,
 )
 from tests.support.configurations import SMALLEST, settings_for
+from tests.support.tenants import TenantModels, tenant_case
 from tests.support.topics import Published
 
 Found = dict[str, Any]
@@ -304,3 +310,70 @@ def test_values_of_an_avro_source_are_written_as_json(tmp_path: Path, registry: 
         with pytest.raises(ConfigurationError) as refused:
             try_file(configuration, file)
         assert str(refused.value) == f"{file}, line 3: {sentence}"
+
+
+# -- tenants
+
+
+def check_tenants(found: Found, models: TenantModels) -> None:
+    """Merge records, late and waiting ones, and messages in their order."""
+    records, waiting = list[Any](), list[Any]()
+    order: dict[int, list[str]] = {}
+    for p, model in models.models.items():
+        for status, rows in (("open", model.open.values()), ("timed_out", model.timed_out)):
+            for r in rows:
+                due = model.rules.due(r.event_time, r.last_event_time)
+                parts = sorted((source, part.offset) for source, mine in r.parts.items() for part in mine)
+                records.append((p, r.event_time, r.tenant, r.key, status, r.last_event_time, due, r.closed_at, parts))
+        waiting += [(p, r.source, r.offset, r.tenant, v) for v, r in model.waiting]
+        waiting += [(p, s, r.offset, r.tenant, None) for s, queue in model.unread().items() for _, r in queue if r.key]
+        order[p] = [f"{p}/{r.event_time}/{quote(r.tenant, safe='')}/{r.key}" for r in model.published_order()]
+    names = ("partition", "event_time", "tenant", "key", "status", "last_event_time", "due", "closed_at")
+    assert [
+        (*(row[name] for name in names), sorted((part["source"], part["offset"]) for part in row["parts"]))
+        for row in found["records"]
+    ] == sorted(records)
+    columns = ("partition", "source", "offset", "tenant", "position")
+    assert sorted((tuple(row[c] for c in columns) for row in found["waiting"]), key=repr) == sorted(waiting, key=repr)
+    late = [(row["partition"], row["source"], row["offset"], row["tenant"], row["key"]) for row in found["late"]]
+    assert sorted(late) == sorted(row[:5] for row in models.late())
+    for p, ids in order.items():
+        assert [(m["seq"], m["id"]) for m in found["messages"] if m["partition"] == p] == list(enumerate(ids))
+
+
+@pytest.mark.parametrize(("gap_ms", "max_ms", "lag_ms"), [(100, None, 300), (30, 400, 1000), (100, None, 0)])
+def test_it_shows_what_the_merge_model_makes_of_tenants(gap_ms: int, max_ms: int | None, lag_ms: int) -> None:
+    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    settings = settings_for(Path("/nowhere"), merge={**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"})
+    cases = {p: tenant_case(p) for p in range(12)}
+    models = TenantModels(cases, (gap_ms, max_ms, lag_ms))
+    models.arrive(1.0)
+    check_tenants(try_records(settings, records_of(cases), close=False), models)
+    for model in models.models.values():
+        model.arrive(*(Record(source, FAR_MS, FAR_MS, tenant=None) for source in SOURCES))
+        model.advance()
+    closed = try_records(settings, records_of(cases))
+    check_tenants(closed, models)
+    assert {row["status"] for row in closed["records"]} == {"timed_out"}
+    assert closed["waiting"] == []
+
+
+def test_tenants_are_shown_to_people(tmp_path: Path) -> None:
+    records = [
+        {"source": "tracking", "value": {"ts": 5000, "k": "a", "g": "x"}},
+        {"source": "orders", "value": {"ts": 4400, "k": "b", "g": "y"}},
+        {"source": "orders", "value": {"ts": 5000, "g": "x", "type": "heartbeat"}},
+        {"source": "orders", "value": {"ts": 1000, "k": "b", "g": "y"}},
+        {"source": "orders", "value": {"ts": 5000, "k": "b"}},
+    ]
+    settings = settings_for(tmp_path, merge={"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"})
+    console = Console(width=200, record=True)
+    for close in (True, False):
+        console.print(try_view(try_records(settings, records, close=close)))
+    text = console.export_text()
+    assert "'a' · partition 0 · tenant 'x' · 1970-01-01 00:00:05.000Z" in text
+    assert "partition 0 · seq 0 · tenant 'y' · key 'b'" in text
+    assert '{"key":"b","tenant":"y","event_time":4400' in text
+    assert re.search(r"orders\[0\]@0 +2 +y +b +1970-01-01 00:00:04.400Z +\+0", text), "waits, read at its own time"
+    assert re.search(r"orders\[0\]@2 +4 +y +b +1970-01-01 00:00:01.000Z +\+3s", text), "late"
+    assert "no_tenant" in text
