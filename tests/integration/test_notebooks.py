@@ -7,12 +7,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import nbformat
 import psutil
 import pytest
+import yaml
 from nbclient import NotebookClient
 from pyspark.sql import SparkSession
 
@@ -24,6 +26,7 @@ from pipelines.owner import now_ms
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, write_configuration
+from tests.support.tenants import tenant_cases
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 SOURCES = ("clicks", "orders", "refunds")
@@ -38,6 +41,14 @@ ANSWERS = {
     "04_operate": ["waiting", "held", "waits_for", "lag of clicks", "latest_decided_at", "lead_of_clicks_s", "MiB"],
 }
 """Words that stand in what a notebook shows, and so in its answers."""
+
+WITH_TENANTS = {
+    "01_explore_silver": ["waiting", "y/1 %"],
+    "02_audit_a_decision": ["the clock of tenant"],
+    "03_late_and_quarantine": ["lag 300ms", "waiting for their tenant's clock"],
+    "04_operate": ["slowest", "waiting"],
+}
+"""The same of a lake with tenants."""
 
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/-])(/(home|Users|root|tmp|work|var|mnt|opt|srv|data|dbfs|Volumes|Workspace)\b|~/|[A-Za-z]:\\)"
@@ -94,6 +105,22 @@ def publish_silver(lake: CaseLake) -> None:
     lake.owner().append(tables.PUBLISHED, lake.engine.lake.layout[tables.PUBLISHED].rows(rows))
 
 
+@pytest.fixture(scope="module")
+def with_tenants(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a lake with tenants, of which some are behind: merged in several batches, with records of every kind."""
+    folder: Path = tmp_path_factory.mktemp("tenants")
+    merge = {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "300ms"}
+    settings = settings_for(folder, merge=merge)
+    file = write_configuration(settings_for(folder), folder)
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"merge": merge}, sort_keys=False))
+    lake = CaseLake(engine_for(root_session, settings), settings, tenant_cases(6))
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge(lake.quick)
+    assert {row[2] for row in lake.silver()} == {"open", "timed_out", "waiting"}
+    return file
+
+
 class Executed(NamedTuple):
     """A notebook after its cells were run, which files of the lake it has changed, and what it has left behind."""
 
@@ -103,25 +130,29 @@ class Executed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def executed(configuration: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Executed]:
-    """All of them, one after the other in a kernel that forgets every name in between: they share its Spark, as on a cluster."""
-    lake, folder, found = configuration.parent / "lake", tmp_path_factory.mktemp("kernel"), {}
+def executed(
+    configuration: Path, with_tenants: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[Path, bool], Executed]:
+    """All of them, without tenants and with some, one after the other in a kernel that forgets every name in between: they share
+    its Spark, as on a cluster.
+    """
+    folder, found = tmp_path_factory.mktemp("kernel"), {}
     cells = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
     with pytest.MonkeyPatch.context() as environment:
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "TMPDIR"):  # where they do not pile up
             (folder / name).mkdir()
             environment.setenv(name, str(folder / name))
-        environment.setenv("WATERSMEET_LAKE", str(lake))
-        environment.setenv("WATERSMEET_CONFIG", str(configuration))
         with kernel(cells, folder) as client:
-            for path in NOTEBOOKS:
+            for path, file in product(NOTEBOOKS, (configuration, with_tenants)):
+                lake = file.parent / "lake"
                 notebook, before = read(path), contents(lake)
-                forget = nbformat.v4.new_code_cell("%reset -f")  # type: ignore[no-untyped-call]
-                for cell in [forget, *notebook.cells]:
+                names = {"WATERSMEET_LAKE": str(lake), "WATERSMEET_CONFIG": str(file)}
+                begin = nbformat.v4.new_code_cell(f"%reset -f\nimport os\nos.environ.update({names})")  # type: ignore[no-untyped-call]
+                for cell in [begin, *notebook.cells]:
                     cells.cells.append(cell)
                     client.execute_cell(cell, len(cells.cells) - 1)
                 changed = sorted(name for name, _ in contents(lake).items() ^ before.items())
-                found[path] = Executed(notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*")))
+                found[path, file is with_tenants] = Executed(notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*")))
     return found
 
 
@@ -161,8 +192,8 @@ def test_every_notebook_is_tried() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, executed: dict[Path, Executed]) -> None:
-    notebook, changed, left = executed[path]
+def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, executed: dict[tuple[Path, bool], Executed]) -> None:
+    notebook, changed, left = executed[path, False]
     assert changed == []
     assert left == [], "what it made for itself is gone"
     for cell in code_cells(notebook):
@@ -172,6 +203,15 @@ def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, exe
         assert "Empty DataFrame" not in shown(cell), f"no answer: {cell.source}"
     for word in (*SOURCES, *ANSWERS[path.stem]):
         assert word in "\n".join(map(shown, code_cells(notebook))), word
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_on_a_lake_with_tenants_and_says_so(path: Path, executed: dict[tuple[Path, bool], Executed]) -> None:
+    notebook, changed, left = executed[path, True]
+    assert (changed, left) == ([], [])
+    text = "\n".join(map(shown, code_cells(notebook)))
+    for word in ("tenant", *WITH_TENANTS[path.stem]):
+        assert word in text, word
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -92,8 +92,13 @@ def test_a_reset_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(new_lake: MakeLake) -> None:
     """One source falls silent; a tenant that is behind on the other one is not late when its records of the first come."""
-    tracking = [keyed("a", 5000, g="x"), keyed("a", 4800, g="y"), heartbeat(6000, g="x"), keyed("b", 5100, g="y")]
-    orders = [keyed("a", 4900, g="x"), *(keyed(key, time, g="y") for key, time in (("a", 4850), ("b", 5050)))]
+    tracking: list[bytes | None] = [
+        keyed("a", 5000, g="x"),
+        keyed("a", 4800, g="y"),
+        heartbeat(6000, g="x"),
+        keyed("b", 5100, g="y"),
+    ]
+    orders: list[bytes | None] = [keyed("a", 4900, g="x"), *(keyed(key, time, g="y") for key, time in (("a", 4850), ("b", 5050)))]
     case = Case({"tracking": tracking, "orders": orders}, 100, [*["orders"], *["tracking"] * 4, *["orders"] * 2])
     rules = (100, None, 2000)
     lake, models = new_lake({0: case}, merge={**merge_of(*rules), "idle_after": "10s"}), TenantModels({0: case}, rules)
