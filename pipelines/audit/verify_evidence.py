@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, repeat
@@ -117,7 +117,8 @@ class Log(NamedTuple):
 @dataclass(frozen=True)
 class Partition:
     """All rows of one partition; `recovered`: the era that a message read back begins with, its key, event time, due and
-    closed_at (ms), and tenant; `progress`: its columns in order of batch, NONE for a time that is null.
+    closed_at (ms), and tenant; `progress`: its columns in order of batch, NONE for a time that is null; `late_anew`: with
+    tenants, by source and offset, the late records of the first batch of an epoch, some of which had waited before it.
     """
 
     evidence: Evidence
@@ -127,6 +128,7 @@ class Partition:
     late: Sequence[Outcome]
     recovered: Sequence[tuple[int, str, int, int | None, int | None, str | None]]
     progress: pa.Table
+    late_anew: Set[tuple[str, int]]
 
     @property
     def judged(self) -> Partition:
@@ -169,7 +171,7 @@ def groups(partitions: int) -> list[tuple[int, int]]:
 
 _COLUMNS = {
     tables.SILVER: ["merge_key", "status", "event_time", "last_event_time", "batch", "valid", "invalid_reason"],
-    tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value"],
+    tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value", "batch"],
     tables.QUARANTINE: ["source", "offset"],
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
     tables.RECOVERED: ["era", "merge_key", "event_time", *DUE.names, *TENANT.names],
@@ -187,7 +189,7 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
     `evaluated` adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
     sources, further = list(evidence.settings.sources), evidence.further_columns
-    whose = TENANT.names if evidence.has_tenants else []
+    whose, begun = TENANT.names if evidence.has_tenants else [], {epoch.from_batch for epoch in evidence.epochs[1:]}
     for first, until in groups(evidence.partitions):
         here, found = [("partition", ">=", first), ("partition", "<", until)], {tables.RECOVERED: evidence.recovered}
         for table in _COLUMNS.keys() - found.keys():
@@ -206,13 +208,14 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
                 mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
             tps = [TopicPartition(source, p) for source in sources]
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
-            late = [
-                Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL)
-                for k, s, o, t, w, v, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose)
-            ]
+            late, late_anew = [], set()
+            for k, s, o, t, w, v, batch, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose):
+                late.append(Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL))
+                if tenant and batch in begun:
+                    late_anew.add((s, o))
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
             rows = list(_rows(mine[tables.SILVER], sources, further))
-            yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS])
+            yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS], late_anew)
 
 
 def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:

@@ -201,13 +201,14 @@ def _is_judged(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
 
 def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
     """Whether a record may have come to the table after later ones had been sent, so that it is not sent: a jump back finds anew
-    which records are late, and reads refused ones that had been passed over.
+    which records are late, and reads refused ones that had been passed over; and an epoch judges anew what waits for its tenant.
     """
     evidence, found = partition.evidence, np.zeros(len(offsets), bool)
     spans = [(since, until) for since, until, _ in evidence.skips.get(tp, ())]
     if box.table == tables.LATE:
         jumps = zip(evidence.eras, evidence.resets, strict=False)
         spans = [(reset.begin.get(tp, NEVER), before.until.get(tp, 0)) for before, reset in jumps]
+        found |= np.isin(offsets, [offset for source, offset in partition.late_anew if source == tp.source])
     for since, until in spans:
         found |= (offsets >= since) & (offsets < until)
     return found

@@ -21,10 +21,11 @@ from pipelines.lake.location import Lake
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
+from tests.support.cases import heartbeat, keyed
 from tests.support.commands import without_java
 from tests.support.model_lakes import rewrite
 from tests.support.rivers import River
-from tests.support.topics import consume, create_topics, delete_records, delete_topic
+from tests.support.topics import consume, create_topics, dead_letters, delete_records, delete_topic
 
 TABLES = (tables.LATE, tables.QUARANTINE)
 STRETCHES = 3
@@ -325,6 +326,24 @@ def test_jumps_and_lost_lakes_leave_the_letters_that_were_sent(kafka: str, tmp_p
         run(river)
         assert river.broken_promises() == []
         river.flow(records=60)
+
+
+def test_what_waited_and_is_late_by_another_window_is_not_sent_behind_later_letters(kafka: str, tmp_path: Path) -> None:
+    merge = {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"}
+    river = River.make(kafka, tmp_path, "waiting-letters", merge=merge, publish__late_topic="waiting-letters-late")
+    tracking = [heartbeat(5000, g="x"), heartbeat(4500, g="y"), keyed("a", 4450, g="y"), keyed("b", 4800, g="x")]
+    for source, values in {"tracking": tracking, "orders": [heartbeat(5000, g="x")]}.items():
+        for value in values:
+            river.send(source, 0, value)
+    run(river)
+    assert river.questions.select(tables.LATE, ["offset"])["offset"].to_pylist() == [3]
+    river.config["merge"]["timeout"] = "1ms"
+    river.write()
+    without_java(river, "evolve", "--apply")
+    run(river)
+    assert sorted(river.questions.select(tables.LATE, ["offset"])["offset"].to_pylist()) == [2, 3]
+    assert [one.offset for one in dead_letters(kafka, "waiting-letters-late", 2)] == [3]
+    assert river.broken_promises() == []
 
 
 def test_topics_that_are_named_later_are_filled_and_verified(kafka: str, tmp_path: Path) -> None:
