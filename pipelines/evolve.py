@@ -78,17 +78,19 @@ def _first_values(begun: Beginning, settings: Settings, found: Mapping[str, Any]
 def _too_early(
     questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None, epochs: Epochs, after: Settings
 ) -> Iterator[Problem]:
-    """The window says which records a message holds that was left behind by a jump back: it stays until all of them are past.
+    """The window, and the lag of tenants, say which records a message holds that was left behind by a jump back: they stay until
+    all of these are past.
 
     What was read back from the sink does not depend on it: the lost lake's windows were kept (`lake.stretches`). And where merge
     records say when they were closed, the clock of a partition that has merged something must have moved in each epoch: else
     nobody could tell from a message in which epoch it was closed, when a lost lake is taken up.
     """
-    field = next((field for field in ("merge.timeout", "merge.window") if field in found), None)
+    field = next((field for field in ("merge.timeout", "merge.window", "merge.tenant_max_lag") if field in found), None)
     if field is None or last is None or not questions.exists(tables.RECOVERED):
         return
     before = epochs.current.settings
-    lived, longest_ms = read_lived(questions), max(each.merge.window.longest_ms for each in (before, after))
+    lived = read_lived(questions)
+    longest_ms = max(each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0) for each in (before, after))
     ends = epoch_ends(questions, epochs, last_reset(questions), lived) if before.merge.has_due or after.merge.has_due else {}
     for p, (*_, end) in ends.items():
         until = {tp.source: done.until_offset for tp, done in last[0].ranges.items() if tp.partition == p}
