@@ -245,6 +245,6 @@ def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> 
 
 
 def _record(key: str, place: Place) -> str:
-    time = f"event_time {place.time}" if place.closed_at == PLAIN else f"closed_at {place.closed_at}, due {place.time}"
     whose = f"tenant {place.tenant.decode()!r}, " if place.tenant else ""
+    time = f"event_time {place.time}" if place.closed_at == PLAIN else f"closed_at {place.closed_at}, due {place.time}"
     return f"{whose}key {key!r}, {time}"
