@@ -18,6 +18,7 @@ from pipelines.core.columns import Int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import read_records
 from pipelines.core.repartition import murmur2
+from pipelines.core.types import TENANT
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.registry import rules_of
@@ -40,13 +41,14 @@ _FIX_HOME = "write it by its merge key with Java's default partitioner (murmur2)
 
 
 class Place(NamedTuple):
-    """A record with a key, in Kafka."""
+    """A record with a key, in Kafka; `tenant`: whose the key is, where there are tenants."""
 
     key: str
     source: str
     topic: str
     partition: int
     offset: int
+    tenant: str | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
@@ -68,8 +70,8 @@ class Homes:
     _found: list[tuple[Int64s, Int64s]] = field(default_factory=list)
     """By topic-partition, the hashes of its keys and the offsets of their first records."""
 
-    def add(self, tp: TopicPartition, keys: Mapping[int, str]) -> None:
-        """Takes note of the keys of a topic-partition's records, by offset."""
+    def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str | None]]) -> None:
+        """Takes note of the keys of a topic-partition's records, by offset, with their tenants, where there are some."""
         hashes, firsts = np.unique(np.fromiter(map(hash, keys.values()), np.int64), return_index=True)
         self._topic_partitions.append(tp)
         self._found.append((hashes, np.fromiter(keys, np.int64)[firsts]))
@@ -102,9 +104,9 @@ def check_sample(settings: Settings, partitions: int) -> list[Problem]:
         for place in found:
             check_home(place, partitions, findings)
         return list(findings.told())
-    by_source: dict[str, dict[str, list[Place]]] = {name: {} for name in settings.sources}
+    by_source: dict[str, dict[tuple[str, str], list[Place]]] = {name: {} for name in settings.sources}
     for place in found:
-        by_source[place.source].setdefault(place.key, []).append(place)
+        by_source[place.source].setdefault((place.key, place.tenant or ""), []).append(place)
     first, *others = by_source.items()
     for name, keys in others:
         shared = sorted(keys.keys() & first[1].keys())
@@ -112,7 +114,7 @@ def check_sample(settings: Settings, partitions: int) -> list[Problem]:
         if len(shared) >= ENOUGH and len(apart) > APART * len(shared):
             example = apart[0]
             what = f"{len(apart)} of {len(shared)} keys that {first[0]} and {name} share are in different partitions"
-            where = f"key {example!r}: {first[1][example][0]} and {keys[example][0]}"
+            where = f"key {example[0]!r}: {first[1][example][0]} and {keys[example][0]}"
             findings.add(f"{what}, so that their records never meet", where, FIX)
     return list(findings.told())
 
@@ -129,7 +131,7 @@ def _sampled(settings: Settings, partitions: int) -> Iterator[Place]:
         for p, (first, end) in Cluster(settings.kafka).bounds_of(source.topic, wanted).items():
             for batch in read_range(settings.kafka, Range(source.topic, p, max(first, end - SAMPLED), end)):
                 read = read_records(batch, rules)
-                columns = (read[column].to_pylist() for column in ("merge_key", "offset"))
-                for key, offset in zip(*columns, strict=True):
+                names = ["merge_key", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
+                for key, offset, *tenant in zip(*(read[column].to_pylist() for column in names), strict=True):
                     if key is not None:
-                        yield Place(key, name, source.topic, p, offset)
+                        yield Place(key, name, source.topic, p, offset, *tenant)

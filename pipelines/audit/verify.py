@@ -135,10 +135,10 @@ def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
     """Every sampled key is where Java's default partitioner has it, if sources are repartitioned; `homes` takes note of all."""
     evidence = partition.evidence
     for tp, log in partition.logs.items():
-        keys = {offset: key for offset, (key, *_) in log.sampled.items()}
+        keys = {offset: (key, tenant) for offset, (key, *_, tenant) in log.sampled.items()}
         homes.add(tp, keys)
         if evidence.settings.repartitioned:
-            for offset, key in keys.items():
+            for offset, (key, _) in keys.items():
                 place = Place(key, tp.source, evidence.settings.sources[tp.source].topic, tp.partition, offset)
                 check_home(place, evidence.partitions, findings)
 

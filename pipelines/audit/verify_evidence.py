@@ -100,7 +100,8 @@ class Log(NamedTuple):
     offsets of refused records, of those that quarantine is too young for, of those with a value that were neither read nor
     refused, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
 
-    `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, and what silver should keep of it.
+    `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, what silver should keep of it, and
+    the tenant, where there are some.
     """
 
     offset: Ints
@@ -111,7 +112,7 @@ class Log(NamedTuple):
     quarantined: Ints
     passed: Ints
     reads: Sequence[Read]
-    sampled: Mapping[int, tuple[str, int, bytes, bytes]]
+    sampled: Mapping[int, tuple[str, int, bytes, bytes, str | None]]
 
 
 @dataclass(frozen=True)
@@ -308,14 +309,15 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     # Of a topic with several sources, each passes over what is not its own and has no time that it can read.
     unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[tp.source].where is None], np.int64)
     rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
-    columns = (rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value"))
+    columns = [rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value")]
+    columns.append(rows["tenant"].to_pylist() if evidence.has_tenants else [None] * len(rows))
     decoders = [schemas[tp.source].decoder_of_accepted() if tp.source in schemas else None for schemas in evidence.avro]
     sampled = {}
-    for o, key, t, value in zip(*columns, strict=True):
+    for o, key, t, value, tenant in zip(*columns, strict=True):
         epoch = evidence.epoch_of(tp, o)
         decode = decoders[epoch.number]
         content = value if decode is None else decode(value, tp.partition, o)
-        sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[tp.source].read_type, kept))
+        sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[tp.source].read_type, kept), tenant)
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(
         offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled

@@ -22,14 +22,23 @@ PARTITIONS = 3
 
 def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records(tmp_path: Path) -> None:
     homes, settings = Homes(), settings_for(tmp_path)
-    homes.add(TopicPartition("tracking", 0), {4: "a", 7: "b", 9: "a"})
-    homes.add(TopicPartition("orders", 0), {1: "a", 2: "c"})
+    homes.add(TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", None)) | {7: ("b", None)})
+    homes.add(TopicPartition("orders", 0), {1: ("a", None), 2: ("c", None)})
     assert homes.note(settings) is None
-    homes.add(TopicPartition("orders", 1), {5: "b", 8: "b"})
+    homes.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", None)))
     note = homes.note(settings)
     assert note is not None
     assert note.startswith("keys are in more than one partition, where their records never meet: 1 of those looked at")
     assert ", such as that of tracking[0]@7 and orders[1]@5; " in note
+
+
+def test_a_key_of_two_tenants_is_two_keys(tmp_path: Path) -> None:
+    homes, settings = Homes(), settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="1h")
+    homes.add(TopicPartition("tracking", 0), {4: ("a", "x")})
+    homes.add(TopicPartition("orders", 1), {1: ("a", "y")})
+    assert homes.note(settings) is None
+    homes.add(TopicPartition("orders", 2), {1: ("a", "x")})
+    assert "never meet: 1 of those" in (homes.note(settings) or "")
 
 
 def test_without_keys_there_is_nothing_to_tell(tmp_path: Path) -> None:
@@ -106,6 +115,18 @@ def test_other_partitioners_are_seen_in_the_last_records(
     for problem in problems[:1]:
         assert "never meet" in problem.what
         assert re.search(rf"{name}-\w+\[\d\]@\d+", problem.where)
+
+
+def test_keys_that_two_tenants_share_need_not_be_in_one_partition(kafka: str, tmp_path: Path) -> None:
+    topics = {source: f"homes-tenants-{source}" for source in SOURCES}
+    create_topics(kafka, *topics.values(), partitions=2)
+    of_sources = {f"sources__{source}__topic": topic for source, topic in topics.items()}
+    for partition, (tenant, topic) in enumerate(zip("xy", topics.values(), strict=True)):
+        produce(kafka, topic, [(partition, keyed(f"key {n}", 1, g=tenant)) for n in range(2 * ENOUGH)])
+    plain = settings_for(tmp_path, bootstrap=kafka, **of_sources)
+    assert len(check_sample(plain, 2)) == 1
+    tenants = settings_for(tmp_path, bootstrap=kafka, **of_sources, merge__tenant="g", merge__tenant_max_lag="1h")
+    assert check_sample(tenants, 2) == []
 
 
 def test_only_the_last_records_of_a_partition_are_looked_at(kafka: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import orjson
 import pytest
 import yaml
 
+from pipelines.audit.verify import verify
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
@@ -49,15 +51,18 @@ def records(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (ROOT / "examples" / name / "records.jsonl").read_text().splitlines()]
 
 
-def explained(name: str) -> Iterator[list[str]]:
-    """The rows of the example's table in the documentation."""
+def explained(name: str) -> Iterator[dict[str, str]]:
+    """The rows of the example's table in the documentation, by the titles of its columns."""
     text = (ROOT / "docs/examples.md").read_text()
     rest = text[text.index(f"cd examples/{name}") :]
+    titles: list[str] = []
     for line in rest[rest.index("\n| ") :].strip().splitlines():
         if not line.startswith("|"):
             return
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        titles = titles or cells
         if line[2].isdigit():
-            yield [cell.strip() for cell in line.strip("| ").split(" | ")]
+            yield dict(zip(titles, cells, strict=True))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, indirect=True, ids=EXAMPLES)
@@ -72,18 +77,28 @@ def test_a_run_makes_of_an_example_what_try_shows(example: Settings, tmp_path: P
     assert sorted(late) == sorted((row["source"], row["offset"]) for row in shown["late"])
     rows = [(row["merge_key"], row["status"]) for row in questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()]
     assert sorted(rows) == sorted((row["key"], row["status"]) for row in shown["records"])
+    assert verify(questions, example, full=True) == {"ok": True, "problems": []}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_record_of_an_example_is_explained(name: str) -> None:
-    """By its line, what it is, its session and its time; and what is late says so."""
+    """By its line, what it is, its session, its time and its tenant; and what is late says so."""
     rows, sent = list(explained(name)), records(name)
-    assert [int(row[0]) for row in rows] == list(range(1, len(sent) + 1))
+    assert [int(row["line"]) for row in rows] == list(range(1, len(sent) + 1))
     for row, record in zip(rows, sent, strict=True):
         value = record["value"]
-        assert row[3] == value["at"][11:16]
-        assert row[2] == value.get("session", "–")
-        assert row[1].strip("`") == (value["type"] if name == "one-topic" else record["source"])
+        assert row["at"] == value["at"][11:16]
+        assert row["session"] == value.get("session", "–")
+        assert row.get("shop", "–") == value.get("shop", "–")
+        assert row.get("type") == value.get("type") if name == "one-topic" else row["topic"].strip("`") == record["source"]
     folder = ROOT / "examples" / name
     late = {row["line"] for row in try_file(folder / "watersmeet.yml", folder / "records.jsonl", close=False)["late"]}
-    assert {int(row[0]) for row in rows if any("late" in cell.replace("late by", "") for cell in row[4:])} == late
+    said = {n for row in rows for cell in list(row.values())[4:] for n in _late_lines(int(row["line"]), cell)}
+    assert said == late
+
+
+def _late_lines(line: int, cell: str) -> list[int]:
+    """Which lines are late, as a cell of this line says: that one, or another one by its number."""
+    others = [int(number) for number in re.findall(r"Line (\d+) is late", cell)]
+    is_late = ": late" in cell or cell.startswith("late")
+    return others + [line] * is_late
