@@ -13,8 +13,7 @@ worthwhile share of a file goes (`SHARE`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from pipelines.core.recovery import read_again_from
 from pipelines.extent import not_out
@@ -26,7 +25,7 @@ from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where
+from pipelines.lake.questions import Condition, Questions, Where, in_portions
 from pipelines.lake.stretches import longest, read_lived
 from pipelines.letters import not_sent
 from pipelines.owner import Owner, now_ms
@@ -71,7 +70,7 @@ def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int
     """By partition the smallest event time (ms) of merge records that are open or not published, or where a lost lake would be
     taken up after one, if that is smaller; absent where there are none.
     """
-    where: Where = [[("status", "in", ["open", "waiting"])], *not_out(questions, last_published(questions), partitions)]
+    where: Where = [[("status", "=", "open")], *not_out(questions, last_published(questions), partitions)]
     firsts = {"event_time": ("min", "event_time")} | {
         name: ("min", name) for name in due_columns(questions) if name == "closed_at"
     }
@@ -148,7 +147,7 @@ def _redriven(questions: Questions, settings: Settings, source: str, ends: Mappi
 def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[int, int], reset: int) -> dict[int, int]:
     """By partition the last batch after a reset at whose end every source's position is below a bound (ms)."""
     found = {}
-    for some in _some(sorted(bounds)):
+    for some in in_portions(sorted(bounds)):
         where = [[("partition", "=", p), ("batch", ">", reset), ("position", "<", bounds[p])] for p in some]
         rows = questions.summary(tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where).to_pylist()
         for p in some:
@@ -158,13 +157,6 @@ def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[in
     return found
 
 
-_T = TypeVar("_T")
-
-
-def _some(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
-
-
 def _note(owner: Owner, rows: Sequence[tuple[str, int, int | None, int | None]]) -> None:
     now = now_ms()
     owner.engine.append(tables.FLOORS, owner.engine.lake.layout[tables.FLOORS].rows((*row, now) for row in rows))
@@ -172,7 +164,7 @@ def _note(owner: Owner, rows: Sequence[tuple[str, int, int | None, int | None]])
 
 def _count(questions: Questions, table: str, terms: Where) -> int:
     """How many rows meet one of the terms, which exclude one another."""
-    found = [questions.summary(table, [], {"rows": ("count", "*")}, some)["rows"][0].as_py() for some in _some(terms)]
+    found = [questions.summary(table, [], {"rows": ("count", "*")}, some)["rows"][0].as_py() for some in in_portions(terms)]
     return sum(found)
 
 
@@ -184,6 +176,6 @@ def _is_worth_it(questions: Questions, table: str, rows: int) -> bool:
 
 
 def _delete(owner: Owner, table: str, terms: Where) -> None:
-    for some in _some(terms):
+    for some in in_portions(terms):
         with suppress_conflict():
             owner.engine.delete(table, some, owner.next_commit(table, _APPLICATION))

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, looked_up
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, looked_up
 from pipelines.core.idle import IdleDecision
 from pipelines.core.window import Window
 
@@ -223,10 +224,23 @@ class OffsetRange:
         """How many offsets the batch passes; not all of them need to hold a record."""
         return self.until_offset - self.from_offset
 
+    def spoken(self, decisions: Sequence[IdleDecision]) -> list[IdleDecision]:
+        """Of the idle policy's decisions those in the range, and at its end."""
+        return [each for each in decisions if self.from_offset <= each.after_offset + 1 <= self.until_offset]
+
     @property
     def is_empty(self) -> bool:
         """Whether the batch passes no offset of the topic-partition."""
         return self.size == 0
+
+
+def by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
+    """The numbers of the rows of each topic-partition of these sources, in order of `then`; those of others are left out."""
+    count, of_source = len(sources), pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
+    numbers = np.flatnonzero(of_source.is_valid())
+    by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
+    found = groups(by, then[numbers])
+    return {TopicPartition(sources[number % count], number // count): numbers[mine] for number, mine in found.items()}
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, both, groups, int64s, looked_up, times_ms
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, both, int64s, looked_up, times_ms
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, positions_of
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, by_topic_partition, positions_of
 from pipelines.core.tenants import TenantClocks
 
 NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
@@ -31,11 +30,8 @@ class Positioned(NamedTuple):
     def of(cls, records: pa.Table, plan: BatchPlan, idle: Idle, sources: Sequence[str]) -> Positioned:
         """Those of a batch's ranges. Positions need every record, heartbeats and the idle policy's decisions too."""
         offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
-        count = len(sources)
-        of_source = int64s(pc.index_in(records["source"], value_set=pa.array(sources)))
         kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
-        for number, rows in groups(int64s(records["partition"]) * count + of_source, offsets).items():
-            tp = TopicPartition(sources[number % count], number // count)
+        for tp, rows in by_topic_partition(records, sources, offsets).items():
             if (done := plan.ranges.get(tp)) is not None:
                 of_range = offsets[rows]
                 rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]
@@ -63,7 +59,9 @@ class Positioned(NamedTuple):
         return cls(rows.slice(0, 0), np.array([], np.int64), np.array([], np.int64))
 
     def with_others(self, others: Positioned) -> Positioned:
-        """These, then others; of the rows only `NAMES`."""
+        """These, then others; of the rows at least `NAMES`."""
+        if not len(others.times):
+            return self
         names = {name: kind for name, kind in NAMES.items() if name in self.rows.column_names}
         rows = pa.table({name: both(self.rows[name], others.rows[name], kind) for name, kind in names.items()})
         times, positions = np.concatenate([self.times, others.times]), np.concatenate([self.positions, others.positions])

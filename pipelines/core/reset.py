@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Tail, place_of
-from pipelines.core.types import DUE, TENANT, TIME, has_tenants, own_columns
+from pipelines.core.types import DUE, TENANT, TIME, has_due, has_tenants, own_columns
 from pipelines.core.waiting import gone_rows, leaving
 
 
@@ -124,7 +124,7 @@ def published_again(
     places = (place_of(*each) for each in zip(times, keys, *closing, strict=True))
     ends = {p: tail.place for p, tail in tails.items()}
     is_out = [p in ends and place <= ends[p] for p, place in zip(found["partition"].to_pylist(), places, strict=True)]
-    if len(closing) == len(DUE):
+    if has_due(rows.schema) and not has_tenants(rows.schema):
         open_until = np.maximum(times_ms(found["due"]), times_ms(found["closed_at"]) - 1)
         was_closed = times_ms(found["closed_at"]) != NO_TIME
         found = found.set_column(found.column_names.index("due"), "due", time_column(np.where(was_closed, open_until, NO_TIME)))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, times_ms
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition, by_topic_partition
 
 HEADS = pa.schema(
     {"source": pa.string(), "partition": pa.int32(), "tenant": pa.string(), "own": pa.int64(), "at_cut": pa.int64()}
@@ -59,12 +59,13 @@ class TenantClocks:
         first one behind each range, in any order; others are passed over. `heads`: as the batch before has left them (`HEADS`).
         `partitions`: those that are looked at, with these records; all without.
         """
-        told = [tenant for decisions in idle.values() for decision in decisions for tenant, _ in decision.told]
+        spoken = {tp: done.spoken(idle.get(tp, ())) for tp, done in plan.ranges.items()}
+        told = [tenant for decisions in spoken.values() for decision in decisions for tenant, _ in decision.told]
         (of_records, of_heads, _), names = _numbered(records["tenant"], heads["tenant"], pa.chunked_array([told], pa.string()))
         numbers = {name: number for number, name in enumerate(names.to_pylist())} if told else {}
         sources = sorted({tp.source for tp in plan.ranges})
-        rows_of = _by_topic_partition(records, sources, int64s(records["offset"]))
-        heads_of = _by_topic_partition(heads, sources, np.zeros(heads.num_rows, np.int64))
+        rows_of = by_topic_partition(records, sources, int64s(records["offset"]))
+        heads_of = by_topic_partition(heads, sources, np.zeros(heads.num_rows, np.int64))
         offsets, times = int64s(records["offset"]), _times(records["event_time"])
         own, at_cut = int64s(heads["own"]), int64s(heads["at_cut"])
         positions = np.full(records.num_rows, NO_TIME)
@@ -77,11 +78,11 @@ class TenantClocks:
             rows = rows[(offsets[rows] >= done.from_offset) & (offsets[rows] <= done.until_offset) & (times[rows] != NO_TIME)]
             kept = heads_of.get(tp, _NO_ROWS)
             before = _Before(of_heads[kept], own[kept], at_cut[kept])
-            decisions = [each for each in idle.get(tp, ()) if done.from_offset <= each.after_offset + 1 <= done.until_offset]
             course = _Course.of(
-                tp.source, done, clock, lag_ms, offsets[rows], times[rows], of_records[rows], before, decisions, numbers
+                tp.source, done, clock, lag_ms, offsets[rows], times[rows], of_records[rows], before, spoken[tp], numbers
             )
-            positions[rows[: len(course.own_positions)]] = course.own_positions
+            own_positions = course.own_positions()
+            positions[rows[: len(own_positions)]] = own_positions
             courses.setdefault(tp.partition, []).append(course)
         return cls(plan, positions, names, courses)
 
@@ -230,7 +231,6 @@ class _Course:
         by_rows = of_tenants[by_tenant], of_rows[by_tenant], rises
         return cls(source, done, lag_ms, positions, passed, cut, *by_rows, before, of_records)
 
-    @property
     def own_positions(self) -> Int64s:
         """Of each record its position in its tenant; `NO_TIME` where it is not passed, or has no tenant."""
         rows = self.rows[self.of_records]
@@ -322,12 +322,3 @@ def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
 def _times(column: pa.ChunkedArray) -> Int64s:
     """Event times (ms), as bronze has them or as an answer to a question does."""
     return int64s(column.fill_null(NO_TIME)) if pa.types.is_integer(column.type) else times_ms(column)
-
-
-def _by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
-    """The numbers of the rows of each topic-partition of these sources, in order of `then`; those of others are left out."""
-    count, of_source = len(sources), pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
-    numbers = np.flatnonzero(of_source.is_valid())
-    by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
-    found = groups(by, then[numbers])
-    return {TopicPartition(sources[number % count], number // count): numbers[mine] for number, mine in found.items()}

@@ -95,7 +95,7 @@ class SparkEngine:
 
     def rows(self, found: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
-        # Spark infers no types from an Arrow table without a chunk, and of one with many small chunks it loses rows.
+        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a chunk that is empty.
         return self.spark.createDataFrame(found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema))
 
     # -- transforming

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
-from pipelines.core.types import TENANT
+from pipelines.core.types import TENANT, own_columns
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
@@ -20,20 +20,16 @@ Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 def read_decisions(questions: Questions, before_ms: int | None = None) -> list[Decided]:
     """Every decision (taken before a time in epoch ms), by topic-partition in its order."""
     where: Where = () if before_ms is None else [[("decided_at", "<", before_ms)]]
-    columns = ["after_offset", "event_time", "source", "partition"]
-    if TENANT.names[0] not in questions.columns(tables.IDLE_HEARTBEATS).names:
-        rows = sorted(
-            zip(*(found.to_pylist() for found in questions.select(tables.IDLE_HEARTBEATS, columns, where).columns), strict=True)
-        )
-        return [(TopicPartition(source, partition), IdleDecision(after, time)) for after, time, source, partition in rows]
+    columns = ["source", "partition", "after_offset", "event_time", "decided_at"]
+    columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT)
     told: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
-    for row in questions.select(tables.IDLE_HEARTBEATS, [*columns, "decided_at", *TENANT.names], where).to_pylist():
+    for row in questions.select(tables.IDLE_HEARTBEATS, columns, where).to_pylist():
         of_one = row["source"], row["partition"], row["after_offset"], row["decided_at"]
-        if row["tenant"] is None:
+        if (tenant := row.get("tenant")) is None:
             decided.append((row["after_offset"], row["event_time"], of_one))
         else:
-            told.setdefault(of_one, []).append((row["tenant"], row["event_time"]))
+            told.setdefault(of_one, []).append((tenant, row["event_time"]))
     return [
         (TopicPartition(*of_one[:2]), IdleDecision(after, time, tuple(sorted(told.get(of_one, ())))))
         for after, time, of_one in sorted(decided)

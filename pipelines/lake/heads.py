@@ -6,10 +6,10 @@ record that was at the clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
-from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where, within
+from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
 
 _RECORDS = pa.schema(
     {"source": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "event_time": pa.int64(), "tenant": pa.string()}
@@ -105,7 +105,7 @@ class Heads:
     def _first_at_clock(self, source: str, stood: Sequence[_Stood]) -> dict[int, int]:
         """By partition the offset of the first record that had come to the clock."""
         found: dict[int, int] = {}
-        for some in _some(stood):
+        for some in in_portions(stood):
             where: Where = [[*each.passed_offsets(each.cursor.next_offset), ("event_time", ">=", each.clock)] for each in some]
             rows = self.questions.summary(tables.bronze(source), ["partition"], {"first": ("min", "offset")}, where).to_pylist()
             found |= {row["partition"]: row["first"] for row in rows}
@@ -114,7 +114,7 @@ class Heads:
     def _largest(self, source: str, until: Sequence[tuple[_Stood, int]], lag_ms: int) -> _Own:
         """The largest event time of each tenant before these offsets, where it is not too old to count."""
         found: _Own = {}
-        for some in _some(until):
+        for some in in_portions(until):
             where: Where = [
                 [*each.passed_offsets(offset), ("event_time", ">", (each.cursor.position or 0) - lag_ms)] for each, offset in some
             ]
@@ -169,11 +169,6 @@ class _Stood:
 
 
 _Own: TypeAlias = dict[tuple[int, "str | None"], int]
-_T = TypeVar("_T")
-
-
-def _some(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
 
 
 def _raise(found: _Own, partition: int, told: Iterable[tuple[str | None, int]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,8 @@ from pipelines.lake.location import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_T = TypeVar("_T")
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A column, an operator, and what the column is compared with."""
@@ -158,11 +160,15 @@ def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
     return [partitions[i : i + size] for i in range(0, len(partitions), size)]
 
 
+def in_portions(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """What needs a term of its own each, as many at a time as one question may ask for (`PARTITIONS_PER_QUESTION`)."""
+    return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
+
+
 def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int, int]) -> dict[int, int]:
     """By partition the first offset of a row whose `column` is at least the partition's bound; absent where there is none."""
     first: dict[int, int] = {}
-    wanted = sorted(bounds.items())
-    for some in (wanted[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(wanted), PARTITIONS_PER_QUESTION)):
+    for some in in_portions(sorted(bounds.items())):
         beyond: Where = [[("partition", "=", partition), (column, ">=", bound)] for partition, bound in some]
         found = asked.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
         first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))

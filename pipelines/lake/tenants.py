@@ -14,7 +14,7 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, passed
 from pipelines.lake.floors import last_reset
 from pipelines.lake.heads import Heads, Moment
-from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Questions, Where
+from pipelines.lake.questions import Questions, Where, in_portions
 
 
 class Slowest(NamedTuple):
@@ -71,8 +71,7 @@ def tenants_of(questions: Questions, heads: Mapping[TopicPartition, int]) -> dic
     for source in sorted({tp.source for tp in heads}):
         mine = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
         at_head: Where = [[("partition", "=", p), ("event_time", "=", head)] for p, head in mine]
-        for i in range(0, len(at_head), PARTITIONS_PER_QUESTION):
-            where = at_head[i : i + PARTITIONS_PER_QUESTION]
+        for where in in_portions(at_head):
             for row in questions.summary(tables.bronze(source), by, first_of, where).to_pylist():
                 tp, first = TopicPartition(source, row["partition"]), (row["first"], row["tenant"])
                 found[tp] = min(first, found.get(tp, first), key=lambda each: each[0])

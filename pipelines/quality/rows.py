@@ -26,7 +26,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.order import Order, orders
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import PARTITIONS_PER_QUESTION, Condition, Questions, Where, within
+from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
 from pipelines.quality.suites import SINK
 from pipelines.settings import Settings
 
@@ -245,9 +245,7 @@ def published_until(questions: Questions, last: int) -> int:
 
 def _asked(questions: Questions, table: str, by: list[str], values: Mapping[str, tuple[str, str]], terms: Where) -> list[Any]:
     """The rows of a summary whose condition has a term for each partition, some of them at a time."""
-    size = PARTITIONS_PER_QUESTION
-    parts = [terms[i : i + size] for i in range(0, len(terms), size)]
-    return [row for part in parts for row in questions.summary(table, by, values, part).to_pylist()]
+    return [row for some in in_portions(terms) for row in questions.summary(table, by, values, some).to_pylist()]
 
 
 def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.audit.problems import Findings
+from pipelines.audit.verify import check_partition, check_versions
+from pipelines.audit.verify_eras import read_evidence
+from pipelines.audit.verify_evidence import read_partitions
+from pipelines.audit.verify_sink import Judge
 from pipelines.core.idle import IdleDecision
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, random_case
 from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake
+from tests.support.model_lakes import ModelLake
 from tests.support.topics import create_topics
 
 
@@ -34,3 +42,13 @@ def with_topics(kafka: str, folder: Path, name: str, partitions: int = 1, **over
     """The same, once the topics are made."""
     create_topics(kafka, *[f"{name}_{source}" for source in SOURCES], name, partitions=partitions)
     return settings_of(kafka, folder, name, **overrides)
+
+
+def problems_in(lake: ModelLake | CaseLake, *, full: bool = True) -> list[str]:
+    """What is found without Kafka."""
+    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
+    findings, judge = Findings("all"), Judge(lake.settings, evidence.epochs)
+    for partition in read_partitions(evidence, judge.evaluated):
+        check_partition(partition, judge, defaultdict(lambda: findings))
+    check_versions(evidence, findings)
+    return [f"{problem.where}: {problem.what}" for problem in findings.told()]

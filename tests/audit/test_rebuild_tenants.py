@@ -19,7 +19,8 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings
-from tests.audit.test_verify_tenants import problems_in, settings_of
+from tests.audit.inputs import problems_in
+from tests.audit.test_verify_tenants import settings_of
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.tenants import TenantModels, late_of, silver_of, tenant_cases

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from deltalake import write_deltalake
 
 from pipelines.audit import problems, verify_eras, verify_evidence
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify import check_clock, check_partition, check_versions, verify
+from pipelines.audit.verify import check_clock, verify
 from pipelines.audit.verify_eras import read_evidence
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
@@ -29,7 +28,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.progress import progress_rows
 from pipelines.planning import Planner
 from pipelines.settings import Settings
-from tests.audit.inputs import case_of, richest_cases, settings_of, with_topics
+from tests.audit.inputs import case_of, problems_in, richest_cases, settings_of, with_topics
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite
@@ -468,16 +467,6 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: Rive
 
 
 # -- resets and recoveries
-
-
-def problems_in(lake: ModelLake, *, full: bool = True) -> list[str]:
-    """What is found without Kafka."""
-    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
-    findings, judge = Findings("all"), Judge(lake.settings, evidence.epochs)
-    for partition in read_partitions(evidence, judge.evaluated):
-        check_partition(partition, judge, defaultdict(lambda: findings))
-    check_versions(evidence, findings)
-    return [f"{problem.where}: {problem.what}" for problem in findings.told()]
 
 
 def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 
 from pipelines.audit import problems, verify_eras
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify import check_partition, check_versions
 from pipelines.audit.verify_eras import EpochEnd, Era, read_evidence
 from pipelines.audit.verify_evidence import Outcome, read_partitions
 from pipelines.audit.verify_model import outcomes
@@ -29,8 +28,8 @@ from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, begin_epoch
 from pipelines.settings import Settings
+from tests.audit.inputs import problems_in, with_topics
 from tests.audit.inputs import settings_of as settings_with_topics
-from tests.audit.inputs import with_topics
 from tests.audit.test_verify import Change, altered, gone, twice
 from tests.property.test_tenants import TENANTS, idle_decision, lives
 from tests.support.cases import SOURCES, Case, as_record
@@ -49,16 +48,6 @@ def settings_of(folder: Path, gap_ms: int = 100, max_ms: int | None = None, lag_
 
 
 OVERRIDES = {"merge__tenant": "g", "merge__tenant_max_lag": "1s"}
-
-
-def problems_in(lake: ModelLake | CaseLake, *, full: bool = True) -> list[str]:
-    """What is found without Kafka."""
-    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
-    findings, judge = Findings("all"), Judge(lake.settings, evidence.epochs)
-    for partition in read_partitions(evidence, judge.evaluated):
-        check_partition(partition, judge, defaultdict(lambda: findings))
-    check_versions(evidence, findings)
-    return [f"{problem.where}: {problem.what}" for problem in findings.told()]
 
 
 def arrivals_of(seed: int, lag_ms: int = 1000, count: int = 80) -> list[Record]:

@@ -18,17 +18,11 @@ from pipelines.run import LAYERS, Run
 from pipelines.sampling import Sampler
 from tests.support.metrics import Exposed
 from tests.support.rivers import River
-from tests.support.tenants import TENANTS, TenantModels, Window, late_of, silver_of, tenant_cases
+from tests.support.tenants import TENANTS, TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 from tests.support.topics import consume
 
 FIRST: Window = (100, 250, 300)
 SECOND: Window = (60, None, 800)
-
-
-def merge_of(rules: Window) -> dict[str, Any]:
-    gap_ms, max_ms, lag_ms = rules
-    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
-    return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
 
 
 class TenantRiver:

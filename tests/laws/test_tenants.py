@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pipelines.core.idle import IdleDecision
@@ -16,18 +14,13 @@ from tests.laws.conftest import QUICK, MakeLake
 from tests.laws.test_idle import Clock, Quiet
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, decisions_of
-from tests.support.tenants import TenantModels, Window, late_of, silver_of, tenant_cases
+from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 
 CASES = tenant_cases(24)
 
 
-def merge_of(gap_ms: int, max_ms: int | None, lag_ms: int) -> dict[str, Any]:
-    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
-    return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
-
-
 def with_rules(settings: Settings, rules: Window) -> Settings:
-    values = merge_of(*rules)
+    values = merge_of(rules)
     return settings.model_copy(update={"merge": type(settings.merge).model_validate(values, context={"folder": None})})
 
 
@@ -40,7 +33,7 @@ def merged(lake: CaseLake, models: TenantModels, *shares: float) -> None:
 
 def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(new_lake: MakeLake, kind: str) -> None:
     rules = (100, 250, 300)
-    lake, models = new_lake(CASES, merge=merge_of(*rules)), TenantModels(CASES, rules)
+    lake, models = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
     for share in (0.1, 0.3, 0.35, 0.7, 1.0) if kind == QUICK else (0.4, 1.0):
         merged(lake, models, share)
         assert silver_of(lake.questions) == models.silver()
@@ -56,7 +49,7 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
         (0.8, (150, 400, 50)),
         (1.0, (80, None, 500)),
     ]
-    lake, models = new_lake(CASES, merge=merge_of(*steps[0][1])), TenantModels(CASES, steps[0][1])
+    lake, models = new_lake(CASES, merge=merge_of(steps[0][1])), TenantModels(CASES, steps[0][1])
     begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
     for number, (share, rules) in enumerate(steps if kind == QUICK else steps[:2]):
         if number:
@@ -72,7 +65,7 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
 def test_a_reset_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(new_lake: MakeLake, kind: str) -> None:
     """Forward in some partitions, back to the beginning in others."""
     rules = (100, 250, 300)
-    lake, before = new_lake(CASES, merge=merge_of(*rules)), TenantModels(CASES, rules)
+    lake, before = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
     merged(lake, before, 0.5)
     cursors = lake.start().planner.cursors
     to = {tp: 0 if tp.partition % 2 else at.next_offset + 1 for tp, at in cursors.items()}
@@ -101,7 +94,7 @@ def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(new_lak
     orders: list[bytes | None] = [keyed("a", 4900, g="x"), *(keyed(key, time, g="y") for key, time in (("a", 4850), ("b", 5050)))]
     case = Case({"tracking": tracking, "orders": orders}, 100, [*["orders"], *["tracking"] * 4, *["orders"] * 2])
     rules = (100, None, 2000)
-    lake, models = new_lake({0: case}, merge={**merge_of(*rules), "idle_after": "10s"}), TenantModels({0: case}, rules)
+    lake, models = new_lake({0: case}, merge={**merge_of(rules), "idle_after": "10s"}), TenantModels({0: case}, rules)
     clock = Clock()
     silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
     lake.arrive(5 / 7)

@@ -20,6 +20,13 @@ Window = tuple[int, int | None, int]
 """Gap, max and lag in ms."""
 
 
+def merge_of(rules: Window) -> dict[str, Any]:
+    """The rules as a configuration has them under `merge`."""
+    gap_ms, max_ms, lag_ms = rules
+    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
+
+
 def tenant_case(seed: int, gap_ms: int = 100) -> Case:
     """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of everybody."""
     rng = random.Random(seed)
