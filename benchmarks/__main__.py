@@ -59,7 +59,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("points", metavar="POINT", type=int, nargs="*", help="1 to 9; without any, all of them")
+    parser.add_argument("points", metavar="POINT", type=int, nargs="*", help="1 to 10; without any, all of them")
     parser.add_argument("--engine", choices=ENGINES, help="what is measured; without one, both in turns")
     parser.add_argument("--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)")
     parser.add_argument("--full", action="store_true", help="ten times the records for point 6, 20 million rows for point 4")
@@ -70,9 +70,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=defaults.measured_s, help="seconds of point 2 (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)")
     options = parser.parse_args()
-    if not set(options.points) <= set(range(1, 10)):
-        parser.error("the points are 1 to 9")
-    options.points = options.points or list(range(1, 10))
+    if not set(options.points) <= set(range(1, 11)):
+        parser.error("the points are 1 to 10")
+    options.points = options.points or list(range(1, 11))
     return options
 
 

@@ -1,4 +1,4 @@
-"""Points 1, 6, 7, 8 and 9: a backlog from the start of the process to its end, with every table written and every message out.
+"""Points 1 and 6 to 10: a backlog from the start of the process to its end, with every table written and every message out.
 
 Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the floors and the peers, over the
 same topics of the same broker, one after the other.
@@ -26,7 +26,7 @@ from pipelines.kafka.publisher import sequence_tail
 from pipelines.kafka.reading import read_tails
 from pipelines.settings import load_settings
 
-NUMBERS = frozenset({1, 6, 7, 8, 9})
+NUMBERS = frozenset({1, 6, 7, 8, 9, 10})
 WARM_UP, FLOOR_B = "floor_nothing", "floor_append"
 PEERS = {
     WARM_UP: points.OF_FLOOR_A,
@@ -66,14 +66,13 @@ class River:
     sessions: int
     input_bytes: int
 
-    def run(self, engine: str, name: str, master: str | None = None) -> Run:
+    def run(self, engine: str, name: str, master: str | None = None, *, has_tenants: bool = False) -> Run:
         """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not every session came out."""
         name = f"{engine}_{name}"
-        folder = self.folder / name
+        folder, sink = self.folder / name, f"merged_{name}"
         spark = {} if master is None else {"spark.master": master}
-        settings = load_settings(
-            write_configuration(folder, self.bootstrap_servers, sink=f"merged_{name}", engine=engine, spark=spark)
-        )
+        file = write_configuration(folder, self.bootstrap_servers, sink=sink, engine=engine, spark=spark, has_tenants=has_tenants)
+        settings = load_settings(file)
         with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
         tails = read_tails(settings.kafka, settings.publish.topic, self.partitions)
@@ -100,13 +99,16 @@ class River:
 
 
 @contextmanager
-def river(folder: Path, records: int, partitions: int) -> Iterator[River]:
-    """A broker with so many records, a session's order among eleven of them; nothing of it is left afterwards."""
+def river(folder: Path, records: int, partitions: int, tenants: int | None = None) -> Iterator[River]:
+    """A broker with so many records, a session's order among eleven of them; nothing of it is left afterwards.
+
+    `tenants`: so many of them have records in each partition.
+    """
     orders = max(1, records // 11)
     try:
         with embedded_broker(folder / "broker") as bootstrap_servers:
             settings = load_settings(write_configuration(folder, bootstrap_servers))
-            count, size = fill_topics(Cluster(settings.kafka), settings, records - orders, orders, partitions)
+            count, size = fill_topics(Cluster(settings.kafka), settings, records - orders, orders, partitions, tenants)
             tell(f"{count:,} records in {partitions} partitions, {size:,} bytes")
             yield River(folder, bootstrap_servers, partitions, count, orders, size)
     finally:
@@ -115,7 +117,12 @@ def river(folder: Path, records: int, partitions: int) -> Iterator[River]:
 
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points; the engines in turns."""
-    if not numbers & NUMBERS:
+    if 10 in numbers:
+        for tenants, point in points.TENANTS.items():
+            with river(folder / "tenants", sizes.records, sizes.partitions, tenants) as of_tenants:
+                for engine in sizes.engines:
+                    yield _tenants(of_tenants, engine, point)
+    if not numbers & NUMBERS - {10}:
         return
     with river(folder / "backlog", sizes.records, sizes.partitions) as small:
         small.peer(WARM_UP)  # the first one reads Spark's own files from the disk
@@ -189,6 +196,16 @@ def _cores(small: River, plain: Run) -> Result:
     one = small.run("spark", "one", "local[1]")
     seconds = {"seconds": {2: round(two.seconds, 1), 1: round(one.seconds, 1)}}
     return Result(points.CORES, "spark", one.seconds / two.seconds, seconds)
+
+
+def _tenants(of_tenants: River, engine: str, point: points.Point) -> Result:
+    """Point 10: the same records without a tenant and with it, in turns, the better of two each."""
+    plain, by_tenant = [], []
+    for turn in ("first", "second"):
+        plain.append(of_tenants.run(engine, f"plain_{turn}").seconds)
+        by_tenant.append(of_tenants.run(engine, f"tenants_{turn}", has_tenants=True).seconds)
+    seconds = {"without": [round(each, 1) for each in plain], "with": [round(each, 1) for each in by_tenant]}
+    return Result(point, engine, min(by_tenant) / min(plain), {"seconds": seconds})
 
 
 def _disk(small: River, engine: str, plain: Run) -> Iterator[Result]:

@@ -30,7 +30,7 @@ kafka: {{bootstrap_servers: "{bootstrap_servers}"}}
 sources:
   tracking: {{topic: tracking, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
   orders: {{topic: orders, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
-merge: {{timeout: {timeout_ms}ms}}
+merge: {merge}
 publish: {{topic: {sink}}}
 spark: {spark}
 """
@@ -47,12 +47,17 @@ def write_configuration(
     sink: str = "merged",
     engine: str = "spark",
     spark: Mapping[str, str] | None = None,
+    has_tenants: bool = False,
 ) -> Path:
-    """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it starts."""
+    """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it starts.
+
+    With tenants, the clock of each may be an hour behind.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
-    values = {"bootstrap_servers": bootstrap_servers, "timeout_ms": timeout_ms, "sink": sink, "engine": engine}
-    file.write_text(CONFIGURATION.format(**values, spark=json.dumps(dict(spark or {}))))
+    merge = {"timeout": f"{timeout_ms}ms"} | ({"tenant": "org", "tenant_max_lag": "1h"} if has_tenants else {})
+    values = {"bootstrap_servers": bootstrap_servers, "sink": sink, "engine": engine}
+    file.write_text(CONFIGURATION.format(**values, merge=json.dumps(merge), spark=json.dumps(dict(spark or {}))))
     return file
 
 
@@ -61,10 +66,10 @@ def session_key(session: int) -> str:
     return f"s{session * 2_654_435_761 % 2**32:08x}"
 
 
-def record_value(key: str, event_time: int, topic: str) -> str:
+def record_value(key: str, event_time: int, topic: str, tenant: int | None = None) -> str:
     """A record's JSON; `aid` looks random and is the same in each run."""
-    aid = event_time * 7_919 % 1_800_000
-    return f'{{"ssid":"{key}","ts":{event_time},"type":"{topic}","aid":{aid},"page":"/article/view"}}'
+    aid, org = event_time * 7_919 % 1_800_000, "" if tenant is None else f',"org":"o{tenant}"'
+    return f'{{"ssid":"{key}","ts":{event_time},"type":"{topic}","aid":{aid},"page":"/article/view"{org}}}'
 
 
 def heartbeat_value(event_time: int) -> str:
@@ -91,13 +96,18 @@ def records(tracking: int, orders: int) -> Iterator[tuple[int, int, int]]:
     yield from pending
 
 
-def fill_topics(cluster: Cluster, settings: Settings, tracking: int, orders: int, partitions: int) -> tuple[int, int]:
-    """Makes and fills both topics; returns how many records they hold, heartbeats included, and the bytes of their values."""
+def fill_topics(
+    cluster: Cluster, settings: Settings, tracking: int, orders: int, partitions: int, tenants: int | None = None
+) -> tuple[int, int]:
+    """Makes and fills both topics; returns how many records they hold, heartbeats included, and the bytes of their values.
+
+    `tenants`: so many of them are in each partition, and take turns in its sessions.
+    """
     for topic in TOPICS:
         cluster.create_topic(topic, partitions, {"retention.ms": "-1"})
     producer = ListeningProducer(settings.kafka, linger_ms=50, queue_buffering_max_messages=500_000)
     count, size = 0, 0
-    for topic, partition, event_time, value in _messages(tracking, orders, partitions):
+    for topic, partition, event_time, value in _messages(tracking, orders, partitions, tenants):
         while True:
             try:
                 producer.produce(topic, value, partition=partition, timestamp=event_time)
@@ -112,10 +122,10 @@ def fill_topics(cluster: Cluster, settings: Settings, tracking: int, orders: int
     return count, size
 
 
-def _messages(tracking: int, orders: int, partitions: int) -> Iterator[tuple[str, int, int, str]]:
+def _messages(tracking: int, orders: int, partitions: int, tenants: int | None) -> Iterator[tuple[str, int, int, str]]:
     for event_time, session, kind in records(tracking, orders):
-        topic = TOPICS[kind]
-        yield topic, session % partitions, event_time, record_value(session_key(session), event_time, topic)
+        topic, tenant = TOPICS[kind], None if tenants is None else session // partitions % tenants
+        yield topic, session % partitions, event_time, record_value(session_key(session), event_time, topic, tenant)
     end = START_MS + 2 * DAY_MS
     for topic in TOPICS:
         for partition in range(partitions):

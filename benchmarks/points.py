@@ -18,7 +18,7 @@ ENGINES = ("spark", "embedded")
 
 @dataclass(frozen=True)
 class Point:
-    """A figure of one of the nine points, and its first and second mark on each engine; one without a mark is only reported."""
+    """A figure of one of the ten points, and its first and second mark on each engine; one without a mark is only reported."""
 
     number: int
     name: str
@@ -63,6 +63,11 @@ DISK_MAINTAINED = Point(8, "lake per byte of input, after maintain", "x", "lower
 DISK_PRESENT = Point(8, "the same, without what the retention keeps", "x", "lower")
 NOTHING_TO_DO = Point(9, "run --once with nothing to do", "s", "lower", (10.0,), (1.5,))
 STATUS = Point(9, "status", "s", "lower", (1.5,), (1.5,))
+TENANTS = {
+    1_000: Point(10, "seconds, a thousand tenants to none", "x", "lower", (), (1.2,)),
+    10_000: Point(10, "seconds, ten thousand tenants to none", "x", "lower"),
+}
+"""By how many tenants have records in each partition."""
 
 
 @dataclass(frozen=True)

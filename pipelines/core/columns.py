@@ -50,6 +50,8 @@ def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
 
 def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:
     """For each key its value, or `otherwise`; few keys differ."""
+    if not values:
+        return np.full(len(keys), otherwise)
     known, numbers = np.unique(keys, return_inverse=True)
     return np.array([values.get(key, otherwise) for key in known.tolist()], np.int64)[numbers]
 
@@ -60,7 +62,7 @@ def in_groups(by: Int64s, then: Int64s | None = None) -> tuple[Int64s, Int64s]:
     return order, np.flatnonzero(np.diff(by[order], prepend=-1))
 
 
-def groups(by: Int64s, then: Int64s) -> dict[int, Int64s]:
-    """For each value of `by` (none is below 0) the numbers of its rows, in order of `then`."""
+def groups(by: Int64s, then: Int64s | None = None) -> dict[int, Int64s]:
+    """For each value of `by` (none is below 0) the numbers of its rows, in order of `then`; without it, as they come."""
     order, begins = in_groups(by, then)
     return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}

@@ -89,7 +89,7 @@ class TenantClocks:
     def clocks(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
         """The clock of each of these tenants in its partition; `NO_TIME` where the partition has none."""
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
-        for p, rows in groups(partitions, numbers).items():
+        for p, rows in groups(partitions).items():
             if p in self._courses:
                 clocks = [course.at_cut(numbers[rows], len(self.names)) for course in self._courses[p]]
                 found[rows] = np.minimum.reduce([*clocks, np.full(len(rows), self.plan.clocks[p])])
@@ -101,7 +101,7 @@ class TenantClocks:
         Sources that had passed it before the batch do not count: others had not.
         """
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
-        for p, rows in groups(partitions, numbers).items():
+        for p, rows in groups(partitions).items():
             found[rows] = np.maximum.reduce(
                 [course.before_passing(numbers[rows], times[rows], len(self.names)) for course in self._courses[p]]
             )
@@ -220,10 +220,12 @@ class _Course:
         told_rows, told_numbers, told_times = (np.array([each[i] for each in told], np.int64) for i in range(3))
         of_rows = np.concatenate([np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows])
         of_tenants = np.concatenate([before.numbers, tenants, told_numbers])
-        by_tenant = np.lexsort((of_rows, of_tenants))
+        by_row = np.argsort(of_rows, kind="stable")  # which they nearly are already
+        by_tenant = by_row[np.argsort(of_tenants[by_row], kind="stable")]
         rises = _running(of_tenants[by_tenant], np.concatenate([before.own, times, told_times])[by_tenant])
-        of_records = np.flatnonzero((by_tenant >= len(before.numbers)) & (by_tenant < len(before.numbers) + len(times)))
-        of_records = of_records[np.argsort(by_tenant[of_records])]
+        place_of = np.empty(len(by_tenant), np.int64)
+        place_of[by_tenant] = np.arange(len(by_tenant))
+        of_records = place_of[len(before.numbers) : len(before.numbers) + len(times)]
         passed = int(np.searchsorted(positions, clock, side="right")) - 1
         cut = None if at >= clock else int(np.searchsorted(positions, clock))
         if cut is not None and cut >= len(positions):
@@ -305,9 +307,14 @@ def _last(numbers: Int64s, values: Int64s, count: int) -> Int64s:
 
 def _running(by: Int64s, values: Int64s) -> Int64s:
     """The running maximum of values within each group; the rows of a group are together, and groups ascend."""
-    known, ranks = np.unique(values, return_inverse=True)
-    starts = np.cumsum(np.diff(by, prepend=by[:1]) != 0) * len(known)
-    return np.asarray(known[np.maximum.accumulate(ranks + starts) - starts], np.int64)
+    if not len(values):
+        return values
+    nth, low, span = np.cumsum(np.diff(by, prepend=by[:1]) != 0), int(values.min()), int(values.max()) - int(values.min()) + 1
+    if span * (int(nth[-1]) + 1) >= NEVER:  # times too far apart, of too many
+        known, ranks = np.unique(values, return_inverse=True)
+        return known[_running(by, np.asarray(ranks, np.int64))]
+    starts = nth * span - low
+    return np.asarray(np.maximum.accumulate(values + starts) - starts, np.int64)
 
 
 def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
