@@ -3,7 +3,7 @@
 On a folder, or in Spark's own catalog, whose metastore outlives the process. Each mode has a lake and topics of its own, and a
 producer that keeps sending while `run` works. A kill is SIGKILL for every process of the run; between some restarts all
 checkpoints are deleted. At the end an undisturbed run takes what is left, and everything is compared with the merge model and
-looked through by `verify --full`. The seed decides order and moments.
+looked through by `verify --full`. The seed decides order and moments. One more lake of each kind has tenants, and windows by gap.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ import tests.conftest  # noqa: F401  # quick starts
 from pipelines.dev import broker
 from pipelines.faults import POINTS
 from tests.support.rivers import LAKES, Losses, River, in_pieces, until
+from tests.support.tenant_rivers import TenantRiver
 
 ANY_MOMENT = "any moment"
 
+
+OF_EXACTLY_ONCE = ("idle.decide", "letters.publish", "letters.note")
+"""Points that only the rivers of this mode reach, which have the idle policy and topics of dead letters."""
+
+UNREACHED_BY_TENANTS = (*OF_EXACTLY_ONCE, "bronze.quarantine")
+"""None of their records is refused."""
 
 PIECE = 5
 """So many messages are produced at a time: a crash may come between any two pieces."""
@@ -105,14 +112,53 @@ class Siege:
         return found == Losses() and not broken
 
 
+@dataclass
+class TenantSiege:
+    """A river with tenants, and the points at which its runs are killed, each with the next share of its records."""
+
+    lake: str
+    tenants: TenantRiver
+    rng: random.Random
+    targets: list[str]
+
+    def run(self) -> int:
+        """Carries out every kill; returns how many there were."""
+        for nth, target in enumerate(self.targets):
+            self.tenants.arrive((nth + 1) / (len(self.targets) + 1))
+            self.tenants.river.kill_at(target)
+            say(f"{self.lake}, tenants: {nth + 1} of {len(self.targets)} killed at {target}")
+            if self.rng.random() < 0.3:
+                self.tenants.river.forget_checkpoints()
+        self.tenants.arrive(1)
+        self.tenants.river.finish()
+        return len(self.targets)
+
+    def judge(self) -> bool:
+        """Whether late, silver and the sink are the model's, and no promise is broken; says so."""
+        self.tenants.river.by_embedded()
+        differing, broken = self.tenants.differing(), self.tenants.river.broken_promises()
+        differ = ", ".join(differing) or "nothing"
+        sys.stdout.write(
+            f"{self.lake}, tenants: {len(self.targets)} kills, {differ} differs from the model, "
+            f"{len(broken)} promises broken by verify --full\n"
+        )
+        for problem in broken:
+            sys.stdout.write(f"  {problem}\n")
+        return not differing and not broken
+
+
 def targets(mode: str, kills: int, rng: random.Random) -> list[str]:
     """Every point of the mode before any a second time, and a third of the kills at any moment."""
-    points = [p for p in POINTS if mode == "exactly_once" or p != "idle.decide"]
+    points = [p for p in POINTS if mode == "exactly_once" or p not in OF_EXACTLY_ONCE]
     if mode == "at_most_once":
         points.remove("gold.note")  # it notes before it publishes
+    return _chosen(points, [ANY_MOMENT] * (len(points) // 3), kills, rng)
+
+
+def _chosen(points: Sequence[str], others: Sequence[str], kills: int, rng: random.Random) -> list[str]:
     chosen: list[str] = []
     while len(chosen) < kills:
-        chosen += [*rng.sample(points, len(points)), *[ANY_MOMENT] * (len(points) // 3)]
+        chosen += [*rng.sample(points, len(points)), *others]
     first = chosen[:kills]
     rng.shuffle(first)
     return first
@@ -140,18 +186,27 @@ def main() -> int:
 
 def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: int) -> int:
     shares = {"exactly_once": kills - 2 * (kills // 3), "at_least_once": kills // 3, "at_most_once": kills // 3}
-    sieges = []
+    sieges: list[Siege | TenantSiege] = []
     for mode, share in shares.items():
         for lake in lakes:
             rng = random.Random(f"{seed}/{lake}/{mode}")
-            changes: dict[str, Any] = {"publish__delivery": mode, "merge__idle_after": "3s" if mode == "exactly_once" else None}
             name = f"siege-{lake}-{mode.replace('_', '-')}"
+            changes: dict[str, Any] = {"publish__delivery": mode}
+            if mode == "exactly_once":
+                changes |= {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+                changes["merge__idle_after"] = "3s"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
             river.program = in_pieces(PIECE)
             sieges.append(Siege(lake, mode, river, rng, targets(mode, share, rng)))
+    for lake in lakes:
+        rng, name = random.Random(f"{seed}/{lake}/tenants"), f"siege-{lake}-tenants"
+        tenants = TenantRiver(kafka, folder / name, name, partitions=2, lengths=[40 * kills], lake=lake)
+        tenants.river.program = in_pieces(PIECE)
+        points = [point for point in POINTS if point not in UNREACHED_BY_TENANTS]
+        sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], kills // 3, rng)))
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(Siege.run, sieges))
+        done = list(pool.map(lambda siege: siege.run(), sieges))
     sys.stdout.write(f"seed {seed}: {sum(done)} kills in {time.monotonic() - begun:.0f} s\n")
     verdicts = [siege.judge() for siege in sieges]
     return int(not all(verdicts))

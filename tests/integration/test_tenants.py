@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import orjson
 from prometheus_client import generate_latest
 
 from pipelines.audit.explain import explain
@@ -17,49 +15,11 @@ from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.sampling import Sampler
 from tests.support.metrics import Exposed
-from tests.support.rivers import River
-from tests.support.tenants import TENANTS, TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
+from tests.support.tenant_rivers import TenantRiver
+from tests.support.tenants import TENANTS, Window, merge_of
 from tests.support.topics import consume
 
-FIRST: Window = (100, 250, 300)
 SECOND: Window = (60, None, 800)
-
-
-class TenantRiver:
-    """A river of cases with tenants, and what the merge model makes of them."""
-
-    def __init__(self, kafka: str, folder: Path, name: str, partitions: int = 6, **overrides: Any) -> None:
-        self.cases = tenant_cases(partitions)
-        self.river = River.make(kafka, folder, name, partitions=partitions, merge=merge_of(FIRST), **overrides)
-        self.models = TenantModels(self.cases, FIRST)
-        self._sent = dict.fromkeys(self.cases, 0)
-
-    def arrive(self, share: float) -> None:
-        for p, case in self.cases.items():
-            until, seen = round(share * len(case.arrivals)), case.arrivals[: self._sent[p]]
-            for source in case.arrivals[self._sent[p] : until]:
-                self.river.send(source, p, case.values[source][seen.count(source)])
-                seen = [*seen, source]
-            self._sent[p] = until
-        self.models.arrive(share)
-
-    def check(self) -> None:
-        """Silver, late and the sink are the model's, and verify finds nothing."""
-        assert late_of(self.river.questions) == self.models.late()
-        assert silver_of(self.river.questions) == self.models.silver()
-        assert self.sequence() == self.models.order()
-        assert self.river.broken_promises() == []
-
-    def sequence(self) -> dict[int, list[Any]]:
-        """By partition what the sink says: closed at, tenant, due, key, in order, with gapless numbers."""
-        found: dict[int, list[Any]] = {p: [] for p in self.cases}
-        for message in consume(self.river.kafka, self.river.sink, len(self.cases)):
-            headers = {name: value.decode() for name, value in message.headers()}
-            mine, value = found[message.partition()], orjson.loads(message.value())
-            assert int(headers["watersmeet.seq"]) == len(mine)
-            assert (value["key"], value["tenant"]) == (message.key().decode(), headers["watersmeet.tenant"])
-            mine.append((int(headers["watersmeet.closed_at"]), value["tenant"], int(headers["watersmeet.due"]), value["key"]))
-        return found
 
 
 def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the_rules(kafka: str, tmp_path: Path) -> None:

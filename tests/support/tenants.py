@@ -15,6 +15,9 @@ from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed
 TENANTS = ("x", "y/1 %", "\u00e9", "\U0001f600")
 """In the order of their UTF-8 bytes, which is not that of UTF-16."""
 
+LENGTHS = (10, 40, 80)
+"""Of a case, in records."""
+
 Row = tuple[Any, ...]
 Window = tuple[int, int | None, int]
 """Gap, max and lag in ms."""
@@ -27,14 +30,14 @@ def merge_of(rules: Window) -> dict[str, Any]:
     return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
 
 
-def tenant_case(seed: int, gap_ms: int = 100) -> Case:
+def tenant_case(seed: int, gap_ms: int = 100, lengths: Sequence[int] = LENGTHS) -> Case:
     """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of everybody."""
     rng = random.Random(seed)
     tenants = rng.sample(TENANTS, rng.randint(1, len(TENANTS)))
     delays = {tenant: rng.choice([0, 0, 20, gap_ms, 5 * gap_ms, 20 * gap_ms]) for tenant in tenants}
     values: dict[str, list[bytes | None]] = {source: [] for source in SOURCES}
     times = dict.fromkeys(SOURCES, 25 * gap_ms)
-    arrivals = rng.choices(SOURCES, k=rng.choice([10, 40, 80]))
+    arrivals = rng.choices(SOURCES, k=rng.choice(lengths))
     for source in arrivals:
         times[source] += rng.choice([0, 0, 1, 7, 30, gap_ms, 3 * gap_ms])
         tenant, roll = rng.choice(tenants), rng.random()
@@ -46,9 +49,9 @@ def tenant_case(seed: int, gap_ms: int = 100) -> Case:
     return Case(values, gap_ms, arrivals)
 
 
-def tenant_cases(count: int) -> dict[int, Case]:
+def tenant_cases(count: int, lengths: Sequence[int] = LENGTHS) -> dict[int, Case]:
     """A partition each."""
-    return {p: tenant_case(p) for p in range(count)}
+    return {p: tenant_case(p, lengths=lengths) for p in range(count)}
 
 
 def case_of_records(records: Iterable[Record]) -> Case:

@@ -1,0 +1,64 @@
+"""A river whose records are of tenants, on a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.support.rivers import River
+from tests.support.tenants import LENGTHS, TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
+from tests.support.topics import Access, consume
+
+FIRST: Window = (100, 250, 300)
+
+
+class TenantRiver:
+    """A river of cases with tenants, and what the merge model makes of them.
+
+    `lengths`: of which each partition's case has so many records.
+    """
+
+    def __init__(
+        self, kafka: Access, folder: Path, name: str, *, partitions: int = 6, lengths: Sequence[int] = LENGTHS, **overrides: Any
+    ) -> None:
+        self.cases = tenant_cases(partitions, lengths)
+        self.river = River.make(kafka, folder, name, partitions=partitions, merge=merge_of(FIRST), **overrides)
+        self.models = TenantModels(self.cases, FIRST)
+        self._sent = dict.fromkeys(self.cases, 0)
+
+    def arrive(self, share: float) -> None:
+        for p, case in self.cases.items():
+            until, seen = round(share * len(case.arrivals)), case.arrivals[: self._sent[p]]
+            for source in case.arrivals[self._sent[p] : until]:
+                self.river.send(source, p, case.values[source][seen.count(source)])
+                seen = [*seen, source]
+            self._sent[p] = until
+        self.models.arrive(share)
+
+    def check(self) -> None:
+        """Silver, late and the sink are the model's, and verify finds nothing."""
+        assert self.differing() == []
+        assert self.river.broken_promises() == []
+
+    def differing(self) -> list[str]:
+        """Which of late, silver and the sink are not the model's."""
+        pairs = {
+            "late": (late_of(self.river.questions), self.models.late()),
+            "silver": (silver_of(self.river.questions), self.models.silver()),
+            "the sink": (self.sequence(), self.models.order()),
+        }
+        return [name for name, (here, there) in pairs.items() if here != there]
+
+    def sequence(self) -> dict[int, list[Any]]:
+        """By partition what the sink says: closed at, tenant, due, key, in order, with gapless numbers."""
+        found: dict[int, list[Any]] = {p: [] for p in self.cases}
+        for message in consume(self.river.kafka, self.river.sink, len(self.cases)):
+            headers = {name: value.decode() for name, value in message.headers()}
+            mine, value = found[message.partition()], orjson.loads(message.value())
+            assert int(headers["watersmeet.seq"]) == len(mine)
+            assert (value["key"], value["tenant"]) == (message.key().decode(), headers["watersmeet.tenant"])
+            mine.append((int(headers["watersmeet.closed_at"]), value["tenant"], int(headers["watersmeet.due"]), value["key"]))
+        return found
