@@ -44,10 +44,10 @@ def permissions(settings: Settings) -> list[Permission]:
 def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
     if source.repartition is None:
         return []
-    before, topic = source.repartition.from_topic, source.topic
+    topic, origins = source.topic, source.repartition.from_topics
     return [
-        Permission("READ", "topic", before, "`repartition` reads it"),
-        Permission("DESCRIBE_CONFIGS", "topic", before, "the repartitioned topic takes what it takes"),
+        *(Permission("READ", "topic", origin, "`repartition` reads it") for origin in origins),
+        *(Permission("DESCRIBE_CONFIGS", "topic", origin, "the repartitioned topic takes what it takes") for origin in origins),
         Permission("WRITE", "topic", topic, "`repartition` writes it"),
         Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
