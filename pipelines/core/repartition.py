@@ -21,7 +21,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Int64s, groups, int64s, times_ms
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, times_ms
 from pipelines.core.letters import LETTERS, NEXT_OFFSETS, REDRIVEN, next_offsets, numbers_by_name
 from pipelines.core.reading import KAFKA, ReadingRules, merge_keys, read_records
 from pipelines.core.types import HEADERS, TIME
@@ -202,27 +202,42 @@ def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table
     was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
     """
     is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    own = int64s(rows["partition"])
     home = int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
     times = np.where(is_beat, partitions, 1)
-    numbers = np.repeat(np.arange(len(own)), times)
+    numbers = np.repeat(np.arange(len(home)), times)
     nth = np.arange(len(numbers)) - np.repeat(np.cumsum(times) - times, times)
     targets = np.where(is_beat[numbers], nth, home[numbers])
-    lasts = set(dict(zip(targets.tolist(), range(len(targets)), strict=True)).values())
-    said = [{"key": name, "value": value} for name, value in after.headers()]
+    is_last = np.zeros(len(targets), bool)
+    is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
+    said = pa.array([{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type)
     for begin in range(0, len(numbers), PIECE_ROWS):
-        piece = rows.take(pa.array(numbers[begin : begin + PIECE_ROWS]))
-        columns = (piece[name].to_pylist() for name in ("headers", "topic", "partition", "offset"))
-        headers = []
-        for i, (had, *place) in enumerate(zip(*columns, strict=True), begin):
-            ours = [{"key": ORIGIN, "value": "/".join(map(str, place)).encode()}, *(said if i in lasts else ())]
-            headers.append([*(had or []), *ours])
+        of_piece = slice(begin, begin + PIECE_ROWS)
+        piece = rows.take(pa.array(numbers[of_piece])).combine_chunks()
         time = pc.divide(piece["kafka_timestamp"].cast(pa.int64()), 1000)
         sent = {
-            "partition": pa.array(targets[begin : begin + PIECE_ROWS]),
+            "partition": pa.array(targets[of_piece]),
             "key": piece["key"],
             "value": piece["value"],
             "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
-            "headers": pa.array(headers, HEADERS),
+            "headers": _headers(piece, is_last[of_piece], said),
         }
         yield pa.table(sent).cast(LETTERS)
+
+
+def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
+    """By row the record's own headers, then `ORIGIN`, then on the last rows what is `said`; `rows` in one piece."""
+    had = rows["headers"].combine_chunks()
+    own, counts = had.flatten(), int64s(had.value_lengths().fill_null(0))
+    places = pc.binary_join_element_wise(*(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/")
+    values = places.combine_chunks().cast(pa.binary())
+    origins = pa.StructArray.from_arrays([pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type))
+    every = pa.concat_arrays([own, origins, said])
+    lengths = counts + 1 + np.where(is_last, len(said), 0)
+    begins = np.cumsum(lengths) - lengths
+    numbers = np.empty(lengths.sum(), np.int64)
+    numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = np.arange(len(own))
+    numbers[begins + counts] = len(own) + np.arange(len(values))
+    for i in range(len(said)):
+        numbers[(begins + counts + 1 + i)[is_last]] = len(own) + len(values) + i
+    offsets = pa.array(np.append(begins, len(numbers)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, every.take(pa.array(numbers))).cast(HEADERS)

@@ -20,7 +20,7 @@ class Permission(NamedTuple):
 def permissions(settings: Settings) -> list[Permission]:
     """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
     sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
-    return [
+    found = [
         *(Permission("READ", "topic", source.topic, "bronze reads it") for source in settings.sources.values()),
         Permission("READ", "topic", sink, "gold reads where the sequence stands; a lost lake is taken up from it"),
         Permission("WRITE", "topic", sink, "gold publishes"),
@@ -39,6 +39,7 @@ def permissions(settings: Settings) -> list[Permission]:
             if letters
         ),
     ]
+    return list(dict.fromkeys(found))
 
 
 def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
