@@ -6,7 +6,7 @@ partition of a topic that is read) the records were written, and the one that sa
 
 1. an earlier repartition is fenced, and its open transaction aborted: from here on nobody else writes;
 2. *tails*: what was written is read from the last messages;
-3. *read*: the next records of the inputs none of whose records wait;
+3. *read*: the next records of the inputs none of whose records wait; this begins while the last ones are written;
 4. *transaction*: those that may be written, all of them or none.
 
 After a crash, or any other failure, all begins again with 1. Nothing of it needs the lake.
@@ -19,10 +19,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.letters import NEXT_OFFSETS
@@ -58,8 +60,8 @@ EVERY_S: Final = 0.2
 LOOK_EVERY_S: Final = 5.0
 """How often the topics that are read are asked whether they are still the same, and have more partitions."""
 
-READ_BYTES: Final = 160 * 1024 * 1024
-"""About so many bytes of records are in memory at a time."""
+READ_BYTES: Final = 80 * 1024 * 1024
+"""About so many bytes of records are read at a time, while about as many are written."""
 
 
 def repartition(
@@ -83,31 +85,39 @@ def repartition(
         if (registry := settings.sources[name].registry) is not None:
             Registry(registry).check_options()
     tell = all_of(observers)
-    stages = [Repartition(settings, name, reporter, tell) for name in settings.repartitioned]
-    if not stages:
+    if not settings.repartitioned:
         raise ConfigurationError("sources: none of them is repartitioned; add `repartition: {from: ..., partitions: ...}` to one")
     patience = Patience(reporter, stopping, patience_s, tell=tell)
-    for stage in stages:
-        patience.bear(stage.look)
-    while not stopping.is_set():
+    with ThreadPoolExecutor(1) as reader:
+        stages = [Repartition(settings, name, reader, reporter, tell) for name in settings.repartitioned]
         for stage in stages:
-            patience.bear(stage.advance)
-        is_idle = all(stage.is_done for stage in stages)
-        if is_idle and (once or stopping.wait(EVERY_S)):
-            break
-        for stage in stages:
-            if not once and stage.is_done:
-                patience.bear(stage.look)
-    return [told for stage in stages for told in stage.told()]
+            patience.bear(stage.look)
+        while not stopping.is_set():
+            for stage in stages:
+                patience.bear(stage.advance)
+            is_idle = all(stage.is_done for stage in stages)
+            if is_idle and (once or stopping.wait(EVERY_S)):
+                break
+            for stage in stages:
+                if not once and stage.is_done:
+                    patience.bear(stage.look)
+        return [told for stage in stages for told in stage.told()]
+
+
+_Read: TypeAlias = tuple[pa.Table, dict[Input, int]]
+"""Records of one topic, and by input the offset where reading them ended."""
 
 
 @dataclass
 class _State:
-    """What this process knows as long as nothing fails: how much is written, and by input the next offset to read."""
+    """What this process knows as long as nothing fails: how much is written, by input the next offset to read, and what is being
+    read.
+    """
 
     written: Written
     offsets: dict[Input, int]
     lockstep: Lockstep
+    reading: Future[list[_Read]] | None = None
 
 
 @dataclass
@@ -116,6 +126,8 @@ class Repartition:
 
     settings: Settings
     source: str
+    reader: Executor
+    """Reads the next records while others are written."""
     reporter: Reporter = field(default_factory=Reporter)
     tell: Observer = ignore
     records: Counter[str] = field(default_factory=Counter)
@@ -166,16 +178,16 @@ class Repartition:
         was all.
         """
         state, self._state = self._state or self._taken_up(), None  # after a failure, only the topic knows what is written
-        waiting, ends = state.lockstep.first_offsets(), {of: end for of, (_, end) in self._bounds.items()}
+        ends = {of: end for of, (_, end) in self._bounds.items()}
         for of, (first, _) in self._bounds.items():
             state.offsets.setdefault(of, first)
-        unread = [of for of, end in ends.items() if state.offsets[of] < end and of not in waiting]
-        if unread:
-            self._read(state, [Range(*of, state.offsets[of], ends[of]) for of in sorted(unread)])
+        self._begin_reading(state)
+        self._end_reading(state)
         taken, positions = state.lockstep.take(of for of, end in ends.items() if state.offsets[of] < end)
         state.written = Written(
             self._identities, state.offsets | state.lockstep.first_offsets(), {**state.written.positions, **positions}
         )
+        self._begin_reading(state)
         if taken.num_rows:
             began = time.monotonic()
             self._publisher.send(copies(taken, self.partitions, state.written))
@@ -216,20 +228,33 @@ class Repartition:
             row = {"source": self.source, "from": topic, "topic": self.topic, "records": self.records[topic]}
             yield {**row, "read": read, "ends": ends}
 
-    def _read(self, state: _State, unread: Sequence[Range]) -> None:
-        """Reads the next records of some inputs, an equal share of each."""
-        share = max(1, self.settings.kafka.max_offsets_per_batch // len(self._bounds))
-        rules = rules_of(self.settings, self.source)
-        for topic in self.origins:
-            ranges = [
-                replace(wanted, until_offset=min(wanted.from_offset + share, wanted.until_offset))
-                for wanted in unread
-                if wanted.topic == topic
-            ]
-            room = READ_BYTES * len(ranges) // len(self._bounds)
-            rows, reached = read_decoded(self.settings.kafka, ranges, partial(route, rules=rules), ROUTED, room)
+    def _begin_reading(self, state: _State) -> None:
+        """Begins to read the next records of inputs of which none waits, an equal share of each, unless that has begun."""
+        waiting, share = state.lockstep.first_offsets(), max(1, self.settings.kafka.max_offsets_per_batch // len(self._bounds))
+        ranges = [
+            Range(*of, since, min(since + share, end))
+            for of, (_, end) in sorted(self._bounds.items())
+            if (since := state.offsets[of]) < end and of not in waiting
+        ]
+        if ranges and state.reading is None:
+            state.reading = self.reader.submit(self._read, ranges)
+
+    def _end_reading(self, state: _State) -> None:
+        """Takes what has been read, once it has. Raises what reading it has raised."""
+        reading, state.reading = state.reading, None
+        for rows, reached in reading.result() if reading else ():
             state.lockstep.add(rows)
-            state.offsets |= {Input(topic, p): offset for p, offset in reached.items()}
+            state.offsets |= reached
+
+    def _read(self, ranges: Sequence[Range]) -> list[_Read]:
+        """The records of ranges, topic by topic, as far as there is room for them."""
+        decode, found = partial(route, rules=rules_of(self.settings, self.source)), []
+        for topic in self.origins:
+            of_topic = [wanted for wanted in ranges if wanted.topic == topic]
+            room = READ_BYTES * len(of_topic) // len(self._bounds)
+            rows, reached = read_decoded(self.settings.kafka, of_topic, decode, ROUTED, room)
+            found.append((rows, {Input(topic, p): offset for p, offset in reached.items()}))
+        return found
 
     # -- what is written
 

@@ -3,7 +3,8 @@
 *Order*: a record's position is the largest event time of its own partition up to and including itself, as in the merge. Records
 are written in order of (position, topic, partition, offset): reading always goes on in the partition that is furthest behind, so
 that none is late among the others that was not late in its own partition. That holds for what is there; what comes later is
-written later. (Tenants have positions of their own, which no order keeps that leaves each partition's order as it is.)
+written later. Where there are tenants, a record may still be late that was not so in its own partition, if its tenant is further
+in another one; no order that leaves each partition's own as it is could prevent that.
 
 *Place*: the partition that Java's default partitioner gives the record's merge key. A heartbeat goes to every partition. A record
 whose key cannot be read goes to its own partition's number, modulo the number of partitions.
