@@ -34,6 +34,7 @@ from tests.support.cases import SOURCES, expected_late, expected_messages, heart
 from tests.support.lakes import late_of
 from tests.support.repartitioning import Copy, Counts, Raw, as_cases, confluence, copied, raws
 from tests.support.rivers import River, until
+from tests.support.tenants import merge_of
 from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
 
 
@@ -414,6 +415,37 @@ def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_rep
     assert river.broken_promises() == []
     with pytest.raises(ConfigurationError, match="--reason: tracking is repartitioned, and no key says where"):
         Redrive(river.questions, river.settings, "undecodable")
+
+
+@pytest.mark.parametrize(
+    ("of_partitions", "is_late"),
+    [
+        ([[("x", 1000), ("y", 0)], [("x", 1000), ("y", 0)]], []),
+        ([[("x", 1000), ("y", 0)], [("y", 1000), ("x", 0)]], [("x", 0)]),
+    ],
+    ids=["alike", "crosswise"],
+)
+def test_a_record_is_late_by_repartition_only_where_its_tenant_lags_less_in_another_partition(
+    kafka: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    of_partitions: list[list[tuple[str, int]]],
+    is_late: list[tuple[str, int]],
+) -> None:
+    """What no order prevents (tests/property/test_repartition_tenants.py): each record is on time in its own partition."""
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 1)
+    river.config["merge"] = merge_of((100, None, 2000))
+    river.write()
+    inputs = raws(river, (2, 1))
+    for p, sent in enumerate(of_partitions):
+        inputs["tracking"].send((p, keyed("a", time_ms, g=tenant)) for tenant, time_ms in sent)
+    for raw in inputs.values():
+        raw.beat(5000)
+    once(river)
+    river.finish()
+    late = river.questions.select(tables.LATE, ["tenant", "event_time"])
+    assert [tuple(row.values()) for row in late.to_pylist()] == is_late
+    assert river.broken_promises() == []
 
 
 # -- the whole pipeline
