@@ -207,7 +207,8 @@ class Forgetting:
             first = cluster.bounds_of(kept.topic, sorted({p for p, _ in places})) if places else {}
             yield self._of_topic(cluster, kept.topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
-                yield self._of_topic(cluster, kept.repartition.from_topic, places)
+                for topic in kept.repartition.from_topics:
+                    yield self._of_topic(cluster, topic, places)
         tails = last_published(self.questions)
         names = ("due", "closed_at", "tenant")
         stands = [(row, place_of(row["event_time"], self.key, *map(row.get, names))) for row in self._silver]

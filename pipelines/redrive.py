@@ -51,9 +51,10 @@ class Redrive:
             raise ConfigurationError(f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}")
         for name in self.settings.repartitioned:
             if self.reason in (Reason.UNDECODABLE, Reason.NO_KEY) and self.settings.sources[name].key is not None:
+                origins = " or ".join(self.settings.repartitioned[name].from_topics)
                 raise ConfigurationError(
                     f"--reason: {name} is repartitioned, and no key says where its records belong that are refused as "
-                    f"`{self.reason}`; send them to {self.settings.repartitioned[name].from_topic}, with the key that they lack"
+                    f"`{self.reason}`; send them to {origins}, with the key that they lack"
                 )
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))

@@ -1,12 +1,12 @@
-"""Repartition: a source's records go from a topic of any key and number of partitions to the topic that bronze reads.
+"""Repartition: a source's records go from topics of any key and number of partitions to the topic that bronze reads.
 
 They are written in the order and to the partitions of `core.repartition`, each once, by one transactional producer. The topic
-itself says how much is written: the last message of each partition in a transaction says up to which offset of every partition
-the records were written, and the one that says most is the last. For each source:
+itself says how much is written: the last message of each partition in a transaction says up to which offset of every input (a
+partition of a topic that is read) the records were written, and the one that says most is the last. For each source:
 
 1. an earlier repartition is fenced, and its open transaction aborted: from here on nobody else writes;
 2. *tails*: what was written is read from the last messages;
-3. *read*: the next records of the partitions none of whose records wait;
+3. *read*: the next records of the inputs none of whose records wait; this begins while the last ones are written;
 4. *transaction*: those that may be written, all of them or none.
 
 After a crash, or any other failure, all begins again with 1. Nothing of it needs the lake.
@@ -17,15 +17,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.letters import NEXT_OFFSETS
-from pipelines.core.repartition import ROUTED, Lockstep, Written, copies, is_redriven, route, written
+from pipelines.core.repartition import ROUTED, Input, Lockstep, Written, copies, is_redriven, route, written
 from pipelines.errors import (
     ConfigurationError,
     DataLossError,
@@ -55,10 +58,10 @@ EVERY_S: Final = 0.2
 """How often Kafka is asked for new records."""
 
 LOOK_EVERY_S: Final = 5.0
-"""How often the topic that is read is asked whether it is still the same, and has more partitions."""
+"""How often the topics that are read are asked whether they are still the same, and have more partitions."""
 
-READ_BYTES: Final = 160 * 1024 * 1024
-"""About so many bytes of records are in memory at a time."""
+READ_BYTES: Final = 80 * 1024 * 1024
+"""About so many bytes of records are read at a time, while about as many are written."""
 
 
 def repartition(
@@ -72,9 +75,9 @@ def repartition(
 ) -> list[dict[str, Any]]:
     """Repartitions every source that is to be: what there is now (`once`), or on and on until `stopping` is set.
 
-    By source: its topics, how many `records` were written, `read`: up to which offset of each partition, and `ends`: the offset
-    at which each partition of its own topic ends. `observers` are told of each transaction and of failures. `patience_s`: for how
-    long trouble with Kafka is waited out. Raises WatersmeetError.
+    By source and topic that is read: how many of its `records` were written, `read`: up to which offset of each of its
+    partitions, and `ends`: the offset at which each partition of the source's own topic ends. `observers` are told of each
+    transaction and of failures. `patience_s`: for how long trouble with Kafka is waited out. Raises WatersmeetError.
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(problems[0])
@@ -82,31 +85,39 @@ def repartition(
         if (registry := settings.sources[name].registry) is not None:
             Registry(registry).check_options()
     tell = all_of(observers)
-    stages = [Repartition(settings, name, reporter, tell) for name in settings.repartitioned]
-    if not stages:
+    if not settings.repartitioned:
         raise ConfigurationError("sources: none of them is repartitioned; add `repartition: {from: ..., partitions: ...}` to one")
     patience = Patience(reporter, stopping, patience_s, tell=tell)
-    for stage in stages:
-        patience.bear(stage.look)
-    while not stopping.is_set():
+    with ThreadPoolExecutor(1) as reader:
+        stages = [Repartition(settings, name, reader, reporter, tell) for name in settings.repartitioned]
         for stage in stages:
-            patience.bear(stage.advance)
-        is_idle = all(stage.is_done for stage in stages)
-        if is_idle and (once or stopping.wait(EVERY_S)):
-            break
-        for stage in stages:
-            if not once and stage.is_done:
-                patience.bear(stage.look)
-    return [stage.told() for stage in stages]
+            patience.bear(stage.look)
+        while not stopping.is_set():
+            for stage in stages:
+                patience.bear(stage.advance)
+            is_idle = all(stage.is_done for stage in stages)
+            if is_idle and (once or stopping.wait(EVERY_S)):
+                break
+            for stage in stages:
+                if not once and stage.is_done:
+                    patience.bear(stage.look)
+        return [told for stage in stages for told in stage.told()]
+
+
+_Read: TypeAlias = tuple[pa.Table, dict[Input, int]]
+"""Records of one topic, and by input the offset where reading them ended."""
 
 
 @dataclass
 class _State:
-    """What this process knows as long as nothing fails: how much is written, and by partition the next offset to read."""
+    """What this process knows as long as nothing fails: how much is written, by input the next offset to read, and what is being
+    read.
+    """
 
     written: Written
-    offsets: dict[int, int]
+    offsets: dict[Input, int]
     lockstep: Lockstep
+    reading: Future[list[_Read]] | None = None
 
 
 @dataclass
@@ -115,82 +126,90 @@ class Repartition:
 
     settings: Settings
     source: str
+    reader: Executor
+    """Reads the next records while others are written."""
     reporter: Reporter = field(default_factory=Reporter)
     tell: Observer = ignore
-    records: int = 0
-    """So many were written."""
+    records: Counter[str] = field(default_factory=Counter)
+    """So many were written, by the topic that they come from."""
     is_done: bool = False
     """Whether all is written that was there at the last look."""
-    _bounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    _bounds: Mapping[Input, tuple[int, int]] = field(default_factory=dict)
     _state: _State | None = None
     _looked: float | None = None
-    _identity: str = ""
+    _identities: Mapping[str, str] = field(default_factory=dict)
+    _counts: Mapping[str, int] = field(default_factory=dict)
     _is_warned: bool = False
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
-        self.origin, self.topic, self.partitions = kept.from_topic, self.settings.sources[self.source].topic, kept.partitions
+        self.origins, self.partitions = kept.from_topics, kept.partitions
+        self.topic = self.settings.sources[self.source].topic
         self._cluster = Cluster(self.settings.kafka)
 
     def look(self) -> None:
         """Takes note of what there is: that is written next.
 
-        Raises ConfigurationError where the topic to be read does not exist, TopicChangedError where it has become another one.
+        Raises ConfigurationError where a topic to be read does not exist, TopicChangedError where it has become another one.
         """
         now = time.monotonic()
         if self._looked is None or now - self._looked > LOOK_EVERY_S:
-            self._look_at_topic()
+            self._look_at_topics()
             self._looked = now
-        self._bounds = self._cluster.bounds(self.origin, self._count)
+        found = {topic: self._cluster.bounds(topic, self._counts[topic]) for topic in self.origins}
+        self._bounds = {Input(topic, p): bounds for topic, of_topic in found.items() for p, bounds in of_topic.items()}
         self.is_done = False
 
-    def _look_at_topic(self) -> None:
-        counts = self._cluster.partition_counts([self.origin])
-        if self.origin not in counts:
+    def _look_at_topics(self) -> None:
+        self._counts = self._cluster.partition_counts(self.origins)
+        if missing := [topic for topic in self.origins if topic not in self._counts]:
             raise ConfigurationError(
-                f"sources.{self.source}.repartition.from: there is no topic {self.origin} at "
+                f"sources.{self.source}.repartition.from: there is no topic {missing[0]} at "
                 f"{self.settings.kafka.bootstrap_servers}; create it, or name the one that has the records"
             )
-        identity = self._cluster.identified(self.origin)
-        if self._identity not in ("", identity):
-            raise TopicChangedError(f"{self.origin} was deleted and made again while it was being repartitioned")
-        self._identity, self._count = identity, counts[self.origin]
+        identities = {topic: self._cluster.identified(topic) for topic in self.origins}
+        for topic, before in self._identities.items():
+            if identities[topic] != before:
+                raise TopicChangedError(f"{topic} was deleted and made again while it was being repartitioned")
+        self._identities = identities
 
     def advance(self) -> None:
         """Writes what comes next of what was there at the last look, in one transaction at most; then `is_done` says whether that
         was all.
         """
         state, self._state = self._state or self._taken_up(), None  # after a failure, only the topic knows what is written
-        waiting, ends = state.lockstep.first_offsets(), {p: end for p, (_, end) in self._bounds.items()}
-        for p, (first, _) in self._bounds.items():
-            state.offsets.setdefault(p, first)
-        unread = [p for p, end in ends.items() if state.offsets[p] < end and p not in waiting]
-        if unread:
-            self._read(state, {p: (state.offsets[p], ends[p]) for p in unread})
-        taken, positions = state.lockstep.take(p for p, end in ends.items() if state.offsets[p] < end)
+        ends = {of: end for of, (_, end) in self._bounds.items()}
+        for of, (first, _) in self._bounds.items():
+            state.offsets.setdefault(of, first)
+        self._begin_reading(state)
+        self._end_reading(state)
+        taken, positions = state.lockstep.take(of for of, end in ends.items() if state.offsets[of] < end)
         state.written = Written(
-            self._identity, state.offsets | state.lockstep.first_offsets(), {**state.written.positions, **positions}
+            self._identities, state.offsets | state.lockstep.first_offsets(), {**state.written.positions, **positions}
         )
+        self._begin_reading(state)
         if taken.num_rows:
             began = time.monotonic()
             self._publisher.send(copies(taken, self.partitions, state.written))
-            self.records += taken.num_rows
+            counts = taken["topic"].value_counts()
+            self.records.update(dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True)))
             self.tell(StepDone(_LAYER, "write", time.monotonic() - began))
             self.tell(Handled(_LAYER, {self.topic: {("copied", ""): taken.num_rows}}))
             self.reporter.tell(
                 self.source, f"{taken.num_rows} records written to {self.topic}", records=taken.num_rows, topic=self.topic
             )
-        self.is_done = not taken.num_rows and all(state.offsets[p] >= end for p, end in ends.items())
+        self.is_done = not taken.num_rows and all(state.offsets[of] >= end for of, end in ends.items())
         self._state = state
-        left = {p: max(0, end - max(first, state.written.offsets.get(p, 0))) for p, (first, end) in self._bounds.items()}
-        self.tell(Behind(_LAYER, self.origin, left))
+        left = {of: max(0, end - max(first, state.written.offsets[of])) for of, (first, end) in self._bounds.items()}
+        for topic in self.origins:
+            self.tell(Behind(_LAYER, topic, {of.partition: records for of, records in left.items() if of.topic == topic}))
         if taken.num_rows:
             self._show(state.written.offsets)
 
-    def _show(self, offsets: Mapping[int, int]) -> None:
+    def _show(self, offsets: Mapping[Input, int]) -> None:
         """Commits offsets to a consumer group, so that Kafka's own tools show the lag; that it fails stops nothing."""
         try:
-            self._group.commit({(self.origin, p): offset for p, offset in offsets.items()})
+            self._group.commit({(of.topic, of.partition): offset for of, offset in offsets.items()})
         except KafkaUnreachableError:  # the next step says so itself
             return
         except WatersmeetError as error:
@@ -198,25 +217,44 @@ class Repartition:
                 log.warning("%s; Kafka's own tools do not show the lag of %s", error, self.source)
             self._is_warned = True
 
-    def told(self) -> dict[str, Any]:
-        """What the command answers of this source."""
-        told = {"source": self.source, "from": self.origin, "topic": self.topic, "records": self.records, "read": {}, "ends": {}}
+    def told(self) -> Iterator[dict[str, Any]]:
+        """What the command answers of this source: a row for each topic that is read."""
+        ends, offsets = {}, dict[Input, int]()
         if self._state is not None:  # else it was stopped before anything was known
-            bounds = self._cluster.settled_bounds(self.topic, self.partitions)
-            told["read"] = dict(sorted(self._state.written.offsets.items()))
-            told["ends"] = {p: end for p, (_, end) in bounds.items()}
-        return told
+            ends = {p: end for p, (_, end) in self._cluster.settled_bounds(self.topic, self.partitions).items()}
+            offsets = dict(sorted(self._state.written.offsets.items()))
+        for topic in self.origins:
+            read = {of.partition: offset for of, offset in offsets.items() if of.topic == topic}
+            row = {"source": self.source, "from": topic, "topic": self.topic, "records": self.records[topic]}
+            yield {**row, "read": read, "ends": ends}
 
-    def _read(self, state: _State, wanted: Mapping[int, tuple[int, int]]) -> None:
-        """Reads the next records of some partitions, an equal share of each."""
-        share = max(1, self.settings.kafka.max_offsets_per_batch // len(self._bounds))
-        ranges = [Range(self.origin, p, since, min(since + share, end)) for p, (since, end) in sorted(wanted.items())]
-        room = READ_BYTES * len(wanted) // len(self._bounds)
-        rows, reached = read_decoded(
-            self.settings.kafka, ranges, partial(route, rules=rules_of(self.settings, self.source)), ROUTED, room
-        )
-        state.lockstep.add(rows)
-        state.offsets |= reached
+    def _begin_reading(self, state: _State) -> None:
+        """Begins to read the next records of inputs of which none waits, an equal share of each, unless that has begun."""
+        waiting, share = state.lockstep.first_offsets(), max(1, self.settings.kafka.max_offsets_per_batch // len(self._bounds))
+        ranges = [
+            Range(*of, since, min(since + share, end))
+            for of, (_, end) in sorted(self._bounds.items())
+            if (since := state.offsets[of]) < end and of not in waiting
+        ]
+        if ranges and state.reading is None:
+            state.reading = self.reader.submit(self._read, ranges)
+
+    def _end_reading(self, state: _State) -> None:
+        """Takes what has been read, once it has. Raises what reading it has raised."""
+        reading, state.reading = state.reading, None
+        for rows, reached in reading.result() if reading else ():
+            state.lockstep.add(rows)
+            state.offsets |= reached
+
+    def _read(self, ranges: Sequence[Range]) -> list[_Read]:
+        """The records of ranges, topic by topic, as far as there is room for them."""
+        decode, found = partial(route, rules=rules_of(self.settings, self.source)), []
+        for topic in self.origins:
+            of_topic = [wanted for wanted in ranges if wanted.topic == topic]
+            room = READ_BYTES * len(of_topic) // len(self._bounds)
+            rows, reached = read_decoded(self.settings.kafka, of_topic, decode, ROUTED, room)
+            found.append((rows, {Input(topic, p): offset for p, offset in reached.items()}))
+        return found
 
     # -- what is written
 
@@ -224,7 +262,7 @@ class Repartition:
         """Where the topic stands, once nobody else can write to it; the topic is made where it is missing."""
         counts = self._cluster.partition_counts([self.topic])
         if self.topic not in counts:
-            wanted = {**copy_settings(self._cluster, [self.origin]), "retention.ms": "-1"}
+            wanted = {**copy_settings(self._cluster, self.origins), "retention.ms": "-1"}
             self._cluster.create_topic(self.topic, self.partitions, wanted)
         elif counts[self.topic] != self.partitions:
             raise ConfigurationError(
@@ -234,11 +272,12 @@ class Repartition:
         self._publisher.begin()
         known = self._written()
         offsets = dict(known.offsets)
-        lost = {p: (at, first) for p, at in offsets.items() if at < (first := self._bounds.get(p, (0, 0))[0])}
-        if lost and self.settings.kafka.on_data_loss == "stop":
-            raise DataLossError(self.source, self.origin, lost)
-        offsets |= {p: first for p, (_, first) in lost.items()}
-        return _State(known, offsets, Lockstep(dict(known.positions)))
+        lost = {of: (at, first) for of, at in offsets.items() if at < (first := self._bounds.get(of, (0, 0))[0])}
+        for topic in self.origins if self.settings.kafka.on_data_loss == "stop" else ():
+            if of_topic := {of.partition: places for of, places in lost.items() if of.topic == topic}:
+                raise DataLossError(self.source, topic, of_topic)
+        offsets |= {of: first for of, (_, first) in lost.items()}
+        return _State(known, offsets, Lockstep(self.origins, dict(known.positions)))
 
     def _written(self) -> Written:
         """What the messages say that say most: what was written only grows.
@@ -253,10 +292,11 @@ class Repartition:
             if p not in tails and first > 0:
                 raise TopicChangedError(
                     f"{self.topic}[{p}] ends at offset {end} and holds no message any more, so that nobody knows how much of "
-                    f"{self.origin} was written: its retention must keep the last messages; name another topic and another lake"
+                    f"{' and '.join(self.origins)} was written: its retention must keep the last messages; name another topic "
+                    "and another lake"
                 )
         said = [self._stands_at(message) for message in tails.values()]
-        return max(said, key=lambda each: sum(each.offsets.values()), default=Written(self._identity, {}, {}))
+        return max(said, key=lambda each: sum(each.offsets.values()), default=Written(self._identities, {}, {}))
 
     def _stands_at(self, message: Message) -> Written:
         try:
@@ -264,11 +304,12 @@ class Repartition:
         except ValueError:
             place = message.topic() or "", message.partition() or 0, message.offset() or 0
             raise ForeignMessageError(*place, NEXT_OFFSETS) from None
-        if said.topic != self._identity:
-            raise ConfigurationError(
-                f"sources.{self.source}.repartition.from: {self.topic} was written from {said.topic}, and not from "
-                f"{self._identity}; name that topic, or write to another one with another lake"
-            )
+        for topic, identified in said.topics.items():
+            if identified != (mine := self._identities.get(topic)):
+                raise ConfigurationError(
+                    f"sources.{self.source}.repartition.from: {self.topic} was written from {identified}, and `from` names "
+                    f"{mine or ' and '.join(self.origins)}; name that topic, too, or write to another one with another lake"
+                )
         return said
 
     @cached_property

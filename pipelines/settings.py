@@ -321,7 +321,8 @@ class Settings(Part):
             use(source.topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
         for name, repartition in self.repartitioned.items():
             at = "sources", name, "repartition", "from"
-            use(repartition.from_topic, f"`{'.'.join(at)}`", "write the records to another topic than they come from", *at)
+            for topic in repartition.from_topics:
+                use(topic, f"`{'.'.join(at)}`", "write the records to another topic than they come from", *at)
         use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"

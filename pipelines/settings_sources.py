@@ -91,10 +91,15 @@ class RegistrySettings(Part):
 
 
 class RepartitionSettings(Part):
-    """The topic that a source's records come from, and how many partitions the source's own topic has."""
+    """The topic that a source's records come from, or several, and how many partitions the source's own topic has."""
 
-    from_topic: kinds.TopicName = Field(validation_alias="from", examples=["clicks"])
+    origin: kinds.TopicNames = Field(validation_alias="from", examples=["clicks"])
     partitions: kinds.Count = Field(examples=["6"])
+
+    @property
+    def from_topics(self) -> tuple[str, ...]:
+        """The topics that the records come from, in ascending order."""
+        return (self.origin,) if isinstance(self.origin, str) else tuple(sorted(self.origin))
 
 
 class SourceSettings(Part):

@@ -162,6 +162,12 @@ def _not_reserved(name: str) -> str:
     return name
 
 
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise RefusedError("{path} names a topic twice; name each once")
+    return names
+
+
 def _location(text: str, info: ValidationInfo) -> str:
     """A URI stays as it is; any other text is a path, made absolute from the folder of the configuration file."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
@@ -211,6 +217,11 @@ Url = Annotated[Text, AfterValidator(_url)]
 Identifier = Annotated[Text, _matching(r"[^\s`./]+", "a name in a catalog; leave out blanks, dots, slashes and backticks")]
 TopicName = Annotated[
     Text, _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", "a topic name; Kafka takes letters, digits, `.`, `_` and `-`")
+]
+TopicNames = Annotated[
+    Annotated[TopicName, Tag("<topic>")]
+    | Annotated[tuple[TopicName, ...], Field(min_length=1), AfterValidator(_each_once), Tag("<topics>")],
+    Discriminator(lambda value: "<topics>" if isinstance(value, (list, tuple)) else "<topic>"),
 ]
 SourceName = Annotated[
     Text,

@@ -44,12 +44,13 @@ def check_kafka(settings: Settings) -> list[Problem]:
     try:
         counts = cluster.partition_counts(topics_of(settings))
         for name, kept in settings.repartitioned.items():
-            if kept.from_topic not in cluster.partition_counts([kept.from_topic]):
+            found = cluster.partition_counts(kept.from_topics)
+            if missing := [topic for topic in kept.from_topics if topic not in found]:
                 fix = "create it, or name the topic that has the records"
-                return [Problem(f"there is no topic {kept.from_topic}", f"sources.{name}.repartition.from", fix)]
+                return [Problem(f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix)]
         co_partitioned(settings, counts)
         for name, kept in settings.repartitioned.items():
-            topic, wanted = settings.sources[name].topic, copy_settings(cluster, [kept.from_topic])
+            topic, wanted = settings.sources[name].topic, copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))
         for name, topic in written_topics(settings).items():
             if topic in counts:  # gold creates one that is missing as it must be

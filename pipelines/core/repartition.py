@@ -1,9 +1,10 @@
 """Repartitioning: which records of a topic are written next, to which partitions of another topic, and as what.
 
 *Order*: a record's position is the largest event time of its own partition up to and including itself, as in the merge. Records
-are written in order of (position, partition, offset): reading always goes on in the partition that is furthest behind, so that
-none is late among the others that was not late in its own partition. That holds for what is there; what comes later is written
-later.
+are written in order of (position, topic, partition, offset): reading always goes on in the partition that is furthest behind, so
+that none is late among the others that was not late in its own partition. That holds for what is there; what comes later is
+written later. Where there are tenants, a record may still be late that was not so in its own partition, if its tenant is further
+in another one; no order that leaves each partition's own as it is could prevent that.
 
 *Place*: the partition that Java's default partitioner gives the record's merge key. A heartbeat goes to every partition. A record
 whose key cannot be read goes to its own partition's number, modulo the number of partitions.
@@ -14,14 +15,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Int64s, groups, int64s, times_ms
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, times_ms
 from pipelines.core.letters import LETTERS, NEXT_OFFSETS, REDRIVEN, next_offsets, numbers_by_name
 from pipelines.core.reading import KAFKA, ReadingRules, merge_keys, read_records
 from pipelines.core.types import HEADERS, TIME
@@ -30,7 +31,7 @@ ORIGIN = "watersmeet.origin"
 """Where a record was before: `topic/partition/offset`."""
 
 FROM = "watersmeet.from"
-"""The topic that records come from, and Kafka's own identity of it."""
+"""A topic that records come from, and Kafka's own identity of it; the two headers behind it are about that topic."""
 
 POSITIONS = "watersmeet.positions"
 """How far in event time (epoch ms) each partition of that topic was written, as far as it has a time: a JSON object."""
@@ -42,6 +43,17 @@ PIECE_ROWS: Final = 10_000
 """So many messages are made at a time."""
 
 Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
+
+
+class Input(NamedTuple):
+    """A partition of a topic that records come from."""
+
+    topic: str
+    partition: int
+
+
+_PARTITIONS: Final = 2**32
+"""More than a topic has partitions."""
 
 _SEED, _FACTOR, _ALL = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
@@ -80,74 +92,102 @@ def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
 
 @dataclass
 class Lockstep:
-    """Records of one topic that were read and are not written yet, and which of them come next.
+    """Records of some topics that were read and are not written yet, and which of them come next.
 
-    `heads`: by partition the position (ms) of the last record that was added; absent where there was none.
+    `heads`: by input the position (ms) of the last record that was added; absent where there was none.
     """
 
-    heads: dict[int, int]
+    topics: Sequence[str]
+    """All topics, in ascending order."""
+    heads: dict[Input, int]
     _waiting: pa.Table = field(default_factory=ROUTED.empty_table)
     _positions: Int64s = field(default_factory=lambda: np.array([], np.int64))
 
     def add(self, rows: pa.Table) -> None:
-        """Takes the next records of some partitions: the columns of `ROUTED`, in each partition in order of offset."""
+        """Takes the next records of some inputs: the columns of `ROUTED`, of each input in order of offset."""
         times = times_ms(rows["event_time"])
         positions = np.empty_like(times)
-        for p, mine in groups(int64s(rows["partition"]), int64s(rows["offset"])).items():
-            positions[mine] = np.maximum(np.maximum.accumulate(times[mine]), self.heads.get(p, NO_TIME))
-            self.heads[p] = int(positions[mine[-1]])
+        for number, mine in groups(self._numbers(rows), int64s(rows["offset"])).items():
+            of = self._input(number)
+            positions[mine] = np.maximum(np.maximum.accumulate(times[mine]), self.heads.get(of, NO_TIME))
+            self.heads[of] = int(positions[mine[-1]])
         self._waiting = pa.concat_tables([self._waiting, rows])
         self._positions = np.concatenate([self._positions, positions])
 
-    def take(self, unread: Iterable[int]) -> tuple[pa.Table, dict[int, int]]:
-        """The records that are written next, in their order, and by partition the position (ms) of the last of them.
+    def take(self, unread: Iterable[Input]) -> tuple[pa.Table, dict[Input, int]]:
+        """The records that are written next, in their order, and by input the position (ms) of the last of them.
 
-        `unread`: the partitions of which more is there than was added. Nothing is taken that could come after such a record.
+        `unread`: the inputs of which more is there than was added. Nothing is taken that could come after such a record.
         """
-        partitions = int64s(self._waiting["partition"])
-        order = np.lexsort((int64s(self._waiting["offset"]), partitions, self._positions))
-        places = self._positions[order], partitions[order]
+        numbers = self._numbers(self._waiting)
+        order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
+        places = self._positions[order], numbers[order]
         count = len(order)
-        if ahead := [(self.heads.get(p, NO_TIME), p) for p in unread]:
+        if ahead := [(self.heads.get(of, NO_TIME), self._number(of)) for of in unread]:
             head, last = min(ahead)
             count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
         reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
         taken, rest = self._waiting.take(pa.array(order[:count])), np.sort(order[count:])
         self._waiting, self._positions = self._waiting.take(pa.array(rest)), self._positions[rest]
-        return taken, {p: position for p, position in reached.items() if position != NO_TIME}
+        return taken, {self._input(number): position for number, position in reached.items() if position != NO_TIME}
 
-    def first_offsets(self) -> dict[int, int]:
-        """By partition, the offset of the first record that waits."""
-        found = self._waiting.group_by("partition").aggregate([("offset", "min")])
-        return dict(zip(found["partition"].to_pylist(), found["offset_min"].to_pylist(), strict=True))
+    def first_offsets(self) -> dict[Input, int]:
+        """By input, the offset of the first record that waits."""
+        found = self._waiting.group_by(["topic", "partition"]).aggregate([("offset", "min")])
+        inputs = map(Input, found["topic"].to_pylist(), found["partition"].to_pylist())
+        return dict(zip(inputs, found["offset_min"].to_pylist(), strict=True))
+
+    def _numbers(self, rows: pa.Table) -> Int64s:
+        """By row a number for its input; they are ordered as the inputs are."""
+        topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
+        return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
+
+    def _number(self, of: Input) -> int:
+        return self.topics.index(of.topic) * _PARTITIONS + of.partition
+
+    def _input(self, number: int) -> Input:
+        topic, partition = divmod(number, _PARTITIONS)
+        return Input(self.topics[topic], partition)
 
 
 @dataclass(frozen=True)
 class Written:
-    """How much of a topic was written: its name and identity, by partition the next offset, and the position (ms) there where
-    there is one.
+    """How much was written: of which topics (each by its name, what it is called together with its identity), by input the next
+    offset, and the position (ms) there where there is one.
     """
 
-    topic: str
-    offsets: Mapping[int, int]
-    positions: Mapping[int, int]
+    topics: Mapping[str, str]
+    offsets: Mapping[Input, int]
+    positions: Mapping[Input, int]
 
     def headers(self) -> list[tuple[str, bytes]]:
-        """As a message says it."""
-        numbers = {NEXT_OFFSETS: self.offsets, POSITIONS: self.positions}
-        texts = {
-            name: orjson.dumps(dict(by), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS) for name, by in numbers.items()
-        }
-        return [(FROM, self.topic.encode()), *texts.items()]
+        """As a message says it: three headers for each topic."""
+        found = []
+        for topic, identified in sorted(self.topics.items()):
+            found.append((FROM, identified.encode()))
+            for name, by_input in ((NEXT_OFFSETS, self.offsets), (POSITIONS, self.positions)):
+                numbers = {of.partition: number for of, number in by_input.items() if of.topic == topic}
+                found.append((name, orjson.dumps(numbers, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)))
+        return found
 
 
 def written(headers: Headers) -> Written:
-    """What a message says of how much was written. Raises ValueError where it says no such thing."""
-    said: dict[str, Any] = dict(headers)
-    offsets, positions = next_offsets(said), numbers_by_name(said, POSITIONS)
-    return Written(
-        (said.get(FROM) or b"").decode(), {int(p): at for p, at in offsets.items()}, {int(p): at for p, at in positions.items()}
-    )
+    """What a message says of how much was written, behind the last `ORIGIN`; what comes before it is the record's own. Raises
+    ValueError where it says no such thing.
+    """
+    begin = max((i for i, (name, _) in enumerate(headers, 1) if name == ORIGIN), default=0)
+    said = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
+    topics: dict[str, str] = {}
+    offsets: dict[Input, int] = {}
+    positions: dict[Input, int] = {}
+    for of_topic in said or [()]:
+        values: dict[str, Any] = dict(of_topic)
+        identified = (values.get(FROM) or b"").decode()
+        topic = identified.rpartition(" (")[0]
+        topics[topic] = identified
+        offsets |= {Input(topic, int(p)): at for p, at in next_offsets(values).items()}
+        positions |= {Input(topic, int(p)): at for p, at in numbers_by_name(values, POSITIONS).items()}
+    return Written(topics, offsets, positions)
 
 
 def is_redriven(headers: Headers) -> bool:
@@ -163,27 +203,42 @@ def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table
     was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
     """
     is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    own = int64s(rows["partition"])
     home = int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
     times = np.where(is_beat, partitions, 1)
-    numbers = np.repeat(np.arange(len(own)), times)
+    numbers = np.repeat(np.arange(len(home)), times)
     nth = np.arange(len(numbers)) - np.repeat(np.cumsum(times) - times, times)
     targets = np.where(is_beat[numbers], nth, home[numbers])
-    lasts = set(dict(zip(targets.tolist(), range(len(targets)), strict=True)).values())
-    said = [{"key": name, "value": value} for name, value in after.headers()]
+    is_last = np.zeros(len(targets), bool)
+    is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
+    said = pa.array([{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type)
     for begin in range(0, len(numbers), PIECE_ROWS):
-        piece = rows.take(pa.array(numbers[begin : begin + PIECE_ROWS]))
-        columns = (piece[name].to_pylist() for name in ("headers", "topic", "partition", "offset"))
-        headers = []
-        for i, (had, *place) in enumerate(zip(*columns, strict=True), begin):
-            ours = [{"key": ORIGIN, "value": "/".join(map(str, place)).encode()}, *(said if i in lasts else ())]
-            headers.append([*(had or []), *ours])
+        of_piece = slice(begin, begin + PIECE_ROWS)
+        piece = rows.take(pa.array(numbers[of_piece])).combine_chunks()
         time = pc.divide(piece["kafka_timestamp"].cast(pa.int64()), 1000)
         sent = {
-            "partition": pa.array(targets[begin : begin + PIECE_ROWS]),
+            "partition": pa.array(targets[of_piece]),
             "key": piece["key"],
             "value": piece["value"],
             "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
-            "headers": pa.array(headers, HEADERS),
+            "headers": _headers(piece, is_last[of_piece], said),
         }
         yield pa.table(sent).cast(LETTERS)
+
+
+def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
+    """By row the record's own headers, then `ORIGIN`, then on the last rows what is `said`; `rows` in one piece."""
+    had = rows["headers"].combine_chunks()
+    own, counts = had.flatten(), int64s(had.value_lengths().fill_null(0))
+    places = pc.binary_join_element_wise(*(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/")
+    values = places.combine_chunks().cast(pa.binary())
+    origins = pa.StructArray.from_arrays([pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type))
+    every = pa.concat_arrays([own, origins, said])
+    lengths = counts + 1 + np.where(is_last, len(said), 0)
+    begins = np.cumsum(lengths) - lengths
+    numbers = np.empty(lengths.sum(), np.int64)
+    numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = np.arange(len(own))
+    numbers[begins + counts] = len(own) + np.arange(len(values))
+    for i in range(len(said)):
+        numbers[(begins + counts + 1 + i)[is_last]] = len(own) + len(values) + i
+    offsets = pa.array(np.append(begins, len(numbers)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, every.take(pa.array(numbers))).cast(HEADERS)

@@ -110,7 +110,7 @@ def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
 
 def grant(directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER) -> None:
     """Allows a user these; what it was allowed before stays."""
-    if bindings := [_binding(AclBinding, user, one) for one in allowed]:
+    if bindings := list(dict.fromkeys(_binding(AclBinding, user, one) for one in allowed)):  # some have several reasons
         admin = _admin(directory, admin_port)
         _done(admin.create_acls(bindings))
 
@@ -118,7 +118,7 @@ def grant(directory: Path, admin_port: int, allowed: Iterable[Permission], user:
 def revoke(directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER) -> None:
     """Takes these from a user."""
     admin = _admin(directory, admin_port)
-    _done(admin.delete_acls([_binding(AclBindingFilter, user, one) for one in no_longer]))
+    _done(admin.delete_acls(list(dict.fromkeys(_binding(AclBindingFilter, user, one) for one in no_longer))))
 
 
 def _binding(kind: Any, user: str, one: Permission) -> Any:

@@ -20,7 +20,7 @@ class Permission(NamedTuple):
 def permissions(settings: Settings) -> list[Permission]:
     """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
     sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
-    return [
+    found = [
         *(Permission("READ", "topic", source.topic, "bronze reads it") for source in settings.sources.values()),
         Permission("READ", "topic", sink, "gold reads where the sequence stands; a lost lake is taken up from it"),
         Permission("WRITE", "topic", sink, "gold publishes"),
@@ -39,15 +39,16 @@ def permissions(settings: Settings) -> list[Permission]:
             if letters
         ),
     ]
+    return list(dict.fromkeys(found))
 
 
 def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
     if source.repartition is None:
         return []
-    before, topic = source.repartition.from_topic, source.topic
+    topic, origins = source.topic, source.repartition.from_topics
     return [
-        Permission("READ", "topic", before, "`repartition` reads it"),
-        Permission("DESCRIBE_CONFIGS", "topic", before, "the repartitioned topic takes what it takes"),
+        *(Permission("READ", "topic", origin, "`repartition` reads it") for origin in origins),
+        *(Permission("DESCRIBE_CONFIGS", "topic", origin, "the repartitioned topic takes what it takes") for origin in origins),
         Permission("WRITE", "topic", topic, "`repartition` writes it"),
         Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),

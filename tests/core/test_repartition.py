@@ -11,11 +11,15 @@ import pytest
 
 from pipelines.core import repartition
 from pipelines.core.reading import KAFKA, ReadingRules
-from pipelines.core.repartition import ORIGIN, Written, copies, is_redriven, murmur2, route, written
+from pipelines.core.repartition import ORIGIN, Input, Written, copies, is_redriven, murmur2, route, written
 from pipelines.core.types import TIME
 
 RULES = ReadingRules(event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat"))
-AFTER = Written("clicks (1.2)", {0: 7, 11: 9}, {11: 5})
+AFTER = Written(
+    {"clicks": "clicks (1.2)", "web (old)": "web (old) (-1.2)"},
+    {Input("clicks", 0): 7, Input("clicks", 11): 9, Input("web (old)", 2): 4},
+    {Input("clicks", 11): 5},
+)
 
 
 def records(*values: bytes | None, key: bytes | None = None, partition: int = 2, time_ms: int = 5000, **more: Any) -> pa.Table:
@@ -124,10 +128,13 @@ def test_the_last_message_of_each_partition_says_how_much_was_written(monkeypatc
             assert [name for name, _ in said(message)] == [ORIGIN]
 
 
-def test_what_was_written_is_what_the_last_header_of_a_name_says() -> None:
+def test_what_was_written_is_what_stands_behind_the_last_origin() -> None:
     """A topic that was repartitioned may be repartitioned again: its records bring such headers along."""
-    before = Written("older", {0: 1}, {})
-    assert written([*before.headers(), (ORIGIN, b"clicks/0/0"), *AFTER.headers()]) == AFTER
+    before = Written({"older": "older (1.1)"}, {Input("older", 0): 1}, {})
+    own = [(ORIGIN, b"older/0/0"), *before.headers()]
+    assert written([*own, (ORIGIN, b"clicks/0/0"), *AFTER.headers()]) == AFTER
+    with pytest.raises(ValueError, match=r"watersmeet\.next_offsets"):
+        written([*own, (ORIGIN, b"clicks/0/0")])
 
 
 @pytest.mark.parametrize("missing", ["watersmeet.next_offsets", "watersmeet.positions"])
@@ -147,5 +154,9 @@ def test_only_a_message_that_a_redrive_sent_itself_is_passed_over() -> None:
     assert not is_redriven([])
 
 
-def test_positions_are_numbers_from_zero_on_in_json() -> None:
-    assert [orjson.loads(value) for _, value in AFTER.headers()[1:]] == [{"0": 7, "11": 9}, {"11": 5}]
+def test_each_topic_has_three_headers_of_its_own_with_numbers_from_zero_on_in_json() -> None:
+    said = AFTER.headers()
+    assert [name.removeprefix("watersmeet.") for name, _ in said] == ["from", "next_offsets", "positions"] * 2
+    assert [value for _, value in said[::3]] == [b"clicks (1.2)", b"web (old) (-1.2)"]
+    numbers = [orjson.loads(value) for _, value in (*said[1:3], *said[4:])]
+    assert numbers == [{"0": 7, "11": 9}, {"11": 5}, {"2": 4}, {}]

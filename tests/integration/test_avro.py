@@ -20,12 +20,12 @@ from pipelines.lake.location import Lake
 from pipelines.live import live
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
-from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, encoded, framed
+from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, content, encoded, framed, other_writers
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import without_java
 from tests.support.registry import TestRegistry
 from tests.support.rivers import EMBEDDED, FOLDER, River, until
-from tests.support.topics import Published, published
+from tests.support.topics import published
 
 
 def avro_river(kafka: str, folder: Path, name: str, lake: str = EMBEDDED) -> River:
@@ -39,16 +39,6 @@ def avro_river(kafka: str, folder: Path, name: str, lake: str = EMBEDDED) -> Riv
 
 
 _AVRO = {"format": "avro", "schema": "case.avsc"}
-
-
-def content(messages: list[Published]) -> list[tuple[Any, ...]]:
-    """Messages with what tells the values of `cases` apart: by source the number `n` of each."""
-    found = []
-    for message in messages:
-        value = json.loads(message.value or b"")
-        numbers = [[part.get("n") for part in value[source]] for source in SOURCES]
-        found.append((message._replace(value=None), value["key"], value["event_time"], value["last_event_time"], numbers))
-    return found
 
 
 def assert_whole(river: River) -> None:
@@ -110,19 +100,6 @@ def registry(tmp_path: Path) -> Iterator[TestRegistry]:
     found.start()
     yield found
     found.kill()
-
-
-def other_writers() -> list[dict[str, Any]]:
-    """`CASE_SCHEMA`, and what other producers write: fields in another order and more of them, other units and types."""
-    fields = {field["name"]: field for field in CASE_SCHEMA["fields"]}
-    micros = {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}}
-    price = {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4}}
-    more = {"name": "more", "type": {"type": "array", "items": "string"}, "default": []}
-    floats = {"name": "tags", "type": {"type": "map", "values": "float"}}
-    untyped = {"name": "type", "type": ["null", {"type": "enum", "name": "Type", "symbols": ["click", "heartbeat"]}]}
-    writers = [[*fields.values()], [more, *reversed(fields.values())], [*(fields | {"ts": micros, "price": price}).values()]]
-    writers.append([*(fields | {"tags": floats, "type": untyped}).values(), more])
-    return [{**CASE_SCHEMA, "fields": each} for each in writers]
 
 
 def register(registry: TestRegistry) -> dict[int, dict[str, Any]]:

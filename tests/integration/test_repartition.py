@@ -30,10 +30,11 @@ from pipelines.observability import Reporter
 from pipelines.redrive import Redrive
 from pipelines.repartition import repartition
 from pipelines.settings import LineageSettings
-from tests.support.cases import SOURCES, Case, expected_late, expected_messages, heartbeat, keyed
+from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
 from tests.support.lakes import late_of
-from tests.support.repartitioning import Copy, Raw, copied, read_by
+from tests.support.repartitioning import Copy, Counts, Raw, as_cases, confluence, copied, raws
 from tests.support.rivers import River, until
+from tests.support.tenants import merge_of
 from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
 
 
@@ -41,28 +42,14 @@ def name_of(request: pytest.FixtureRequest) -> str:
     return re.sub(r"[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")
 
 
-def confluence(kafka: str, folder: Path, name: str, counts: tuple[int, int], partitions: int, **overrides: Any) -> River:
-    """A river whose topics come of others, with these numbers of partitions, and do not exist yet."""
-    river = River.make(kafka, folder, f"{name}-old", partitions=partitions)
-    for source, count in zip(SOURCES, counts, strict=True):
-        create_topics(kafka, f"{name}-raw-{source}", partitions=count)
-        more = {"topic": f"{name}-{source}", "repartition": {"from": f"{name}-raw-{source}", "partitions": partitions}}
-        river.config["sources"][source] |= more
-    river.config |= {"name": name, "publish": {"topic": f"{name}-merged"}}
-    river.config["kafka"] |= overrides
-    river.write()
-    return river
-
-
-def raws(river: River, counts: tuple[int, int]) -> dict[str, Raw]:
-    topics = {source: of_source["repartition"]["from"] for source, of_source in river.config["sources"].items()}
-    return {source: Raw.of(str(river.kafka), topics[source], count) for source, count in zip(SOURCES, counts, strict=True)}
+def rows(river: River, **more: Any) -> list[dict[str, Any]]:
+    """What a repartition of what there is answers."""
+    return repartition(river.settings, Reporter(), threading.Event(), once=True, **more)
 
 
 def once(river: River, **more: Any) -> dict[str, Any]:
-    """By source, what a repartition of what there is answers."""
-    told = repartition(river.settings, Reporter(), threading.Event(), once=True, **more)
-    return {row["source"]: row for row in told}
+    """The same by source; each has one topic that it comes from."""
+    return {row["source"]: row for row in rows(river, **more)}
 
 
 def found_in(river: River, source: str) -> dict[int, list[Copy]]:
@@ -72,28 +59,29 @@ def found_in(river: River, source: str) -> dict[int, list[Copy]]:
 # -- each record once, in its place, in lockstep
 
 
-@pytest.mark.parametrize(("counts", "partitions"), [((3, 4), 4), ((4, 3), 2), ((1, 1), 1)])
+@pytest.mark.parametrize(("counts", "partitions"), [((3, 4), 4), ((4, 3), 2), ((1, 1), 1), (((2, 3, 1), (1, 1)), 3)])
 def test_every_record_is_written_once_as_it_came_in_lockstep_to_the_partition_of_its_key(
-    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: tuple[int, int], partitions: int
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts, partitions: int
 ) -> None:
     """However small the batches are, and in as many starts as there may be."""
     river = confluence(kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=40)
     inputs = raws(river, counts)
     for raw in inputs.values():
         raw.flow(1, 0)
-    told = once(river)
+    told = {row["from"]: row for row in rows(river)}
+    assert {topic: row["read"] for topic, row in told.items()} == inputs["tracking"].sizes | inputs["orders"].sizes
+    for row in told.values():
+        assert row["records"] == sum(row["read"].values())
     for source, raw in inputs.items():
-        assert told[source]["records"] == sum(map(len, raw.values.values()))
-        assert told[source]["read"] == {p: len(values) for p, values in raw.values.items()}
         assert found_in(river, source) == raw.expected(partitions)
         raw.flow(2, 1000)
-    once(river)
+    rows(river)
     before = {source: found_in(river, source) for source in SOURCES}
     for source, raw in inputs.items():
         assert {p: Counter(copies) for p, copies in before[source].items()} == {
             p: Counter(copies) for p, copies in raw.expected(partitions).items()
         }
-    assert [row["records"] for row in once(river).values()] == [0, 0]
+    assert {row["records"] for row in rows(river)} == {0}
     assert {source: found_in(river, source) for source in SOURCES} == before
 
 
@@ -123,11 +111,12 @@ POINTS = [
 ]
 
 
+@pytest.mark.parametrize("counts", [(3, 2), ((2, 3), (1, 2))])
 def test_a_repartition_that_is_killed_anywhere_is_finished_by_the_next_with_nothing_lost_repeated_or_moved(
-    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts
 ) -> None:
-    river = confluence(kafka, tmp_path, name_of(request), (3, 2), 4, max_offsets_per_batch=30)
-    inputs = raws(river, (3, 2))
+    river = confluence(kafka, tmp_path, name_of(request), counts, 4, max_offsets_per_batch=30)
+    inputs = raws(river, counts)
     for raw in inputs.values():
         raw.flow(1, 0)
     for point, count in POINTS:
@@ -139,11 +128,12 @@ def test_a_repartition_that_is_killed_anywhere_is_finished_by_the_next_with_noth
         assert found_in(river, source) == raw.expected(4)
 
 
+@pytest.mark.parametrize("counts", [(3, 2), ((2, 1), (1, 1))])
 def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_written_twice(
-    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts
 ) -> None:
-    river = confluence(kafka, tmp_path, name_of(request), (3, 2), 2, max_offsets_per_batch=50)
-    inputs, rng = raws(river, (3, 2)), random.Random(7)
+    river = confluence(kafka, tmp_path, name_of(request), counts, 2, max_offsets_per_batch=50)
+    inputs, rng = raws(river, counts), random.Random(7)
     for n in range(4):
         process = river.run(command="repartition")
         for raw in inputs.values():
@@ -157,8 +147,8 @@ def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_writt
     for source, raw in inputs.items():
         for p, copies in found_in(river, source).items():
             assert Counter(copies) == Counter(raw.expected(2)[p])
-            for origin in raw.values:
-                offsets = [copy.origin.offset for copy in copies if copy.origin.partition == origin]
+            for place in {copy.origin._replace(offset=0) for copy in copies}:
+                offsets = [copy.origin.offset for copy in copies if copy.origin._replace(offset=0) == place]
                 assert offsets == sorted(offsets)
 
 
@@ -168,7 +158,7 @@ def size(river: River, source: str) -> int:
     cluster = Cluster(river.settings.kafka)
     if topic not in cluster.partition_counts([topic]):
         return 0
-    return sum(len(mine) for mine in read_by(str(river.kafka), topic, river.partitions).values())
+    return sum(map(len, found_in(river, source).values()))
 
 
 def has_come_to(river: River, ends: dict[str, int]) -> bool:
@@ -219,6 +209,34 @@ def test_the_topic_that_is_read_may_get_more_partitions_at_any_time(river: River
     assert (told["records"], told["read"][3]) == (2, 1)
 
 
+def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs_to_the_others(river: River) -> None:
+    first, other, origins = origin(river), f"{origin(river)}-more", river.config["sources"]["tracking"]["repartition"]
+    before = found_in(river, "tracking")
+    create_topics(river.kafka, other, partitions=1)
+    produce(river.kafka, other, [(0, keyed("old", 10)), (0, keyed("new", 5000))])
+    produce(river.kafka, first, [(0, keyed("between", 4000))])
+    origins["from"] = [first, other]
+    river.write()
+    told = {row["from"]: row["records"] for row in rows(river) if row["source"] == "tracking"}
+    assert told == {first: 1, other: 2}
+    added = [copy for p, copies in found_in(river, "tracking").items() for copy in copies[len(before[p]) :]]
+    assert sorted((copy.origin.topic, copy.origin.offset) for copy in added) == [(first, 7), (other, 0), (other, 1)]
+    assert {row["records"] for row in rows(river)} == {0}
+
+    for wrong in (first, other):
+        origins["from"] = wrong
+        river.write()
+        left = other if wrong == first else first
+        with pytest.raises(
+            ConfigurationError, match=rf"written from {left} \(.*\), and `from` names {wrong}; name that topic, too"
+        ):
+            rows(river)
+    origins["from"] = [other, first]  # their order says nothing
+    river.write()
+    produce(river.kafka, other, [(0, keyed("more", 6000))])
+    assert {row["from"]: row["records"] for row in rows(river) if row["source"] == "tracking"} == {first: 0, other: 1}
+
+
 def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: River) -> None:
     """Nor may it be taken for somebody else's."""
     before = found_in(river, "tracking")
@@ -256,15 +274,15 @@ def test_offsets_that_kafka_has_deleted_stop_it_unless_that_is_accepted(river: R
 
 def other_topic(river: River) -> str:
     create_topics(river.kafka, f"{origin(river)}-2", partitions=2)
-    river.config["sources"]["tracking"]["repartition"]["from"] = f"{origin(river)}-2"
-    return "was written from"
+    river.config["sources"]["tracking"]["repartition"]["from"] = other = f"{origin(river)}-2"
+    return rf"was written from {origin(river).removesuffix('-2')} \(.*\), and `from` names {other}; name that topic, too"
 
 
 def made_again(river: River) -> str:
     delete_topic(str(river.kafka), origin(river))
     until(lambda: not Cluster(river.settings.kafka).partition_counts([origin(river)]), "the end of the topic")
     create_topics(river.kafka, origin(river), partitions=2)
-    return "was written from"
+    return rf"was written from {origin(river)} \(.*\), and `from` names {origin(river)} \("
 
 
 def no_topic(river: River) -> str:
@@ -399,22 +417,43 @@ def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_rep
         Redrive(river.questions, river.settings, "undecodable")
 
 
+@pytest.mark.parametrize(
+    ("of_partitions", "is_late"),
+    [
+        ([[("x", 1000), ("y", 0)], [("x", 1000), ("y", 0)]], []),
+        ([[("x", 1000), ("y", 0)], [("y", 1000), ("x", 0)]], [("x", 0)]),
+    ],
+    ids=["alike", "crosswise"],
+)
+def test_a_record_is_late_by_repartition_only_where_its_tenant_lags_less_in_another_partition(
+    kafka: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    of_partitions: list[list[tuple[str, int]]],
+    is_late: list[tuple[str, int]],
+) -> None:
+    """What no order prevents (tests/property/test_repartition_tenants.py): each record is on time in its own partition."""
+    river = confluence(kafka, tmp_path, name_of(request), (2, 1), 1)
+    river.config["merge"] = merge_of((100, None, 2000))
+    river.write()
+    inputs = raws(river, (2, 1))
+    for p, sent in enumerate(of_partitions):
+        inputs["tracking"].send((p, keyed("a", time_ms, g=tenant)) for tenant, time_ms in sent)
+    for raw in inputs.values():
+        raw.beat(5000)
+    once(river)
+    river.finish()
+    late = river.questions.select(tables.LATE, ["tenant", "event_time"])
+    assert [tuple(row.values()) for row in late.to_pylist()] == is_late
+    assert river.broken_promises() == []
+
+
 # -- the whole pipeline
 
 
-def as_cases(river: River) -> dict[int, Case]:
-    """What bronze reads, as the merge model takes it; an offset without a record is one that cannot be read."""
-    cases = {p: Case({source: [] for source in SOURCES}, 300) for p in range(river.partitions)}
-    for source in SOURCES:
-        for p, values in read_by(str(river.kafka), target(river, source), river.partitions).items():
-            cases[p].values[source] = [values.get(offset) for offset in range(max(values, default=-1) + 1)]
-            cases[p].arrivals += [source] * len(cases[p].values[source])
-    return cases
-
-
-@pytest.mark.parametrize(("counts", "partitions"), [((3, 2), 4), ((4, 3), 2)])
+@pytest.mark.parametrize(("counts", "partitions"), [((3, 2), 4), ((4, 3), 2), (((1, 2), (3,)), 3)])
 def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
-    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: tuple[int, int], partitions: int
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts, partitions: int
 ) -> None:
     """And a key is never merged apart: the model's answer has it in one partition."""
     river = confluence(kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=60, quarantine_limit="100%")
@@ -422,13 +461,13 @@ def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
     for n in range(2):
         for raw in inputs.values():
             raw.flow(n, 1000 * n)
-        once(river)
+        rows(river)
         river.finish()
     for raw in inputs.values():
-        raw.send((p, heartbeat(5000)) for p in raw.values)
-    once(river)
+        raw.beat(5000)
+    rows(river)
     river.finish()
-    cases = as_cases(river)
+    cases = as_cases(kafka, {source: target(river, source) for source in SOURCES}, inputs, partitions)
     expected = expected_messages(cases)
     assert len(expected) > 20
     assert published(kafka, river.sink, partitions) == expected

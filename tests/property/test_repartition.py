@@ -9,88 +9,96 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.repartition import ROUTED, Lockstep
+from pipelines.core.repartition import ROUTED, Input, Lockstep
 from pipelines.core.types import TIME
 
-Topic = dict[int, list[int | None]]
-"""By partition the event times (ms) of its records; None: of a record that has none."""
+Inputs = dict[Input, list[int | None]]
+"""By topic and partition the event times (ms) of the records; None: of a record that has none."""
+
+TOPICS = ("a", "b", "c")
 
 law = settings(max_examples=200, deadline=None, derandomize=True)
-topics = st.dictionaries(
-    st.integers(0, 9), st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=12), min_size=1, max_size=5
+inputs = st.dictionaries(
+    st.builds(Input, st.sampled_from(TOPICS), st.integers(0, 9)),
+    st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=12),
+    min_size=1,
+    max_size=5,
 )
 
 
 @dataclass
 class Model:
-    """Rule 1 of the merge among the partitions of one topic: go on where the next record's position is smallest."""
+    """Rule 1 of the merge among the partitions of some topics: go on where the next record's position is smallest."""
 
-    topic: Topic
+    inputs: Inputs
 
-    def order(self) -> list[tuple[int, int]]:
-        """Every record, as (partition, offset)."""
-        found, passed, heads = [], dict.fromkeys(self.topic, 0), dict.fromkeys(self.topic, NO_TIME)
-        while ahead := [p for p, times in self.topic.items() if passed[p] < len(times)]:
-            positions = {p: max(heads[p], NO_TIME if (t := self.topic[p][passed[p]]) is None else t) for p in ahead}
-            p = min(ahead, key=lambda p: (positions[p], p))
-            found.append((p, passed[p]))
-            passed[p], heads[p] = passed[p] + 1, positions[p]
+    def order(self) -> list[tuple[Input, int]]:
+        """Every record, as (input, offset)."""
+        found, passed, heads = [], dict.fromkeys(self.inputs, 0), dict.fromkeys(self.inputs, NO_TIME)
+        while ahead := [of for of, times in self.inputs.items() if passed[of] < len(times)]:
+            positions = {of: max(heads[of], NO_TIME if (t := self.inputs[of][passed[of]]) is None else t) for of in ahead}
+            of = min(ahead, key=lambda of: (positions[of], of))
+            found.append((of, passed[of]))
+            passed[of], heads[of] = passed[of] + 1, positions[of]
         return found
 
 
-def rows(p: int, times: list[int | None], first: int) -> pa.Table:
+def rows(of: Input, times: list[int | None], first: int) -> pa.Table:
     columns = {name: pa.nulls(len(times), kind) for name, kind in zip(ROUTED.names, ROUTED.types, strict=True)}
-    columns["partition"] = pa.array([p] * len(times), pa.int32())
+    columns["topic"] = pa.array([of.topic] * len(times), pa.string())
+    columns["partition"] = pa.array([of.partition] * len(times), pa.int32())
     columns["offset"] = pa.array(range(first, first + len(times)), pa.int64())
     columns["event_time"] = pa.array([None if t is None else t * 1000 for t in times], pa.int64()).cast(TIME)
     return pa.table(columns, schema=ROUTED)
 
 
-def places(taken: pa.Table) -> list[tuple[int, int]]:
-    return list(zip(taken["partition"].to_pylist(), taken["offset"].to_pylist(), strict=True))
+def places(taken: pa.Table) -> list[tuple[Input, int]]:
+    inputs = map(Input, taken["topic"].to_pylist(), taken["partition"].to_pylist())
+    return list(zip(inputs, taken["offset"].to_pylist(), strict=True))
 
 
 @law
-@given(topics, st.data())
-def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(topic: Topic, data: st.DataObject) -> None:
-    lockstep, read, found = Lockstep({}), dict.fromkeys(topic, 0), []
-    written: dict[int, int] = {}
-    positions: dict[int, int] = {}
+@given(inputs, st.data())
+def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(of_inputs: Inputs, data: st.DataObject) -> None:
+    lockstep, read, found = Lockstep(TOPICS, {}), dict.fromkeys(of_inputs, 0), []
+    written: dict[Input, int] = {}
+    positions: dict[Input, int] = {}
     while True:
         waiting = lockstep.first_offsets()
-        for p in [p for p, times in topic.items() if p not in waiting and read[p] < len(times)]:
+        for of in [of for of, times in of_inputs.items() if of not in waiting and read[of] < len(times)]:
             count = data.draw(st.integers(1, 4))
-            lockstep.add(rows(p, topic[p][read[p] : read[p] + count], read[p]))
-            read[p] = min(read[p] + count, len(topic[p]))
-        taken, reached = lockstep.take([p for p, times in topic.items() if read[p] < len(times)])
+            lockstep.add(rows(of, of_inputs[of][read[of] : read[of] + count], read[of]))
+            read[of] = min(read[of] + count, len(of_inputs[of]))
+        taken, reached = lockstep.take([of for of, times in of_inputs.items() if read[of] < len(times)])
         found += places(taken)
         positions |= reached
-        written |= {p: offset + 1 for p, offset in places(taken)}
+        written |= {of: offset + 1 for of, offset in places(taken)}
         if data.draw(st.booleans()):  # a crash: only what was written is known
-            lockstep, read = Lockstep(dict(positions)), {p: written.get(p, 0) for p in topic}
-        if all(written.get(p, 0) == len(times) for p, times in topic.items()):
+            lockstep, read = Lockstep(TOPICS, dict(positions)), {of: written.get(of, 0) for of in of_inputs}
+        if all(written.get(of, 0) == len(times) for of, times in of_inputs.items()):
             break
-    assert found == Model(topic).order()
+    assert found == Model(of_inputs).order()
 
 
 @law
-@given(topics)
-def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(topic: Topic) -> None:
+@given(inputs)
+def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(of_inputs: Inputs) -> None:
     """So none is late that was not late before: it lies behind the largest event time by no more."""
     largest = NO_TIME
-    own = dict.fromkeys(topic, NO_TIME)
-    for p, offset in Model(topic).order():
-        time = topic[p][offset]
+    own = dict.fromkeys(of_inputs, NO_TIME)
+    for of, offset in Model(of_inputs).order():
+        time = of_inputs[of][offset]
         if time is not None:
-            largest, own[p] = max(largest, time), max(own[p], time)
-            assert largest <= own[p]
+            largest, own[of] = max(largest, time), max(own[of], time)
+            assert largest <= own[of]
 
 
 @law
-@given(topics, st.integers(0, 9))
-def test_nothing_waits_for_a_partition_that_is_at_its_end(topic: Topic, silent: int) -> None:
-    lockstep = Lockstep({silent: 0})
-    for p, times in topic.items():
-        lockstep.add(rows(p, times, 0))
-    assert sorted(places(lockstep.take([])[0])) == sorted((p, o) for p, times in topic.items() for o in range(len(times)))
+@given(inputs, st.builds(Input, st.sampled_from(TOPICS), st.integers(0, 9)))
+def test_nothing_waits_for_a_partition_that_is_at_its_end(of_inputs: Inputs, silent: Input) -> None:
+    lockstep = Lockstep(TOPICS, {silent: 0})
+    for of, times in of_inputs.items():
+        lockstep.add(rows(of, times, 0))
+    every = sorted((of, o) for of, times in of_inputs.items() for o in range(len(times)))
+    assert sorted(places(lockstep.take([])[0])) == every
     assert lockstep.first_offsets() == {}

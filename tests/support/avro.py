@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from itertools import count
@@ -15,7 +15,8 @@ import orjson
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from hypothesis import strategies as st
 
-from tests.support.cases import Case
+from tests.support.cases import SOURCES, Case
+from tests.support.topics import Published
 
 Schema = dict[str, Any]
 
@@ -64,6 +65,29 @@ def as_avro(value: bytes | None, schema: Schema = CASE_SCHEMA) -> bytes | None:
         return encoded(schema, {**record, "tags": {"n": n or 0, "a": 0.5}})
     except (ValueError, TypeError, KeyError, OverflowError):
         return BAD_BYTES[len(value or b"") % len(BAD_BYTES)]
+
+
+def other_writers() -> list[Schema]:
+    """`CASE_SCHEMA`, and what other producers write: fields in another order and more of them, other units and types."""
+    fields = {field["name"]: field for field in CASE_SCHEMA["fields"]}
+    micros = {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}}
+    price = {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4}}
+    more = {"name": "more", "type": {"type": "array", "items": "string"}, "default": []}
+    floats = {"name": "tags", "type": {"type": "map", "values": "float"}}
+    untyped = {"name": "type", "type": ["null", {"type": "enum", "name": "Type", "symbols": ["click", "heartbeat"]}]}
+    writers = [[*fields.values()], [more, *reversed(fields.values())], [*(fields | {"ts": micros, "price": price}).values()]]
+    writers.append([*(fields | {"tags": floats, "type": untyped}).values(), more])
+    return [{**CASE_SCHEMA, "fields": each} for each in writers]
+
+
+def content(messages: Iterable[Published]) -> list[tuple[Any, ...]]:
+    """Messages with what tells the values of `cases` apart: by source the number `n` of each."""
+    found = []
+    for message in messages:
+        value = json.loads(message.value or b"")
+        numbers = [[part.get("n") for part in value[source]] for source in SOURCES]
+        found.append((message._replace(value=None), value["key"], value["event_time"], value["last_event_time"], numbers))
+    return found
 
 
 def avro_case(case: Case, *sources: str) -> Case:

@@ -624,7 +624,11 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/repartition", {}), "required field `sources.orders.repartition.from` is missing; add it, such as `from: clicks`"),
         (("sources/orders/repartition", {"from": "raw"}), "required field `sources.orders.repartition.partitions` is missing"),
         (("sources/orders/repartition", {"from": "raw", "partitions": 0}), "sources.orders.repartition.partitions: `0` is not a whole number from 1"),
-        (("sources/orders/repartition", {"from": ["a", "b"], "partitions": 2}), "sources.orders.repartition.from must be text, not a list"),
+        (("sources/orders/repartition", {"from": {"a": 1}, "partitions": 2}), "sources.orders.repartition.from must be text, not a mapping"),
+        (("sources/orders/repartition", {"from": [], "partitions": 2}), "sources.orders.repartition.from must have 1 or more entries, not 0"),
+        (("sources/orders/repartition", {"from": ["a", 5], "partitions": 2}), "sources.orders.repartition.from.1 must be text, not a number"),
+        (("sources/orders/repartition", {"from": ["a", "a"], "partitions": 2}), "sources.orders.repartition.from names a topic twice"),
+        (("sources/orders/repartition", {"from": ["raw", "tracking"], "partitions": 2}), "sources.orders.repartition.from is the topic of source `tracking` too"),
         (("sources/orders/repartition", {"form": "raw"}), "unknown field `sources.orders.repartition.form`; did you mean `from`?"),
         (("sources/orders/repartition", {"from": "orders", "partitions": 2}), "sources.orders.repartition.from is the topic of source `orders` too; write the records"),
         (("storage", "x"), "storage must be a mapping, not text"),
@@ -734,10 +738,12 @@ def test_repartitioned_sources_have_topics_of_their_own_and_one_number_of_partit
         return changed(("sources/tracking/repartition", of_tracking), ("sources/orders/repartition", of_orders))
 
     settings = load(tmp_path, repartitioned(**{"from": "other", "partitions": 3}))
-    assert {name: (kept.from_topic, kept.partitions) for name, kept in settings.repartitioned.items()} == {
-        "tracking": ("raw", 3),
-        "orders": ("other", 3),
+    assert {name: (kept.from_topics, kept.partitions) for name, kept in settings.repartitioned.items()} == {
+        "tracking": (("raw",), 3),
+        "orders": (("other",), 3),
     }
+    several = load(tmp_path, repartitioned(**{"from": ["z", "other"], "partitions": 3}))
+    assert several.repartitioned["orders"].from_topics == ("other", "z")
     assert settings.digest == load(tmp_path, SMALLEST).digest
     sentence = "sources.orders.repartition.partitions: 4 is not the 3 of source `tracking`; give all sources the same number"
     assert sentence in refusal(tmp_path, repartitioned(**{"from": "other", "partitions": 4}))
