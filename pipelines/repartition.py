@@ -129,7 +129,7 @@ class Repartition:
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
-        self.origin, self.topic, self.partitions = kept.from_topic, self.settings.sources[self.source].topic, kept.partitions
+        self.origin, self.topic, self.partitions = kept.from_topic, self.settings.inputs[self.source], kept.partitions
         self._cluster = Cluster(self.settings.kafka)
 
     def look(self) -> None:

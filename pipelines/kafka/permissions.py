@@ -21,7 +21,7 @@ def permissions(settings: Settings) -> list[Permission]:
     """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
     sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
     return [
-        *(Permission("READ", "topic", source.topic, "bronze reads it") for source in settings.sources.values()),
+        *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.inputs.values()),
         Permission("READ", "topic", sink, "gold reads where the sequence stands; a lost lake is taken up from it"),
         Permission("WRITE", "topic", sink, "gold publishes"),
         Permission("CREATE", "topic", sink, "gold creates it where it is missing"),
@@ -34,8 +34,8 @@ def permissions(settings: Settings) -> list[Permission]:
         *(permission for source in settings.sources.values() for permission in _of_repartition(name, source)),
         *(permission for topic in letters for permission in _of_dead_letters(name, topic)),
         *(
-            Permission("DESCRIBE_CONFIGS", "topic", source.topic, "a topic of dead letters takes what it takes")
-            for source in settings.sources.values()
+            Permission("DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes")
+            for topic in settings.inputs.values()
             if letters
         ),
     ]
@@ -44,7 +44,7 @@ def permissions(settings: Settings) -> list[Permission]:
 def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
     if source.repartition is None:
         return []
-    before, topic = source.repartition.from_topic, source.topic
+    before, [topic] = source.repartition.from_topic, source.topics
     return [
         Permission("READ", "topic", before, "`repartition` reads it"),
         Permission("DESCRIBE_CONFIGS", "topic", before, "the repartitioned topic takes what it takes"),

@@ -67,7 +67,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     }
     for name, source in settings.sources.items():
         facts |= {
-            f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
+            f"sources.{name}.topic": ", ".join(f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics),
             f"sources.{name}.format": f"{source.format}, with a registry" if source.registry else source.format,
         }
     return {**facts, **_tenants(settings)}
@@ -152,9 +152,11 @@ def _difference(field: str, before: str, now: str) -> str:
             f"sources: the topics have {now} partitions, and had {before} when the lake was begun: keys have moved to other "
             "partitions since, so nothing would meet; begin a new lake, or restore the topics"
         )
-    if field.endswith(".topic") and before.rpartition(" ")[0] == now.rpartition(" ")[0]:
+    if field.endswith(".topic") and _topics(before) == _topics(now):
+        kept = before.split(", ")
+        remade = [name.partition(" ")[0] for name in now.split(", ") if name not in kept]
         return (
-            f"{field}: {now.partition(' ')[0]} was deleted and made again since the lake was begun: its offsets mean other "
+            f"{field}: {' and '.join(remade)} was deleted and made again since the lake was begun: its offsets mean other "
             "records now; begin a new lake, or restore the topic"
         )
     if field.endswith(".tenant"):
@@ -164,6 +166,11 @@ def _difference(field: str, before: str, now: str) -> str:
         f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of the same records; "
         "set it back, or begin a new lake"
     )
+
+
+def _topics(fact: str) -> list[str]:
+    """The topics of a source, without Kafka's identity of them."""
+    return [name.partition(" ")[0] for name in fact.split(", ")]
 
 
 def _digest(schema: bytes) -> str:
