@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
 from pipelines.core.types import DUE, TENANT
@@ -235,7 +236,7 @@ def read_table(
     """`Questions.select`, by default of all columns of the layout but the topic, so that `source` is the input; without rows
     where the table does not exist.
     """
-    schema = tables.layout(settings)[table].schema
+    schema = tables.layout(settings)[source_of(table)].schema
     columns = columns or _without_topic(schema.names)
     if questions.exists(table):
         return questions.select(table, columns, where, version=version)
