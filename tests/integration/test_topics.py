@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.cases import expected_messages
+from pipelines.core.inputs import topic_of
+from pipelines.lake import tables
+from tests.support.cases import expected_messages, keyed
+from tests.support.commands import every_command_does_its_work, without_java
 from tests.support.lakes import decisions_of
 from tests.support.rivers import Losses, River, until
-from tests.support.topics import published
+from tests.support.topics import add_partitions, consume, published
 
 
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
     """Of `tracking`, which has two topics, and `orders`, which has one. (The names sort other than they were made.)"""
-    name = request.node.name[:40].replace("_", "-").rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[-40:]
     inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"
     return River.make(kafka, tmp_path, name, inputs=inputs)
 
 
-def inputs_of(river: River) -> tuple[str, str, str]:
-    web, app, orders = river.inputs
-    return web, app, orders
-
-
 def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of_the_lake(river: River) -> None:
-    web, app, orders = inputs_of(river)
+    web, app, orders = river.inputs
     river.config["publish"] |= {"late_topic": f"{river.sink}-late", "quarantine_topic": f"{river.sink}-quarantine"}
     river.config["merge"]["idle_after"] = "700ms"
     river.write()
@@ -68,3 +69,153 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
     river.finish()
     assert published(river.kafka, river.sink, river.partitions) == expected_messages(river.cases, river.inputs)
     assert river.broken_promises() == []
+
+
+def answer(river: River, *words: str) -> dict[str, Any]:
+    return dict(json.loads(without_java(river, *words, "--json")))
+
+
+def test_every_command_does_its_work(river: River) -> None:
+    every_command_does_its_work(river)
+
+
+def test_status_and_explain_name_each_topic(river: River) -> None:
+    web, app, orders = river.inputs
+    for source, time in ((web, 1000), (app, 1000), (orders, 1000), (app, 1001), (orders, 1100)):
+        river.send(source, 0, keyed("a", time))
+    river.finish()
+    [first, _] = answer(river, "status")["partitions"]
+    assert first["clock"] == 1000
+    assert {name: (at["head"], at["lag"], at["state"]) for name, at in first["sources"].items()} == {
+        web: (1000, 0, "active"),
+        app: (1001, 1, "held"),
+        orders: (1100, 1, "held"),
+    }
+    found = answer(river, "explain", "a")
+    [record] = found["records"]
+    places = [(part["source"], part["topic"], part["offset"], part["rule"]) for part in record["parts"]]
+    assert places == [
+        ("tracking", topic_of(app), 0, "opened"),
+        ("tracking", topic_of(web), 0, "joined"),
+        ("orders", river.topic("orders"), 0, "joined"),
+    ]
+    assert [(row["source"], row["topic"], row["offset"]) for row in found["waiting"]] == [
+        ("tracking", topic_of(app), 1),
+        ("orders", river.topic("orders"), 1),
+    ]
+
+
+def test_refused_records_go_back_to_their_own_topics(river: River) -> None:
+    web, app, _ = river.inputs
+    sent = {web: 2, app: 1, "orders": 0}
+    for name, count in sent.items():
+        for _ in range(count):
+            river.send(name, 1, b"{")
+    river.finish("bronze")
+    for _ in range(2):
+        found = answer(river, "redrive", "--reason", "undecodable", "--apply")
+        assert {row["topic"]: row["after"] for row in found["records"]} == {river.topic(name): n for name, n in sent.items()}
+    for name, count in sent.items():
+        again = [
+            m.value() for m in consume(river.kafka, river.topic(name), 2) if "watersmeet.redriven" in dict(m.headers() or [])
+        ]
+        assert again == [b"{"] * count, "once"
+
+
+def test_a_key_is_forgotten_in_every_topic(river: River) -> None:
+    for name in river.inputs:
+        river.send(name, 0, keyed("alice-1234", 500))
+        river.send(name, 1, b'{"k":"alice-1234"}')
+    river.flow()
+    river.flow()
+    river.finish()
+    found = answer(river, "forget", "alice-1234", "--apply")
+    counts = {row["table"]: (row["before"], row["after"]) for row in found["tables"]}
+    assert counts["bronze_tracking"] == (4, 0)
+    assert counts["bronze_orders"] == (2, 0)
+    assert counts["quarantine"] == (3, 0)
+    assert counts["silver"] == (1, 0)
+    of_topics = {row["where"]: row["records"] for row in found["held"]}
+    assert {name: of_topics[f"topic {river.topic(name)}"] for name in river.inputs} == dict.fromkeys(river.inputs, 2)
+    river.flow()
+    river.finish()
+    assert river.broken_promises() == []
+
+
+def test_a_jump_back_takes_every_topic_back(river: River) -> None:
+    for _ in range(2):
+        river.flow()
+        river.finish()
+    out = published(river.kafka, river.sink, river.partitions)
+    found = answer(river, "reset", "--to", "earliest", "--yes")
+    assert {jump["source"] for jump in found["jumps"]} == set(river.inputs)
+    river.flow()
+    river.finish()
+    messages = published(river.kafka, river.sink, river.partitions)
+    assert messages == expected_messages(river.cases, river.inputs)
+    assert len(messages) > len(out)
+    assert river.broken_promises() == []
+
+
+def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
+    web, app, orders = river.inputs
+    river.config["keep"] = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
+    river.write()
+    for _ in range(5):
+        river.flow(web, app)
+        river.flow(orders)
+        river.finish()
+    before = rows_by_input(river)
+    without_java(river, "maintain")
+    after = rows_by_input(river)
+    assert all(0 < after[name] < before[name] for name in river.inputs), (before, after)
+    river.flow()
+    river.finish()
+    assert published(river.kafka, river.sink, river.partitions) == expected_messages(river.cases, river.inputs)
+    assert river.broken_promises() == []
+    without_java(river, "rebuild", "--into", "again")
+    assert without_java(river, "verify", "--against", "again")
+
+
+def rows_by_input(river: River) -> dict[str, int]:
+    """How many rows bronze has of each input."""
+    found = {name: river.questions.summary(tables.bronze(name), [], {"n": ("count", "*")}) for name in river.inputs}
+    return {name: rows["n"][0].as_py() for name, rows in found.items()}
+
+
+def test_reading_begins_where_each_topic_is_told_to(river: River) -> None:
+    web, app, _ = river.inputs
+    for _ in range(2):
+        river.flow()
+    river.config["kafka"]["start"] = {"offsets": {web: {0: 5}, app: {1: 3}}}
+    river.write()
+    river.finish()
+    first = river.questions.summary(tables.RESETS, ["source", "partition"], {"to": ("max", "to_offset")}).to_pylist()
+    assert {(row["source"], row["partition"]): row["to"] for row in first} == {(web, 0): 5, (app, 1): 3}
+    lowest = {name: river.questions.summary(tables.bronze(name), ["partition"], {"n": ("min", "offset")}) for name in (web, app)}
+    assert {
+        name: dict(zip(*(rows[c].to_pylist() for c in ("partition", "n")), strict=True)) for name, rows in lowest.items()
+    } == {
+        web: {0: 5, 1: 0},
+        app: {0: 0, 1: 3},
+    }
+    assert river.broken_promises() == []
+
+
+def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
+    web, app, _ = river.inputs
+    river.config["kafka"]["start"] = {"offsets": {"tracking": {0: 5}}}
+    river.write()
+    said = without_java(river, "run", "--once", exit_code=2)
+    assert f"kafka.start.offsets.tracking has several topics; name each by its topic, such as `{app}`" in said
+    del river.config["kafka"]["start"]
+    river.write()
+    river.finish()
+    river.config["sources"]["tracking"]["topic"] = [topic_of(web)]
+    river.write()
+    said = without_java(river, "run", "--once", exit_code=2)
+    assert "sources.tracking.topic: the lake was begun with" in said
+    add_partitions(river.kafka, topic_of(app), 3)
+    river.config["sources"]["tracking"]["topic"] = [topic_of(web), topic_of(app)]
+    river.write()
+    assert "the topics are not co-partitioned" in without_java(river, "run", "--once", exit_code=2)
