@@ -14,6 +14,8 @@ from pipelines.core.model import ALL, MergeRules, Part, PartitionMerge, Record
 from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
+INPUTS = ("tracking/web", "tracking/app", "orders")
+"""Of a source with two topics, which are not in the order of their names, and one with one."""
 KEYS = ("a", "b", "é", "\U0001f600", "z")  # UTF-8 order differs from UTF-16 order for the last but one
 BAD_VALUES = (None, b"", b"{", b"[1]", b'{"ts":"soon","k":"a"}', b'{"ts":1}', b"\xff\xfe", b'{"k":"a"}', b'{"ts":-5,"k":"a"}')
 
