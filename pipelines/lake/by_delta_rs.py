@@ -86,7 +86,12 @@ class DeltaRsQuestions(Questions):
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
-        commits = self.opened(table).history(limit)
+        while True:
+            found = self.opened(table)
+            commits = found.history(limit)
+            # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
+            if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
+                break
         return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
 
     def version(self, table: str) -> int:
