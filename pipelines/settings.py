@@ -340,7 +340,7 @@ class Settings(Part):
 
         for name, source in self.sources.items():
             right = "give each source a topic of its own, or each of the two its own records with `where`"
-            if len(source.topics) > 1:
+            if any(len(other.topics) > 1 and set(source.topics) & set(other.topics) for other in self.sources.values()):
                 right = "a source of several topics shares none of them; give each source topics of its own"
             is_role = source.where is not None and source.repartition is None and len(source.topics) == 1
             for topic in source.topics:
