@@ -375,20 +375,17 @@ class _Merged(NamedTuple):
 
 def _parts(source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
     """A source's parts of each merge record, by (event time, topic, offset): those that are there already and the new ones."""
-    inputs = of_source(batch.inputs, source)
+    inputs, has_topics = of_source(batch.inputs, source), source in batch.with_topics
     mine = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
-    new = records.rows.select(["topic", "partition", "offset", "value"]).take(pa.array(mine))
+    new = records.rows.select([*(["topic"] if has_topics else []), "partition", "offset", "value"]).take(pa.array(mine))
     old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
     labels = np.concatenate([merged.of_record[mine], merged.of_held[old_lists.value_parent_indices().to_numpy()]])
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
-    topics = None
-    by_topic: Int64s = np.zeros(len(times), np.int64)
-    if source in batch.with_topics:
-        topics = both(new["topic"], old.field("topic"), pa.string())
-        by_topic = int64s(pc.index_in(topics, pa.array(sorted(map(topic_of, inputs)))))
-    order = np.lexsort((offsets, by_topic, times, labels))
+    topics = both(new["topic"], old.field("topic"), pa.string()) if has_topics else None
+    by_topic = () if topics is None else (int64s(pc.index_in(topics, pa.array(sorted(map(topic_of, inputs))))),)
+    order = np.lexsort((offsets, *by_topic, times, labels))
     kind = _large(batch.value_types[source])
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pipelines.lake import tables
 from tests.support.cases import expected_messages, keyed
 from tests.support.commands import every_command_does_its_work, without_java
 from tests.support.lakes import decisions_of
-from tests.support.rivers import Losses, River, until
+from tests.support.rivers import FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, consume, published
 
 
@@ -219,3 +221,67 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
     river.config["sources"]["tracking"]["topic"] = [topic_of(web), topic_of(app)]
     river.write()
     assert "the topics are not co-partitioned" in without_java(river, "run", "--once", exit_code=2)
+
+
+def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_the_loss_of_the_lake(river: River) -> None:
+    rng, sent = random.Random(4), 0
+
+    def arrive(count: int) -> None:
+        nonlocal sent
+        for _ in range(count):
+            sent += 1
+            tenant, name = rng.choice("xyz"), rng.choice(river.inputs)
+            time = sent * 20 - (400 if tenant == "z" else 0) - rng.choice([0, 0, 150])
+            river.send(name, rng.randrange(2), keyed(rng.choice("ab"), max(0, time), g=tenant))
+
+    river.config["merge"] |= {"tenant": "g", "tenant_max_lag": "600ms"}
+    river.write()
+    arrive(60)
+    river.kill_at("silver.notes", "--once")
+    river.finish()
+    arrive(60)
+    river.finish()
+    waiting = river.questions.summary(tables.SILVER, ["status"], {"n": ("count", "*")}).to_pylist()
+    assert {row["status"] for row in waiting} == {"open", "timed_out", "waiting"}
+    assert river.broken_promises() == []
+    assert answer(river, "explain", "a")["records"]
+    out = published(river.kafka, river.sink, river.partitions)
+    shutil.rmtree(str(river.settings.lake))
+    river.config["kafka"]["start"] = "sink"
+    river.write()
+    arrive(60)
+    river.finish()
+    found = published(river.kafka, river.sink, river.partitions)
+    for p in range(river.partitions):
+        was, now = ([message for message in each if message.partition == p] for each in (out, found))
+        assert 0 < len(was) < len(now)
+        assert now[: len(was)] == was, "what is out stays, and comes once"
+    assert river.broken_promises() == []
+
+    river.config["merge"] = {"window": {"gap": "100ms", "max": "400ms"}, "tenant": "g", "tenant_max_lag": "300ms"}
+    river.write()
+    without_java(river, "evolve", "--apply")
+    arrive(60)
+    river.finish()
+    assert river.broken_promises() == []
+    without_java(river, "rebuild", "--into", "again")
+    assert without_java(river, "verify", "--against", "again")
+
+
+def test_spark_reads_and_merges_several_topics_too(kafka: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
+    name = "topics-by-spark"
+    inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"
+    letters: dict[str, Any] = {"publish__late_topic": f"{name}-late", "publish__quarantine_topic": f"{name}-quarantine"}
+    river = on_spark(River.make(kafka, tmp_path, name, lake=FOLDER, inputs=inputs, **letters))
+    river.flow()
+    river.finish()
+    river.flow(inputs[0])
+    river.flow()
+    river.finish()
+    assert river.losses() == Losses()
+    assert river.broken_promises() == []
+    river.by_embedded()
+    river.spark = None
+    river.flow()
+    river.finish()
+    assert river.losses() == Losses()
