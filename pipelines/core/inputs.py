@@ -2,7 +2,7 @@
 
 An input is one topic of one source. Where a source has one topic, the input has the source's name, and where it has several,
 `source/topic`. No name of a source or a topic has a slash in it. So an input's name also says which part of a table it is: the
-rows of one topic in the table of a source (`part`).
+rows of one topic in the table of a source.
 """
 
 from __future__ import annotations

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from pipelines.core.inputs import topic_of
+from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
-from tests.support.cases import expected_messages, keyed
+from pipelines.lake.commits import Commit
+from pipelines.lake.questions import Where
+from tests.support.avro import CASE_SCHEMA, as_avro, as_text
+from tests.support.cases import SOURCES, expected_messages, keyed
 from tests.support.commands import every_command_does_its_work, without_java
 from tests.support.lakes import decisions_of
 from tests.support.rivers import FOLDER, Losses, River, until
@@ -285,3 +289,44 @@ def test_spark_reads_and_merges_several_topics_too(kafka: str, tmp_path: Path, o
     river.flow()
     river.finish()
     assert river.losses() == Losses()
+
+
+def test_verify_finds_a_record_under_another_topic(river: River) -> None:
+    web, app, _ = river.inputs
+    river.flow()
+    river.flow()
+    river.finish()
+    assert river.broken_promises() == []
+    engine = open_engine(river.settings)
+    moved: Where = [[("partition", "=", 0), ("offset", "=", 3)]]
+    engine.update(tables.bronze(web), moved, {"topic": topic_of(app)}, Commit("test", 0, 1))
+    said = "\n".join(river.broken_promises())
+    assert f"bronze_tracking: {topic_of(web)}[0]@3" in said, "bronze lacks it"
+    assert f"bronze_tracking: {topic_of(app)}[0]@3" in said, "and has it twice"
+    engine.update(tables.bronze(web), [[("partition", "=", 1), ("offset", "=", 1)]], {"topic": "another"}, Commit("test", 0, 2))
+    assert "1 rows that belong to no partition of the topics" in "\n".join(river.broken_promises())
+
+
+def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_name_it(kafka: str, tmp_path: Path) -> None:
+    name, folder = "topics-in-avro", tmp_path / "lake"
+    inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"
+    folder.mkdir()
+    fields: list[Any] = CASE_SCHEMA["fields"]
+    more = {"name": "coupon", "type": "string", "default": ""}
+    for file, schema in (("case.avsc", CASE_SCHEMA), ("more.avsc", {**CASE_SCHEMA, "fields": [*fields, more]})):
+        (folder / file).write_bytes(as_text(schema))
+    avro = {
+        f"sources__{source}__{field}": of for source in SOURCES for field, of in (("format", "avro"), ("schema", "case.avsc"))
+    }
+    river = River.make(kafka, folder, name, inputs=inputs, **avro)
+    river.encode = as_avro
+    river.flow()
+    river.flow()
+    river.finish()
+    assert river.broken_promises() == []
+    silver = river.questions.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
+    assert {part["topic"] for parts in silver for part in parts} == {topic_of(name) for name in inputs[:2]}
+    river.config["sources"]["tracking"]["schema"] = "more.avsc"
+    river.write()
+    said = without_java(river, "evolve", "--apply", exit_code=2)
+    assert "sources.tracking.schema: Avro without a registry does not say where in each of several topics another schema" in said
