@@ -315,9 +315,8 @@ def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_
     more = {"name": "coupon", "type": "string", "default": ""}
     for file, schema in (("case.avsc", CASE_SCHEMA), ("more.avsc", {**CASE_SCHEMA, "fields": [*fields, more]})):
         (folder / file).write_bytes(as_text(schema))
-    avro = {
-        f"sources__{source}__{field}": of for source in SOURCES for field, of in (("format", "avro"), ("schema", "case.avsc"))
-    }
+    of_sources = {"format": "avro", "schema": "case.avsc"}
+    avro: dict[str, Any] = {f"sources__{source}__{field}": of for source in SOURCES for field, of in of_sources.items()}
     river = River.make(kafka, folder, name, inputs=inputs, **avro)
     river.encode = as_avro
     river.flow()
