@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Message
 
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import ReadBack, SinkState, Told, encode_told, sink_state
 from pipelines.core.sequence import FORGOTTEN, PLAIN, standing
@@ -37,7 +38,7 @@ EARLIEST = -2
 
 @dataclass
 class Beginning:
-    """The offsets at which bronze reads the sources of one configuration, each with `partitions` Kafka partitions.
+    """The offsets at which bronze reads the inputs (`core.inputs`) of one configuration, each with `partitions` Kafka partitions.
 
     Without an `owner`, it only looks.
     """
@@ -48,16 +49,16 @@ class Beginning:
     owner: Owner | None = None
 
     def decide(self) -> None:
-        """Afterwards the tables say where every source begins; `earliest` needs no saying.
+        """Afterwards the tables say where every input begins; `earliest` needs no saying.
 
         Raises ConfigurationError where an offset that `start` names does not exist yet.
         """
         if self.settings.kafka.start == "earliest":
             return
-        unread = [source for source in self.settings.sources if not self._is_begun(source)]
+        unread = [source for source in self.settings.inputs if not self._is_begun(source)]
         if self.settings.kafka.start != "sink":
             self._begin(unread)
-        elif len(unread) == len(self.settings.sources):
+        elif len(unread) == len(self.settings.inputs):
             self._begin_at_sink()
 
     def next_offsets(self, source: str) -> dict[int, int]:
@@ -87,17 +88,17 @@ class Beginning:
 
     def _bounds(self, source: str) -> dict[int, tuple[int, int]]:
         """By partition, the first offset that Kafka has of a source, and the end."""
-        return Cluster(self.settings.kafka).bounds(self.settings.sources[source].topic, self.partitions)
+        return Cluster(self.settings.kafka).bounds(self.settings.inputs[source], self.partitions)
 
     def _lost(self, source: str, offsets: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
-        topic = self.settings.sources[source].topic
+        topic = self.settings.inputs[source]
         lost = {}
         for p, offset in offsets.items():
             first, end = bounds[p]
             if offset > end:
                 raise ConfigurationError(
-                    f"sources.{source}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
+                    f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
                     "it is not the topic that this lake has read, or has lost its end; use another lake for another topic"
                 )
             if offset != EARLIEST and offset < first:
@@ -112,7 +113,7 @@ class Beginning:
         Raises what a run would raise.
         """
         rows = []
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             bounds, is_begun = self._bounds(source), self._is_begun(source)
             offsets = self.next_offsets(source) if is_begun else self._chosen(source, bounds)
             lost = self._lost(source, offsets, bounds)
@@ -145,7 +146,7 @@ class Beginning:
 
     def _chosen(self, source: str, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Where `start` wants a source that was never read to begin."""
-        start, topic = self.settings.kafka.start, self.settings.sources[source].topic
+        start, topic = self.settings.kafka.start, self.settings.inputs[source]
         if start == "latest":
             return {p: end for p, (_, end) in bounds.items()}
         if isinstance(start, StartTimestamp):
@@ -171,8 +172,8 @@ class Beginning:
         """One commit for all of them, so that a start is decided whole or not at all."""
         if not gaps:
             return
-        now, sources = now_ms(), self.settings.sources
-        rows = [(source, sources[source].topic, p, *gap, now, reason) for (source, p), gap in gaps.items()]
+        now = now_ms()
+        rows = [(*self.settings.place(source), p, *gap, now, reason) for (source, p), gap in gaps.items()]
         self._write(tables.RESETS, tables.layout(self.settings)[tables.RESETS].rows(rows))
 
     def _write(self, table: str, rows: pa.Table) -> None:
@@ -191,7 +192,7 @@ class Beginning:
         idle = [
             (TopicPartition(source, p), decision)
             for p, state in states.items()
-            for source in self.settings.sources
+            for source in self.settings.inputs
             for decision in state.decisions.get(source, ())
         ]
         rows: list[dict[str, Any]] = [
@@ -205,9 +206,9 @@ class Beginning:
         else:
             lived = {p: state.lived(self.settings.merge.window) for p, state in states.items()}
             rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in lived.items() if told is not None]
-        for source in self.settings.sources:
-            begun = self._chosen(source, self._bounds(source))
-            rows += [{"partition": p, "source": source, "offset": offset} for p, offset in begun.items()]
+        for name in self.settings.inputs:
+            begun, (source, topic) = self._chosen(name, self._bounds(name)), self.settings.place(name)
+            rows += [{"partition": p, "source": source, "topic": topic, "offset": offset} for p, offset in begun.items()]
         known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
         if idle and not known["decisions"][0].as_py():
             self._write(tables.IDLE_HEARTBEATS, self._decision_rows(idle, now))

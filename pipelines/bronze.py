@@ -1,7 +1,7 @@
 """Bronze: what Kafka said, every record once, raw, with its coordinates and what the merge needs to plan.
 
-One stream per source, whose records arrive read (`core.reading.read_records`). Where it begins, the tables say. A batch of which
-too large a share would be refused is not written at all. Any other is made in these steps:
+One stream per input (`core.inputs`), whose records arrive read (`core.reading.read_records`). Where it begins, the tables say. A
+batch of which too large a share would be refused is not written at all. Any other is made in these steps:
 
 1. *commit*: its rows to `bronze_<source>`, in one Delta commit;
 2. *note*: the refused ones among them, read back from bronze, to `quarantine`.
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import int64s
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import WRITER_SCHEMA
 from pipelines.engine import Engine, KafkaInput, Rows, Running
@@ -30,7 +31,7 @@ from pipelines.events import Counts, Handled, Reached
 from pipelines.faults import reach
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.lake import tables
-from pipelines.lake.commits import Commit, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
+from pipelines.lake.commits import Commit, application_of, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import known_schemas
@@ -44,14 +45,14 @@ QUARANTINE_SAMPLE = 1000
 
 
 def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int]) -> KafkaInput:
-    """What is read of a source: from these offsets on, by partition."""
-    kafka, topic = settings.kafka, settings.sources[source].topic
-    return KafkaInput(source, kafka, topic, dict(offsets), kafka.max_offsets_per_batch, rules_of(settings, source))
+    """What is read of an input: from these offsets on, by partition."""
+    kafka, rules = settings.kafka, rules_of(settings, source_of(source))
+    return KafkaInput(source, kafka, settings.inputs[source], dict(offsets), kafka.max_offsets_per_batch, rules)
 
 
 @dataclass
 class Bronze:
-    """The bronze table of one source; one owner at a time."""
+    """The bronze table of one source, or of one of its topics the part (`source` is the input); one owner at a time."""
 
     owner: Owner
     settings: Settings
@@ -66,8 +67,13 @@ class Bronze:
 
     @property
     def table(self) -> str:
-        """The name of the table."""
+        """The name of the table, or the part."""
         return tables.bronze(self.source)
+
+    @property
+    def application(self) -> str:
+        """The application of its commits to the table."""
+        return application_of(self.source)
 
     def start(self, offsets: Mapping[int, int], guard: Callable[[Callable[[], None]], None], *, once: bool) -> Running:
         """The running stream: from the offsets given for each partition to what Kafka has now (`once`), or on and on.
@@ -94,7 +100,7 @@ class Bronze:
             self.note(commit)
         reach("bronze.done")
         self._tell_reached({p: until for p, (_, until) in ranges_of(commit.facts["ranges"]).items()})
-        self.owner.tell(Handled("bronze", {self.settings.sources[self.source].topic: _outcomes(found)}))
+        self.owner.tell(Handled("bronze", {self.settings.inputs[self.source]: _outcomes(found)}))
         self.reporter.tell(self.table, f"{records} records, {refused} refused", records=records, refused=refused)
         if self.maintenance is not None:
             self.maintenance.after_commit()
@@ -124,19 +130,19 @@ class Bronze:
         if self._registry is not None:
             self._keep_schemas(self._registry, set(found[WRITER_SCHEMA.name].to_pylist()) - {None})
         facts = {"ranges": ranges_fact(ranges), "refused": _counts(found)[1], "fills": fills}
-        last = last_decision(self._engine.questions, self.table) if self._is_unsure else None
+        last = last_decision(self._engine.questions, self.table, self.application) if self._is_unsure else None
         if last is not None and (last[1].token, last[1].facts) == (self.owner.token, facts):
             return last[1]
         self._is_unsure = True
-        return self.owner.append(self.table, rows, facts=facts)
+        return self.owner.append(self.table, rows, self.application, facts)
 
     def _keep_schemas(self, registry: RegistrySettings, wanted: set[int]) -> None:
         """Afterwards `writer_schemas` has the schemas with these ids."""
         if new := wanted - self._kept_schemas:
-            new -= known_schemas(self._engine.questions, self.source).keys()
+            new -= known_schemas(self._engine.questions, source_of(self.source)).keys()
             if new:
                 schemas, layout = Registry(registry), self._engine.lake.layout[tables.WRITER_SCHEMAS]
-                rows = [(self.source, schema_id, schemas[schema_id], now_ms()) for schema_id in sorted(new)]
+                rows = [(source_of(self.source), schema_id, schemas[schema_id], now_ms()) for schema_id in sorted(new)]
                 self._engine.append(tables.WRITER_SCHEMAS, layout.rows(rows))
             self._kept_schemas |= wanted
 
@@ -149,7 +155,7 @@ class Bronze:
         refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
         schema = self._engine.lake.layout[tables.QUARANTINE].schema
         columns = [name for name in schema.names if name != "source"]
-        inputs = [self._engine.read(self.table, columns, refused, constants={"source": self.source})]
+        inputs = [self._engine.read(self.table, columns, refused, constants={"source": source_of(self.source)})]
         if commit.facts["fills"]:
             known: Where = [[("source", "=", self.source), *terms] for terms in within(ranges)]
             inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], known))
@@ -159,7 +165,7 @@ class Bronze:
 
     def complete(self) -> None:
         """Completes what a crash has left of the last commit."""
-        last = last_decision(self._engine.questions, self.table)
+        last = last_decision(self._engine.questions, self.table, self.application)
         if last is None or not last[1].facts["refused"]:
             return  # there is nothing to note, and quarantine's history need not be searched
         noted = last_commit(self._engine.questions, tables.QUARANTINE, bronze_application(self.source))
@@ -182,7 +188,7 @@ class Bronze:
             reason = worst["reason"][0].as_py()
             by_place = reasons.sort_by([("partition", "ascending"), ("first", "ascending")])
             first = by_place.filter(pc.equal(by_place["reason"], reason)).slice(0, 1).to_pylist()[0]
-            topic = self.settings.sources[self.source].topic
+            topic = self.settings.inputs[self.source]
             raise QuarantineLimitError(self.source, refused, records, reason, f"{topic}[{first['partition']}]@{first['first']}")
         self._unjudged = 0, 0
 
@@ -191,7 +197,7 @@ class Bronze:
 
     @property
     def _registry(self) -> RegistrySettings | None:
-        return self.settings.sources[self.source].registry
+        return self.settings.sources[source_of(self.source)].registry
 
     @property
     def _engine(self) -> Engine:

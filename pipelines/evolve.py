@@ -114,7 +114,11 @@ def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, An
     for field, (before, after) in found.items():
         if field.endswith(".schema"):
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"
-            is_avro = settings.sources[field.split(".")[1]].format == "avro"
+            source = settings.sources[field.split(".")[1]]
+            is_avro = source.format == "avro"
+            if is_avro and source.registry is None and len(source.topics) > 1:
+                what = "Avro without a registry does not say where in each of several topics another schema begins"
+                problems.append(Problem(what, field, "leave the schema as it is; or begin a new lake, with a registry"))
             problems += [Problem(what, field, fix) for what in refused_changes(before, after, is_avro=is_avro)]
     if not problems:
         after = epochs.current.settings.under(settings.rules())

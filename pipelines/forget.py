@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
+from pipelines.core.inputs import of_source, source_of
 from pipelines.core.merge import REPLACING
 from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
 from pipelines.core.sequence import place_of
@@ -51,7 +52,7 @@ ATTEMPTS = 5
 """So often a commit is tried: a run that has just lost the layers may still compact a table."""
 
 Places = Sequence[tuple[int, int]]
-"""Partition and offset of records of one source."""
+"""Partition and offset of records of one input."""
 
 
 def forgotten(
@@ -67,7 +68,7 @@ def forgotten(
         )
     run = Run(settings, LAYERS, reporter)
     with run.owned(change=FORGET) as owned:
-        for source in settings.sources:  # what a crash has left is completed first: it is read from rows that change here
+        for source in settings.inputs:  # what a crash has left is completed first: it is read from rows that change here
             Bronze(owned.owner, settings, source).complete()
         _ = owned.silver.planner
         owned.gold.recover()
@@ -99,11 +100,12 @@ class Forgetting:
 
     def preview(self) -> dict[str, Any]:
         """`tables`: how many records of the key each has, `before` and `after`; `held`: what else holds them, until when."""
+        sources = self.settings.sources
         counts = {
             tables.SILVER: len(self._silver),
             tables.LATE: sum(map(len, self._late.values())),
             tables.QUARANTINE: sum(map(len, self._refused.values())),
-            **{tables.bronze(s): len(self._in_bronze(s)) for s in self.settings.sources},
+            **{tables.bronze(s): sum(len(self._in_bronze(i)) for i in of_source(self.settings.inputs, s)) for s in sources},
             tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key", "last_tenant"),
             tables.RECOVERED: self._count(tables.RECOVERED, "merge_key", "tenant"),
         }
@@ -113,7 +115,7 @@ class Forgetting:
     @property
     def partitions(self) -> set[int]:
         """The partitions where the tables have the key."""
-        places = [place for source in self.settings.sources for place in (*self._in_bronze(source), *self._late[source])]
+        places = [place for source in self.settings.inputs for place in (*self._in_bronze(source), *self._late[source])]
         return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
     # -- where it is
@@ -136,39 +138,39 @@ class Forgetting:
     @cached_property
     def _late(self) -> dict[str, Places]:
         found = {}
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             found[source] = _places(self.questions.select(tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]]))
         return found
 
     @cached_property
     def _read(self) -> dict[str, Places]:
-        """By source, the records that were read, late or not."""
-        return {s: _places(self.questions.select(tables.bronze(s), _PLACE, [self._of_key])) for s in self.settings.sources}
+        """By input, the records that were read, late or not."""
+        return {i: _places(self.questions.select(tables.bronze(i), _PLACE, [self._of_key])) for i in self.settings.inputs}
 
     @cached_property
     def _unmerged(self) -> dict[str, Places]:
-        """By source, heartbeats, also those that are records of another source, and skipped tombstones, that have the key:
+        """By input, heartbeats, also those that are records of another source, and skipped tombstones, that have the key:
         as Kafka's key, or where the value has it by the rules of any epoch of a source of the topic.
         """
-        return {source: list(self._with_key(source, tables.bronze(source), _UNMERGED)) for source in self.settings.sources}
+        return {source: list(self._with_key(source, tables.bronze(source), _UNMERGED)) for source in self.settings.inputs}
 
     def _in_bronze(self, source: str) -> Places:
         return [*self._read[source], *self._unmerged[source], *self._refused[source]]
 
     @cached_property
     def _refused(self) -> dict[str, Places]:
-        """By source, the refused records that have the key all the same: as Kafka's key, or where the value has it by the rules
+        """By input, the refused records that have the key all the same: as Kafka's key, or where the value has it by the rules
         of any epoch.
         """
-        refused = {source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.sources}
+        refused = {source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.inputs}
         return {source: list(self._with_key(source, tables.QUARANTINE, mine)) for source, mine in refused.items()}
 
     def _with_key(self, source: str, table: str, conditions: Sequence[Condition]) -> Iterator[tuple[int, int]]:
         """The records of a table that meet the conditions and have the key, which the table has not as a merge key. Of one
         tenant: those whose value does not name another.
         """
-        topic, as_bytes = self.settings.sources[source].topic, self.key.encode()
-        readers = [name for name, other in self.settings.sources.items() if other.topic == topic]
+        topic, as_bytes = self.settings.inputs[source], self.key.encode()
+        readers = [name for name, other in self.settings.sources.items() if topic in other.topics]
         rules = [rules for name in readers for rules in self._rules(name)]
         key_of = [value_key(each) for each in rules]
         tenant_of = [] if self.tenant is None else [value_key(replace(each, key=each.tenant)) for each in rules]
@@ -199,13 +201,13 @@ class Forgetting:
 
     def _held(self) -> Iterator[dict[str, Any]]:
         """Time travel and change files, and the topics: how many records, and until when (epoch ms; null: no end is known)."""
-        if self._silver or any(self._in_bronze(source) for source in self.settings.sources):
+        if self._silver or any(self._in_bronze(source) for source in self.settings.inputs):
             yield {"where": "time travel and change files", "records": None, "until": now_ms() + self.settings.retention_ms}
         cluster = Cluster(self.settings.kafka)
-        for source, kept in self.settings.sources.items():
-            places = self._in_bronze(source)
-            first = cluster.bounds_of(kept.topic, sorted({p for p, _ in places})) if places else {}
-            yield self._of_topic(cluster, kept.topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
+        for source, topic in self.settings.inputs.items():
+            places, kept = self._in_bronze(source), self.settings.sources[source_of(source)]
+            first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
+            yield self._of_topic(cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
                     yield self._of_topic(cluster, topic, places)
@@ -232,13 +234,13 @@ class Forgetting:
     def erase(self, owner: Owner) -> None:
         """Erases it; what has been erased already is passed over."""
         self._forget_records(owner)
-        for source in self.settings.sources:
-            of_source = [("source", "=", source)]
-            _each(owner, tables.LATE, self._late[source], of_source, None)
+        for source in self.settings.inputs:
+            of_input = [("source", "=", source)]
+            _each(owner, tables.LATE, self._late[source], of_input, None)
             erased = {"key": None, "value": None, "headers": None}
             _each(owner, tables.bronze(source), self._read[source], [], {**erased, "merge_key": None, "heartbeat": True})
             _each(owner, tables.bronze(source), self._unmerged[source], [], erased)
-            for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, of_source)):
+            for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, of_input)):
                 _each(owner, table, self._refused[source], conditions, {**erased, "detail": FORGOTTEN})
 
     def _forget_records(self, owner: Owner) -> None:

@@ -222,7 +222,7 @@ class Gold:
         return dict(headers)
 
     def _beginnings(self, times: Mapping[int, int], closings: Mapping[int, Closings]) -> dict[int, list[tuple[str, bytes]]]:
-        """Per partition, by source: the first offset at a position (ms) >= a time, and the idle decisions from there on.
+        """Per partition, by input: the first offset at a position (ms) >= a time, and the idle decisions from there on.
 
         A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
         since the clock has passed that time in all of them. `closings`: by partition, with tenants, of the messages.
@@ -231,7 +231,7 @@ class Gold:
         for tp, decision in read_decisions(self._engine.questions):
             decisions[tp.partition].setdefault(tp.source, []).append(decision)
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             first = first_offsets(self._engine.questions, tables.bronze(source), "event_time", times)
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []

@@ -13,14 +13,16 @@ worthwhile share of a file goes (`SHARE`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from pipelines.core.inputs import of_source
 from pipelines.core.recovery import read_again_from
 from pipelines.extent import not_out
 from pipelines.lake import tables
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.floors import batch_ends, last_reset, read_floors
+from pipelines.lake.inputs import narrowed
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
@@ -113,14 +115,12 @@ def _forget_batches(
     bounds = {p: min(limit, clocks[p] - longest_ms, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
     batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, reset).items() if batch > floors.get(p, -1)}
     # Also what an earlier time had left: after a crash, or because another source's owner has written the floor.
-    source = table.removeprefix(tables.bronze(""))
-    ends = {tp.partition: end for tp, end in batch_ends(questions, {**floors, **batches}).items() if tp.source == source}
-    redriven, terms = _redriven(questions, settings, source, ends), list[Sequence[Condition]]()
-    for p in sorted(limits.keys() & ends.keys()):
-        below: list[Condition] = [("partition", "=", p), ("offset", "<", ends[p])]
-        below += [("offset", "not in", redriven[p])] if p in redriven else []
-        untimed = [("event_time", "is null", None), ("kafka_timestamp", "<", limits[p])]
-        terms += [[*below, ("event_time", "<", limits[p])], [*below, *untimed]]
+    ends, terms = batch_ends(questions, {**floors, **batches}), list[Sequence[Condition]]()
+    for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
+        mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and tp.partition in limits}
+        redriven = _redriven(questions, settings, name, mine)
+        below = [_below(p, end, limits[p], redriven.get(p, ())) for p, end in sorted(mine.items())]
+        terms += narrowed(tables.bronze(name), [term for both in below for term in both]) if below else []
     rows = _count(questions, table, terms)
     if is_sparing and not _is_worth_it(questions, table, rows):
         return
@@ -128,6 +128,14 @@ def _forget_batches(
         _note(owner, [(table, p, batch, None) for p, batch in batches.items()])
     if rows:
         _delete(owner, table, terms)
+
+
+def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -> Where:
+    """Rows of bronze in a partition of an input, before an offset, that are older than a limit; not those at `redriven`."""
+    below: list[Condition] = [("partition", "=", partition), ("offset", "<", end)]
+    below += [("offset", "not in", list(redriven))] if redriven else []
+    untimed = [("event_time", "is null", None), ("kafka_timestamp", "<", limit_ms)]
+    return [[*below, ("event_time", "<", limit_ms)], [*below, *untimed]]
 
 
 def _redriven(questions: Questions, settings: Settings, source: str, ends: Mapping[int, int]) -> dict[int, list[int]]:
@@ -152,7 +160,7 @@ def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[in
         rows = questions.summary(tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where).to_pylist()
         for p in some:
             mine = [row["last"] for row in rows if row["partition"] == p]
-            if len(mine) == len(settings.sources):
+            if len(mine) == len(settings.inputs):
                 found[p] = min(mine)
     return found
 

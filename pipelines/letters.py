@@ -1,6 +1,6 @@
 """Dead letters: late and refused records go to topics of their own as well, as they came, each once.
 
-A topic itself says where it stands: the last message of each partition has, by source, the offset up to which the records of
+A topic itself says where it stands: the last message of each partition has, by input, the offset up to which the records of
 `late`, or of `quarantine`, are out. Both tables grow in order of offset in each topic-partition, so everything from there on is
 missing. A publication is made in these steps, by the process that owns gold:
 
@@ -47,7 +47,7 @@ def not_sent(questions: Questions, settings: Settings, table: str, partitions: I
     by = ["sink", "partition", "source"]
     rows = questions.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
     out = {(row["source"], row["partition"]): row["next"] for row in rows if row["sink"].split(" ")[0] == topic}
-    beyond = {source: {p: (out.get((source, p), 0), None) for p in partitions} for source in settings.sources}
+    beyond = {source: {p: (out.get((source, p), 0), None) for p in partitions} for source in settings.inputs}
     return [[("source", "=", source), *terms] for source, ranges in beyond.items() for terms in within(ranges)]
 
 
@@ -104,7 +104,7 @@ class DeadLetters:
     def _pending(self, standing: Standing) -> list[Piece]:
         """Step 1: what the table has beyond what is out, source by source."""
         pieces: list[Piece] = []
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             since = {p: standing.get(p, {}).get(source, 0) for p in range(self.partitions)}
             beyond: Where = [[("source", "=", source), *terms] for terms in within({p: (at, None) for p, at in since.items()})]
             found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
@@ -159,16 +159,16 @@ class DeadLetters:
             said = next_offsets(dict(message.headers() or []))
         except ValueError:
             said = {}
-        if not said or not said.keys() <= self.settings.sources.keys():
+        if not said or not said.keys() <= self.settings.inputs.keys():
             place = message.topic() or "", message.partition() or 0, message.offset() or 0
             raise ForeignMessageError(*place, NEXT_OFFSETS)
         return said
 
     def _note(self, now: Standing, before: Standing) -> None:
         """Step 4: what has changed."""
-        at, sources = now_ms(), self.settings.sources
+        at = now_ms()
         rows = [
-            (self._sink, source, sources[source].topic, p, offset, at)
+            (self._sink, *self.settings.place(source), p, offset, at)
             for p, by_source in sorted(now.items())
             for source, offset in by_source.items()
             if offset > before.get(p, {}).get(source, 0)

@@ -103,11 +103,11 @@ class Lineage:
                 counts[outcome] += records
         topics = [self._topic(topic) for topic in batch.topics]
         if batch.layer == "repartition":
-            kept = {self._settings.sources[name].topic: each.from_topics for name, each in self._settings.repartitioned.items()}
+            kept = {self._settings.inputs[name]: each.from_topics for name, each in self._settings.repartitioned.items()}
             copied = {topic: sum(of_topic.values()) for topic, of_topic in batch.topics.items()}
             read = [self._topic(origin) for topic in copied for origin in kept[topic]]
             return read, [(self._topic(topic), rows) for topic, rows in copied.items()]
-        sources = [name for name, source in self._settings.sources.items() if source.topic in batch.topics]
+        sources = [name for name, source in self._settings.sources.items() if batch.topics.keys() & set(source.topics)]
         bronze = [self._table(tables.bronze(source)) for source in sources]
         if batch.layer == "bronze":
             refused = [(self._table(tables.QUARANTINE), counts["quarantined"])] if counts["quarantined"] else []

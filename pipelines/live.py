@@ -1,7 +1,7 @@
 """The live view: merge records, and beside them what waits in bronze for the clock. Nothing is written.
 
 A row whose status is `waiting` is a key of a partition whose records the clock has not reached: its parts are what will be
-merged, into one merge record or several, when it is their time. `waits_for` names the sources that it waits for: those whose head
+merged, into one merge record or several, when it is their time. `waits_for` names the inputs that it waits for: those whose head
 is the clock, or that have none. So a source that is stuck is seen here first. With tenants, it is a key of a tenant; and silver
 has rows that wait, too, for the clock of their tenant: one for each record, with its `position`.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.inputs import SEPARATOR, source_of, topic_of
 from pipelines.core.types import DUE, ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
@@ -72,45 +73,68 @@ def live_sql(
     SQL cannot read Avro: of a record that waits, such a value is null, unless the session `decodes` it.
     """
     sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
-    columns = ", ".join(f"`{source}`" for source in sources)
+    columns, inputs = ", ".join(f"`{source}`" for source in sources), list(settings.inputs)
     has_tenants = settings.merge.has_tenants
     whose = ", tenant" if has_tenants else ""
     further = "".join(f", {name}" for name in due) + (", tenant, `position`" if has_tenants else "")
     nothing_of = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
     nothing_of += ", tenant, CAST(NULL AS TIMESTAMP)" if has_tenants else ""
-    unmerged = {source: _beyond(source, lake, settings, known.get(source, {}), decodes) for source in sources}
-    beyond = ", ".join(f"beyond_{source} AS ({query})" for source, query in unmerged.items())
+    unmerged = {name: _beyond(name, lake, settings, known.get(name, {}), decodes) for name in inputs}
+    beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
     heads = " ".join(
-        f"UNION ALL SELECT '{source}' AS source, `partition`, event_time AS head FROM beyond_{source}" for source in sources
+        f"UNION ALL SELECT '{name}' AS source, `partition`, event_time AS head FROM {_unmerged(name)}" for name in inputs
     )
-    by_source = ", ".join(f"MAX(CASE WHEN source = '{source}' THEN head END) AS `{source}`" for source in sources)
+    by_source = ", ".join(f"MAX(CASE WHEN source = '{name}' THEN head END) AS `{name}`" for name in inputs)
+    parts = ", ".join(_sorted_parts(source, has_topics=source in settings.with_topics) for source in sources)
     return f"""
         WITH passed AS (
-            SELECT source, `partition`, until_offset, position FROM {progress} WHERE batch = (SELECT MAX(batch) FROM {progress})
+            SELECT {_input("", settings)}, `partition`, until_offset, position FROM {progress}
+            WHERE batch = (SELECT MAX(batch) FROM {progress})
         ), {beyond}, heads AS (
             SELECT `partition`, {by_source} FROM (
                 SELECT source, `partition`, position AS head FROM passed {heads}
                 UNION ALL
-                SELECT i.source, i.`partition`, i.event_time AS head FROM {sql_name(lake, tables.IDLE_HEARTBEATS)} AS i
+                SELECT i.source, i.`partition`, i.event_time AS head FROM {_decided(lake, settings)} AS i
                 LEFT JOIN passed AS p USING (source, `partition`) WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)
             ) GROUP BY `partition`
         ), stuck AS (
-            SELECT `partition`, {_waits_for(sources)} AS waits_for FROM heads
+            SELECT `partition`, {_waits_for(inputs)} AS waits_for FROM heads
         ), waiting AS (
-            {" UNION ALL ".join(_waiting(source, settings, whose) for source in sources)}
+            {" UNION ALL ".join(_waiting(name, settings, whose) for name in inputs)}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch{further},
             CAST(NULL AS ARRAY<STRING>) AS waits_for
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
-        SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {", ".join(map(_sorted_parts, sources))},
+        SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
             CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){nothing_of}, FIRST(waits_for)
         FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key{whose}"""
 
 
-def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:
+def _unmerged(name: str) -> str:
+    """What the query calls the records of an input that the merge has not passed."""
+    return f"`beyond_{name}`" if topic_of(name) else f"beyond_{name}"
+
+
+def _input(of: str, settings: Settings) -> str:
+    """The input of a row of a table, as `source`."""
+    if not settings.with_topics:
+        return f"{of}source"
+    several = ", ".join(f"'{source}'" for source in settings.with_topics)
+    return f"CASE WHEN {of}source IN ({several}) THEN CONCAT({of}source, '{SEPARATOR}', {of}topic) ELSE {of}source END AS source"
+
+
+def _decided(lake: Lake, settings: Settings) -> str:
+    """The idle policy's decisions, with their inputs as `source`."""
+    table = sql_name(lake, tables.IDLE_HEARTBEATS)
+    if not settings.with_topics:
+        return table
+    return f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table})"
+
+
+def _beyond(name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:
     """Records of bronze that the merge has not passed."""
-    read = sql_name(lake, tables.bronze(source))
+    read, source = sql_name(lake, tables.bronze(name)), source_of(name)
     if passed:
         near = within({partition: (until, None) for partition, until in passed.items()})
         terms = [" AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term) for term in near]
@@ -121,10 +145,12 @@ def _beyond(source: str, lake: Lake, settings: Settings, passed: Mapping[int, in
     if settings.sources[source].format == "avro":
         value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)" if decodes else f"CAST(NULL AS {ddl(kind)})"
     whose = ", b.tenant" if settings.merge.has_tenants else ""
+    whose += ", b.topic" if topic_of(name) else ""
+    mine = f" AND b.topic = '{topic_of(name)}'" if topic_of(name) else ""
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{whose}, {value} AS value
-        FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{source}' AND p.`partition` = b.`partition`
-        WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.event_time IS NOT NULL"""
+        FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
+        WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.event_time IS NOT NULL{mine}"""
 
 
 def _value(value: str, value_type: pa.DataType) -> str:
@@ -148,7 +174,7 @@ def _json_ddl(kind: pa.DataType) -> str:
 
 
 def _waits_for(sources: Sequence[str]) -> str:
-    """The sources without a head; where all have one, those whose head is the smallest."""
+    """The inputs without a head; where all have one, those whose head is the smallest."""
     names = ", ".join(f"`{source}`" for source in sources)
     missing = ", ".join(f"CASE WHEN `{source}` IS NULL THEN '{source}' END" for source in sources)
     slowest = ", ".join(f"CASE WHEN `{source}` = LEAST({names}) THEN '{source}' END" for source in sources)
@@ -156,21 +182,24 @@ def _waits_for(sources: Sequence[str]) -> str:
     return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
 
 
-def _waiting(source: str, settings: Settings, whose: str) -> str:
-    """A source's records that wait, each as a part in the column of its source."""
+def _waiting(name: str, settings: Settings, whose: str) -> str:
+    """An input's records that wait, each as a part in the column of its source."""
+    place = "event_time: TIMESTAMP, `offset`: BIGINT"
+    places = dict.fromkeys(settings.sources, place) | dict.fromkeys(settings.with_topics, f"topic: STRING, {place}")
     parts = {
-        other: f"CAST(NULL AS STRUCT<event_time: TIMESTAMP, `offset`: BIGINT, value: {ddl(kept.value_type)}>)"
-        for other, kept in settings.sources.items()
+        other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(kept.value_type)}>)" for other, kept in settings.sources.items()
     }
-    parts[source] = "STRUCT(event_time, `offset`, value)"
-    columns = ", ".join(f"{part} AS `{name}`" for name, part in parts.items())
-    return f"SELECT `partition`, merge_key{whose}, event_time, {columns} FROM beyond_{source} WHERE NOT heartbeat"
+    parts[source_of(name)] = f"STRUCT({'topic, ' if topic_of(name) else ''}event_time, `offset`, value)"
+    columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
+    return f"SELECT `partition`, merge_key{whose}, event_time, {columns} FROM {_unmerged(name)} WHERE NOT heartbeat"
 
 
-def _sorted_parts(source: str) -> str:
-    """As silver stores them: by (event time, offset)."""
-    part = "p -> NAMED_STRUCT('offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
+def _sorted_parts(source: str, *, has_topics: bool) -> str:
+    """As silver stores them: by (event time, topic, offset)."""
+    topic = "'topic', p.topic, " if has_topics else ""
+    by_topic = " WHEN p.topic < q.topic THEN -1 WHEN p.topic > q.topic THEN 1" if has_topics else ""
+    part = f"p -> NAMED_STRUCT({topic}'offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
     # Not by the whole part: its value may have maps, which have no order.
-    times = "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1"
+    times = "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1" + by_topic
     order = f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` THEN 1 ELSE 0 END"
     return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`), {order}), {part}) AS `{source}`"

@@ -157,16 +157,16 @@ class Metrics:
             if layer == "gold":
                 self._of("records_total", layer, self._settings.publish.topic, "published", "")
             if layer == "bronze":
-                for source in self._settings.sources.values():
+                for topic in self._settings.inputs.values():
                     for reason in Reason:
-                        self._of("records_total", layer, source.topic, "quarantined", reason.value)
+                        self._of("records_total", layer, topic, "quarantined", reason.value)
 
     def _standing(self, standing: Standing) -> None:
         for partition, time_ms in standing.clocks.items():
             self._of("clock_seconds", partition).set(time_ms / 1000)
         for tp, at in standing.sources.items():
             self._reached["silver", tp], self._positions[tp] = at.next_offset, at.position
-            place, clock = (self._settings.sources[tp.source].topic, tp.partition), standing.clocks.get(tp.partition)
+            place, clock = (self._settings.inputs[tp.source], tp.partition), standing.clocks.get(tp.partition)
             for state in STATES:
                 self._of("source_state", *place, state).set(state == at.state)
             if at.head is not None:
@@ -182,7 +182,7 @@ class Metrics:
                 continue
             first, end = self._bounds[tp]
             lag = max(0, end - max(first, offset))
-            place = self._settings.sources[tp.source].topic, tp.partition
+            place = self._settings.inputs[tp.source], tp.partition
             self._of("lag_records", layer, *place).set(lag)
             merged = self._positions.get(tp)
             if layer == "silver" and merged is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.core.inputs import source_of
 from pipelines.engine import Engine, Rows
 from pipelines.errors import LeaseLostError
 from pipelines.events import Committed, Observer, StepDone, ignore
@@ -38,7 +39,8 @@ class Owner:
 
     def next_commit(self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None) -> Commit:
         """The next commit to a table. Raises LeaseLostError where a later owner has written to it."""
-        number = self._last.pop((table, application), None)  # known again once the commit is confirmed: after a failure, look
+        # Known again once the commit is confirmed: after a failure, look.
+        number = self._last.pop((source_of(table), application), None)
         if number is None:
             found = last_commit(self.engine.questions, table, application)
             if found is not None and found[1].token > self.token:
@@ -51,8 +53,8 @@ class Owner:
         found = last_commit(self.engine.questions, table, commit.application)
         if found is None or found[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
-        self._last[table, commit.application] = commit.number
-        self.tell(Committed(table))
+        self._last[source_of(table), commit.application] = commit.number
+        self.tell(Committed(source_of(table)))
         return found[0].number
 
     def append(
@@ -86,7 +88,7 @@ class Owner:
             decided = last_decision(self.engine.questions, table, application)
             facts = {} if decided is None else {"decided_in": decided[0], "decided": decided[1].metadata}
             with suppress_conflict():
-                nothing = self.engine.lake.layout[table].schema.empty_table()
+                nothing = self.engine.lake.layout[source_of(table)].schema.empty_table()
                 self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
         raise LeaseLostError(self.engine.lake.location)
 

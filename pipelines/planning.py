@@ -209,7 +209,7 @@ class Planner:
         late = is_in & (int64s(rows["event_time"].fill_null(NO_TIME)) < rules.late_before(partitions, positions, rows["tenant"]))
         late &= positions >= looked_up(partitions, rules.since, NO_TIME)
         counts = {}
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             mine = pc.equal(rows["source"], source).to_numpy()
             counts[source] = int(np.count_nonzero(mine & is_in & ~late)), int(np.count_nonzero(mine & late))
         return counts

@@ -68,14 +68,14 @@ class Redrive:
 
         `records`: by source, how many `quarantine` has (`found`), how many were redriven `before`, and how many are `after`.
         """
-        records = [self._redrive(source, apply=apply) for source in self.settings.sources]
+        records = [self._redrive(source, apply=apply) for source in self.settings.inputs]
         sent = sum(row["after"] - row["before"] for row in records)
         return {"reason": self.reason, "since": self.since_ms, "applied": apply, "sent": sent, "records": records}
 
     def _redrive(self, source: str, *, apply: bool) -> dict[str, Any]:
-        topic = self.settings.sources[source].topic
+        of, topic = self.settings.place(source)
         partitions, offsets = self._found(source)
-        told = {"table": tables.QUARANTINE, "source": source, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
+        told = {"table": tables.QUARANTINE, "source": of, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
         if not len(offsets):
             return told
         publisher = record_publisher(self.settings, f"{self.settings.name}-redrive", topic)
@@ -108,7 +108,7 @@ class Redrive:
         """The (partition, offset) of each record that was redriven, from the `first` in question of each partition on: what
         bronze has of later records, what is not in bronze yet, and what was passed over on purpose and is still in Kafka.
         """
-        topic, until = self.settings.sources[source].topic, 2**63 - 1
+        topic, until = self.settings.inputs[source], 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
         unread = Beginning(self.questions, self.settings, self.partitions).next_offsets(source)
         for p, _, offset in redriven_in_bronze(
@@ -136,7 +136,7 @@ def redriven_in_bronze(
     """The redriven records that bronze has at these offsets `[from, until)` by partition, and perhaps a few more: each as its
     partition, its own offset and that of the refused record which it was. The headers of a span of offsets are read at a time.
     """
-    table, topic, begins = tables.bronze(source), settings.sources[source].topic, {p: at for p, (at, _) in ranges.items()}
+    table, topic, begins = tables.bronze(source), settings.inputs[source], {p: at for p, (at, _) in ranges.items()}
     step = max(1, SPAN // max(1, len(ranges)))
     while begins := {p: at for p, at in first_offsets(questions, table, "offset", begins).items() if at < ranges[p][1]}:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}

@@ -143,8 +143,7 @@ class Repartition:
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
-        self.origins, self.partitions = kept.from_topics, kept.partitions
-        self.topic = self.settings.sources[self.source].topic
+        self.origins, self.topic, self.partitions = kept.from_topics, self.settings.inputs[self.source], kept.partitions
         self._cluster = Cluster(self.settings.kafka)
 
     def look(self) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze, kafka_input, without_known
+from pipelines.core.inputs import source_of
 from pipelines.core.merge import REPLACING
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
@@ -69,10 +70,10 @@ class Reset:
         """Asks Kafka where the jump leads."""
         cluster, cursors = Cluster(self.settings.kafka), self.silver.planner.cursors
         self.jumps = []
-        for source, kept in self.settings.sources.items():
-            bounds = cluster.bounds(kept.topic, self.partitions)
+        for source, topic in self.settings.inputs.items():
+            bounds = cluster.bounds(topic, self.partitions)
             if isinstance(self.to, int):
-                targets = cluster.offsets_at(kept.topic, self.partitions, self.to)
+                targets = cluster.offsets_at(topic, self.partitions, self.to)
             else:
                 targets = {p: end if self.to == "latest" else first for p, (first, end) in bounds.items()}
             for p, target in targets.items():
@@ -87,7 +88,7 @@ class Reset:
 
     def commit(self) -> None:
         """Makes the jump."""
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             self._fetch_missing(source)
         ranges = {
             TopicPartition(jump.source, jump.partition): OffsetRange(jump.from_offset, jump.to_offset, None, None, None)
@@ -106,7 +107,7 @@ class Reset:
         engine, table = self.owner.engine, tables.bronze(source)
         kafka = engine.read_kafka(kafka_input(self.settings, source, {}), back)
         known = engine.read(table, ["partition", "offset"], within(back))
-        missing = engine.per_partition(without_known, [kafka, known], engine.lake.layout[table].schema)
+        missing = engine.per_partition(without_known, [kafka, known], engine.lake.layout[source_of(table)].schema)
         bronze = Bronze(self.owner, self.settings, source)
         with engine.held(missing) as rows:
             found = bronze.counted(rows)
@@ -145,9 +146,9 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
         function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
         messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
         engine.append(tables.RECOVERED, table.rows_of({**row, "recovered_at": now_ms()} for row in messages.to_pylist()), commit)
-    now, topics = now_ms(), {name: source.topic for name, source in settings.sources.items()}
+    now = now_ms()
     jumps = [
-        (tp.source, topics[tp.source], tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)
+        (*settings.place(tp.source), tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)
         for tp, jump in plan.ranges.items()
     ]
     engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(jumps), commit)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipelines.audit.validate import check_expressions, check_tables, has_expressions
 from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze
+from pipelines.core.inputs import of_source, source_of
 from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import exclusive_append, open_engine
@@ -31,7 +32,7 @@ from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.keeping import expire
 from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, FORGETTING, bronze_application, last_commit
+from pipelines.lake.commits import APPLICATION, FORGETTING, application_of, bronze_application, last_commit
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
 from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import FORGET, Lease
@@ -264,14 +265,13 @@ class Owned:
             raise self._lease.lost
 
     def streams(self, *, once: bool) -> list[Stream]:
-        """A stream for each source, one for silver and one for gold, as far as chosen: up to what there is now (`once`), or until
+        """A stream for each input, one for silver and one for gold, as far as chosen: up to what there is now (`once`), or until
         they are stopped.
         """
-        sources = list(self._settings.sources)
-        bronze = [self.bronze(source, once=once) for source in sources] if "bronze" in self._run.layers else []
+        bronze = [self.bronze(name, once=once) for name in self._settings.inputs] if "bronze" in self._run.layers else []
         silver, gold = [], []
         if "silver" in self._run.layers:
-            upstream = [tables.bronze(source) for source in sources]
+            upstream = [tables.bronze(source) for source in self._settings.sources]
             silver = [self._following("silver", upstream, bronze if once else None, self.drain_silver, self._silence_is_due)]
         if "gold" in self._run.layers:
             upstream = [tables.SILVER, *self._settings.publish.dead_letter_topics]
@@ -279,7 +279,7 @@ class Owned:
         return bronze + silver + gold
 
     def bronze(self, source: str, *, once: bool) -> Stream:
-        """The stream of a source; it begins where the lake says, each time it is started."""
+        """The stream of an input; it begins where the lake says, each time it is started."""
         run, engine = self._run, self.owner.engine
         maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self._expire_some)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
@@ -383,7 +383,7 @@ def _holds(column: pa.DataType, wanted: pa.DataType) -> bool:
 def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     """The tables whose commits a layer's owner decides on, each with the application under which Delta counts them there."""
     if layer == "bronze":
-        return [(tables.bronze(source), APPLICATION) for source in settings.sources] + [
+        return [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs] + [
             (table, bronze_application()) for table in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
         ]
     if layer == "silver":
@@ -399,17 +399,18 @@ def _erased_from(layer: str, settings: Settings) -> list[tuple[str, str]]:
 
 
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
-    """The tables that the owner of a layer keeps small, with `source` that source's share: each table has one keeper."""
+    """The tables that the owner of a layer keeps small, with `source` (an input) that one's share: each table has one keeper."""
     if layer == "silver":
         return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS, tables.QUALITY]
     if layer == "gold":
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
-    first = next(iter(settings.sources))
+    first = next(iter(settings.inputs))
     shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES, tables.FLOORS]
     shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
     if source is None:
         return [*map(tables.bronze, settings.sources), *shared]
-    return [tables.bronze(source), *(shared if source == first else [])]
+    is_keeper = of_source(settings.inputs, source_of(source))[0] == source
+    return [*([tables.bronze(source_of(source))] if is_keeper else []), *(shared if source == first else [])]
 
 
 def _utc(ms: int | None) -> str:

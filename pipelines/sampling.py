@@ -59,8 +59,8 @@ class Sampler:
         """Asks, and tells what was answered."""
         bounds: dict[TopicPartition, tuple[int, int]] = {}
         if {"bronze", "silver"} & set(self._layers):
-            for name, source in self._settings.sources.items():
-                found = self._cluster.bounds(source.topic, self._partitions)
+            for name, topic in self._settings.inputs.items():
+                found = self._cluster.bounds(topic, self._partitions)
                 bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
         open_rows, of_tenants = None, None
         if self._silver_changed:

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from pipelines import settings_values as kinds
+from pipelines.core.inputs import input_of, of_source, source_of
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.settings_file import RefusedError, first_sentence, known_instead, read_values, sentence_of
@@ -225,12 +226,34 @@ class Settings(Part):
     def reading_rules(self, source: str) -> "ReadingRules":
         """How a source's records are read. Of the sources of one topic, the first one refuses what none of them can decode."""
         mine = self.sources[source]
-        first = next(name for name, other in self.sources.items() if other.topic == mine.topic)
+        first = next(name for name, other in self.sources.items() if other.topics == mine.topics)
         return mine.reading_rules(self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first)
 
     def tenant_path(self, source: str) -> str | None:
         """The dotted path at which a source's values have their tenant; None where there are no tenants."""
         return self.sources[source].tenant or self.merge.tenant
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """By the name of each input (`core.inputs`) its topic, in the order of the sources."""
+        return {
+            input_of(name, topic if len(source.topics) > 1 else ""): topic
+            for name, source in self.sources.items()
+            for topic in source.topics
+        }
+
+    def place(self, name: str) -> tuple[str, str]:
+        """The source and the topic of an input, as tables have them."""
+        return source_of(name), self.inputs[name]
+
+    def input(self, source: str, topic: str) -> str:
+        """The input that has a source and a topic, as tables have them."""
+        return input_of(source, topic if source in self.with_topics else "")
+
+    @property
+    def with_topics(self) -> list[str]:
+        """The sources that have several topics: the parts of a merge record say which."""
+        return [name for name, source in self.sources.items() if len(source.topics) > 1]
 
     def rules(self) -> dict[str, Any]:
         """Everything that decides what comes out and may change in a living lake, by dotted path, as JSON values."""
@@ -317,8 +340,11 @@ class Settings(Part):
 
         for name, source in self.sources.items():
             right = "give each source a topic of its own, or each of the two its own records with `where`"
-            is_role = source.where is not None and source.repartition is None
-            use(source.topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
+            if any(len(other.topics) > 1 and set(source.topics) & set(other.topics) for other in self.sources.values()):
+                right = "a source of several topics shares none of them; give each source topics of its own"
+            is_role = source.where is not None and source.repartition is None and len(source.topics) == 1
+            for topic in source.topics:
+                use(topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
         for name, repartition in self.repartitioned.items():
             at = "sources", name, "repartition", "from"
             for topic in repartition.from_topics:
@@ -353,7 +379,7 @@ class Settings(Part):
             at = "sources", name, "tenant"
             if source.tenant is not None and not self.merge.has_tenants:
                 raise RefusedError("{path} is for a merge with `merge.tenant` alone; add that, or leave this out", *at)
-            first = of_topic.setdefault(source.topic, name)
+            first = of_topic.setdefault(source.topics[0], name)
             path, other = self.tenant_path(name), self.tenant_path(first)
             if path != other:  # in a topic, the records of each source tell the others' time
                 sentence = f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same topic has its tenants"
@@ -375,9 +401,12 @@ class Settings(Part):
     def _begins_with_its_own_sources(self) -> "Settings":
         named = self.kafka.start.offsets if isinstance(self.kafka.start, StartOffsets) else {}
         for name in named:
-            if name not in self.sources:
-                instead = known_instead(name, list(self.sources))
-                raise RefusedError(f"{{path}} is not a source; {instead}", "kafka", "start", "offsets", name)
+            if name not in self.inputs:
+                at, instead = ("kafka", "start", "offsets", name), known_instead(name, list(self.inputs))
+                if name in self.sources:
+                    instead = f"name each by its topic, such as `{of_source(self.inputs, name)[0]}`"
+                    raise RefusedError(f"{{path}} has several topics; {instead}", *at)
+                raise RefusedError(f"{{path}} is not a source; {instead}", *at)
         return self
 
 

@@ -93,19 +93,19 @@ class RegistrySettings(Part):
 class RepartitionSettings(Part):
     """The topic that a source's records come from, or several, and how many partitions the source's own topic has."""
 
-    origin: kinds.TopicNames = Field(validation_alias="from", examples=["clicks"])
+    origin: kinds.Topics = Field(validation_alias="from", examples=["clicks"])
     partitions: kinds.Count = Field(examples=["6"])
 
     @property
     def from_topics(self) -> tuple[str, ...]:
         """The topics that the records come from, in ascending order."""
-        return (self.origin,) if isinstance(self.origin, str) else tuple(sorted(self.origin))
+        return (self.origin,) if isinstance(self.origin, str) else self.origin
 
 
 class SourceSettings(Part):
-    """One topic of the merge, and where its records carry their key and their event time."""
+    """One topic of the merge, or several that are alike, and where their records carry their key and their event time."""
 
-    topic: kinds.TopicName = Field(examples=["tracking"])
+    topic: kinds.Topics = Field(examples=["tracking"])
     repartition: RepartitionSettings | None = None
     format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
@@ -118,6 +118,16 @@ class SourceSettings(Part):
     tombstone: Literal["quarantine", "skip"] = "quarantine"
     where: Equality | None = None
     heartbeat: Equality | None = None
+
+    @field_validator("topic")
+    @classmethod
+    def _is_a_name_where_there_is_one(cls, found: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics, in the order of their names: one or more."""
+        return (self.topic,) if isinstance(self.topic, str) else self.topic
 
     @field_validator("event_time")
     @classmethod
@@ -137,6 +147,8 @@ class SourceSettings(Part):
             raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
         if self.registry is not None and self.format != "avro":
             raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
+        if self.repartition is not None and len(self.topics) > 1:
+            raise RefusedError("{path} is not possible where the source has several topics; name one topic", "repartition")
         return self
 
     @cached_property

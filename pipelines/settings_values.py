@@ -162,12 +162,6 @@ def _not_reserved(name: str) -> str:
     return name
 
 
-def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) < len(names):
-        raise RefusedError("{path} names a topic twice; name each once")
-    return names
-
-
 def _location(text: str, info: ValidationInfo) -> str:
     """A URI stays as it is; any other text is a path, made absolute from the folder of the configuration file."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
@@ -209,6 +203,18 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
         raise RefusedError("{path}: {value} is not a path; name one, absolute or from this file's folder") from None
 
 
+def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in order, since theirs says nothing. Raises RefusedError for one that is there twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise RefusedError(f"{{path}} names {name} twice; name each topic once")
+    return tuple(sorted(names))
+
+
+def _shape_of_topics(value: object) -> str:
+    return "<names>" if isinstance(value, (list, tuple)) else "<name>"
+
+
 Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
 Schema = Annotated[SchemaFile, BeforeValidator(_schema_file)]
@@ -218,11 +224,14 @@ Identifier = Annotated[Text, _matching(r"[^\s`./]+", "a name in a catalog; leave
 TopicName = Annotated[
     Text, _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", "a topic name; Kafka takes letters, digits, `.`, `_` and `-`")
 ]
-TopicNames = Annotated[
-    Annotated[TopicName, Tag("<topic>")]
-    | Annotated[tuple[TopicName, ...], Field(min_length=1), AfterValidator(_each_once), Tag("<topics>")],
-    Discriminator(lambda value: "<topics>" if isinstance(value, (list, tuple)) else "<topic>"),
+
+Topics = Annotated[
+    Annotated[TopicName, Tag("<name>")]
+    | Annotated[tuple[TopicName, ...], Field(min_length=1), AfterValidator(_names_of_topics), Tag("<names>")],
+    Discriminator(_shape_of_topics),
 ]
+"""One topic, or several."""
+
 SourceName = Annotated[
     Text,
     _matching("[a-z][a-z0-9_]*", "a name for a source; use a-z, 0-9 and _, with a letter first"),

@@ -106,7 +106,7 @@ class Silver:
 
     def _recover(self) -> Planner:
         last = last_batch(self._engine.questions)
-        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in range(self.partitions)}
+        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.inputs for p in range(self.partitions)}
         questions, epochs = self._engine.questions, read_epochs(self._engine.questions, self.settings)
         epoch = epochs.current
         lived = read_lived(questions)
@@ -166,10 +166,10 @@ class Silver:
         return judged(self._engine, changed, self.settings.publish)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
-        """Every record of the batch's ranges that has a time, by source; none for a source of which it passes nothing."""
+        """Every record of the batch's ranges that has a time, by input; none for an input of which it passes nothing."""
         has_tenants = self.settings.merge.has_tenants
         records = []
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             ranges = {
                 tp.partition: (done.from_offset, done.until_offset + has_tenants)  # with the first one that waits
                 for tp, done in plan.ranges.items()
@@ -217,7 +217,7 @@ class Silver:
         if not positions:
             return [], []
         records = []
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions)
             ranges = {p: (offset, plan.ranges[TopicPartition(source, p)].from_offset) for p, offset in begins.items()}
             records.append(self._read(source, ranges))
@@ -228,7 +228,7 @@ class Silver:
         """What a batch has handled, and where the merge stands, with or without one."""
         if plan is not None:
             for source, (merged, late_ones) in self.planner.handled(plan).items():
-                topic = self.settings.sources[source].topic
+                topic = self.settings.inputs[source]
                 self.owner.tell(Handled("silver", {topic: {("merged", ""): merged, ("late", ""): late_ones}}))
         self.owner.tell(self.planner.standing())
 
@@ -292,7 +292,8 @@ def batch_of(
     types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
     read_types = {name: source.read_type for name, source in settings.sources.items()}
     max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
-    return Batch(plan, types, rules, idle, max_bytes, read_types, avro, (of_lake or settings).merge.has_due)
+    has_due, topics = (of_lake or settings).merge.has_due, tuple(settings.inputs) if settings.with_topics else ()
+    return Batch(plan, types, rules, idle, max_bytes, read_types, avro, has_due, topics=topics)
 
 
 def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:

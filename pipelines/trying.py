@@ -27,6 +27,7 @@ from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import NEVER
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import input_of, of_source, source_of
 from pipelines.core.merge import RECORD_SCHEMA, late, late_schema, merge, silver_schema
 from pipelines.core.message import messages
 from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Rules, TopicPartition, plan_batch
@@ -104,7 +105,7 @@ def _tried(
     if has_expressions(settings.publish):
         for what, where, fix in check_expressions(engine, settings):
             raise ConfigurationError(f"{where}: {what}; {fix}")
-    rows: dict[str, list[tuple[Any, ...]]] = {source: [] for source in settings.sources}
+    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in settings.inputs}
     lines: dict[Place, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
@@ -112,10 +113,10 @@ def _tried(
             source, partition, *said = _checked(_parsed(record) if isinstance(record, bytes) else record, settings, encoders)
         except _WrongError as wrong:
             raise ConfigurationError(f"{place}: {wrong}") from None
-        topic = settings.sources[source].topic
+        topic = settings.inputs[source]
         offset = offsets[topic, partition]
         offsets[topic, partition] += 1
-        for reader in (name for name, other in settings.sources.items() if other.topic == topic):
+        for reader in (name for name, other in settings.inputs.items() if other == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, *said))
     return _Trial(engine, settings, _bronze(settings, rows, avro), lines, avro).answer(close=close)
@@ -155,8 +156,11 @@ def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[st
         if name not in _FIELDS:
             raise _WrongError(f"unknown field `{name}`; {known_instead(str(name), _FIELDS)}")
     source, partition, time_ms = record.get("source"), record.get("partition", 0), record.get("timestamp")
-    if not isinstance(source, str) or source not in settings.sources:
-        raise _WrongError(f"`source` is `{source}`, which is no source; {known_instead(str(source), list(settings.sources))}")
+    if not isinstance(source, str) or source not in settings.inputs:
+        what, instead = "is no source", known_instead(str(source), list(settings.inputs))
+        if str(source) in settings.sources:
+            what, instead = "has several topics", f"name one, such as `{of_source(settings.inputs, str(source))[0]}`"
+        raise _WrongError(f"`source` is `{source}`, which {what}; {instead}")
     if "value" not in record:
         raise _WrongError("`value` is missing; add it, null for a tombstone")
     if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
@@ -168,7 +172,9 @@ def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[st
         raise _WrongError('`headers` are no object; write them as {"name": "text"}')
     sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
     kafka_time = (-1000, -1) if time_ms is None else (time_ms * 1000, 0)
-    value = _avro(encoders[source], record["value"]) if source in encoders else _bytes("value", record["value"])
+    value = (
+        _avro(encoders[source_of(source)], record["value"]) if source_of(source) in encoders else _bytes("value", record["value"])
+    )
     return source, partition, *kafka_time, _bytes("key", record.get("key")), value, sent
 
 
@@ -199,8 +205,8 @@ def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro:
     for source, mine in rows.items():
         columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
         kafka = pa.table([pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)], schema=KAFKA)
-        rules = settings.reading_rules(source)
-        read = read_records(kafka, replace(rules, schema=avro.get(source, rules.schema)))
+        rules = settings.reading_rules(source_of(source))
+        read = read_records(kafka, replace(rules, schema=avro.get(source_of(source), rules.schema)))
         tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
     return pa.concat_tables(tables)
 
@@ -221,10 +227,10 @@ class _Trial:
     def answer(self, *, close: bool) -> dict[str, Any]:
         """See `try_records`."""
         partitions = sorted({partition for _, partition, _ in self.lines})
-        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.sources for p in partitions}
+        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.inputs for p in partitions}
         types = {name: source.value_type for name, source in self.settings.sources.items()}
         has_due, has_tenants = self.settings.merge.has_due, self.settings.merge.has_tenants
-        silver = silver_schema(types, has_due=has_due, has_tenants=has_tenants).empty_table()
+        silver = silver_schema(types, self.settings.with_topics, has_due=has_due, has_tenants=has_tenants).empty_table()
         was_late, heads = late_schema(has_tenants=has_tenants).empty_table(), HEADS.empty_table()
         clocks: list[Mapping[int, int]] = [{}]
         rules = Rules(self.settings.merge.window, is_plain=not has_due, lag_ms=self.settings.merge.tenant_max_lag_ms)
@@ -249,7 +255,7 @@ class _Trial:
             "late": self._told(was_late, "merge_key", *self._whose, "event_time", "position"),
             "quarantined": self._told(self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"),
             "waiting": self._waiting(cursors, silver),
-            "read": {source: self._counts(source) for source in self.settings.sources},
+            "read": {source: self._counts(source) for source in self.settings.inputs},
         }
 
     @property
@@ -267,7 +273,7 @@ class _Trial:
     ) -> dict[TopicPartition, Available]:
         """What the merge has not passed yet, with these heartbeats."""
         found: dict[TopicPartition, Available] = {}
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             mine = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(["partition", "offset", "event_time"])
             ahead = {tp.partition: (cursor.next_offset, NEVER) for tp, cursor in cursors.items() if tp.source == source}
             found |= by_partition(source, answer(mine), ahead)
@@ -288,7 +294,9 @@ class _Trial:
         columns += [*(DUE.names if self.settings.merge.has_due else []), *self._whose]
         found = []
         for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
-            batch, parts = row.pop("batch"), [(source, part) for source in self.settings.sources for part in row.pop(source)]
+            batch, parts = row.pop("batch"), self._parts_of(row)
+            for source in self.settings.sources:
+                del row[source]
             at_end = batch == _AT_END and row["status"] == "timed_out"
             told = [
                 {
@@ -321,10 +329,10 @@ class _Trial:
         """Records that the clock has not reached, or with tenants that of their tenant."""
         rows, at = self.bronze.filter(pc.is_valid(self.bronze["merge_key"])), dict[Place, int]()
         for row in answer(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
-            at |= {(s, row["partition"], part["offset"]): row["position"] for s in self.settings.sources for part in row[s]}
+            at |= {(name, row["partition"], part["offset"]): row["position"] for name, part in self._parts_of(row)}
         found = []
         for row in self._told(rows, "merge_key", *self._whose, "event_time"):
-            place = row["source"], row["partition"], row["offset"]
+            place = self.settings.input(row["source"], row["topic"]), row["partition"], row["offset"]
             if place in at or row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset:
                 found.append(row | ({"position": at.get(place)} if self._whose else {}))
         return found
@@ -338,13 +346,18 @@ class _Trial:
     def _told(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
         """Records in the order in which they came: where they are, and some columns."""
         found = []
-        for row in answer(rows.select(["source", "partition", "offset", *columns])).to_pylist():
-            place = self._place(row["source"], row["partition"], row["offset"])
+        for row in answer(rows.select(["source", "topic", "partition", "offset", *columns])).to_pylist():
+            name = self.settings.input(source_of(row["source"]), row["topic"])
+            place = self._place(name, row["partition"], row["offset"])
             found.append({**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}})
         return sorted(found, key=itemgetter("line"))
 
-    def _place(self, source: str, partition: int, offset: int) -> dict[str, Any]:
-        topic, line = self.settings.sources[source].topic, self.lines[source, partition, offset]
+    def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """The parts that a row of silver holds, each with its input."""
+        return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
+
+    def _place(self, name: str, partition: int, offset: int) -> dict[str, Any]:
+        (source, topic), line = self.settings.place(name), self.lines[name, partition, offset]
         return {"source": source, "topic": topic, "partition": partition, "offset": offset, "line": line}
 
 

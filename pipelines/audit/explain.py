@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pipelines.audit.explain_tenants import OfTenants
 from pipelines.audit.show import utc
 from pipelines.core.columns import NO_TIME
+from pipelines.core.inputs import input_of, source_of
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from pipelines.core.recovery import Told
 from pipelines.core.sequence import ID, message_id
@@ -31,6 +32,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.inputs import named
 from pipelines.lake.order import BY_EVENT_TIME, Order, orders
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
@@ -154,7 +156,7 @@ class _Life:
 
     def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
         is_open, p = row["status"] == "open", row["partition"]
-        parts = [known[TopicPartition(s, p), part["offset"]] for s in self.settings.sources for part in row[s]]
+        parts = [known[TopicPartition(name, p), part["offset"]] for name, part in self._parts_of(row)]
         # Bronze may have let parts go by now: nobody knows their positions, which were the first.
         first = min(parts, key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]), default=None)
         batch = self.moment.batch if is_open else row["batch"]
@@ -205,15 +207,23 @@ class _Life:
         """All parts of the key's merge records, each with the last batch that merged it, and its position there."""
         times: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
         for row in self._rows:
-            for source in self.settings.sources:
-                times[TopicPartition(source, row["partition"])] |= {p["offset"]: _ms(p["event_time"]) for p in row[source]}
+            for name, part in self._parts_of(row):
+                times[TopicPartition(name, row["partition"])][part["offset"]] = _ms(part["event_time"])
         found = {}
         for tp, mine in times.items():
-            place = {"source": tp.source, "topic": self.settings.sources[tp.source].topic, "partition": tp.partition}
+            place = self._place(tp)
             for offset, (batch, of_all, position) in self._merged(tp, sorted(mine)).items():
                 came = {"position": position if self._whose else of_all, "batch": batch, "version": self._versions.get(batch)}
                 found[tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
         return found
+
+    def _parts_of(self, row: Found) -> list[tuple[str, Found]]:
+        """The parts that a row of silver holds, each with its input."""
+        return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
+
+    def _place(self, tp: TopicPartition) -> Found:
+        source, topic = self.settings.place(tp.source)
+        return {"source": source, "topic": topic, "partition": tp.partition}
 
     def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int | None, int | None]]:
         """By offset, the last batch that has it in its range, the largest event time up to there, from the position that the
@@ -263,7 +273,8 @@ class _Life:
         """Where there are tenants."""
         if not self._whose:
             return {}
-        of_all = self._merged(TopicPartition(row["source"], row["partition"]), [row["offset"]])[row["offset"]][1]
+        tp = TopicPartition(self.settings.input(row["source"], row["topic"]), row["partition"])
+        of_all = self._merged(tp, [row["offset"]])[row["offset"]][1]
         return {"reason": self._tenants.why_late(row["tenant"], row, of_all)}
 
     def quarantined(self) -> list[Found]:
@@ -276,25 +287,22 @@ class _Life:
         has not.
         """
         found = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
-        for source in self.settings.sources:
+        for source in self.settings.inputs:
             now = [row for row in self._progress if (row["batch"], row["source"]) == (self.moment.batch, source)]
             passed = {row["partition"]: row["until_offset"] for row in now}
             wanted = *self._mine, ("offset", ">=", min(passed.values(), default=0))
             rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time", *self._whose), *wanted)
             unread = {"position": None, "reason": "the clock of all has not come to it"} if self._whose else {}
-            found += [{"source": source, **row, **unread} for row in rows if row["offset"] >= passed.get(row["partition"], 0)]
+            found += [
+                {"source": source_of(source), **row, **unread} for row in rows if row["offset"] >= passed.get(row["partition"], 0)
+            ]
         return found
 
     def _waiting(self, row: Found) -> Found:
         """A row of silver that waits."""
         p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
-        source = next(source for source in self.settings.sources if row[source])
-        place = {
-            "source": source,
-            "topic": self.settings.sources[source].topic,
-            "partition": p,
-            "offset": row[source][0]["offset"],
-        }
+        [(name, part)] = self._parts_of(row)
+        place = {**self._place(TopicPartition(name, p)), "offset": part["offset"]}
         told = {"position": position, "reason": self._tenants.why_waiting(p, tenant, position)}
         return {**place, "event_time": row["event_time"], "tenant": tenant, **told}
 
@@ -316,7 +324,9 @@ class _Life:
         where: Where = [[("batch", "<=", batch), ("partition", "in", sorted(partitions))], [("batch", "=", batch)]]
         rows: list[Found] = self.questions.select(tables.PROGRESS, [*columns, "silver_version"], where).to_pylist()
         if self.last is not None and self.last[0].batch == batch and all(row["batch"] < batch for row in rows):
-            rows += in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0)).to_pylist()
+            now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
+            wanted = [name for name in now.column_names if name != "topic"]
+            rows += named(now, wanted, self.settings.with_topics).to_pylist()
         return rows
 
     @cached_property

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipelines.audit.problems import Findings, Problem
 from pipelines.core.columns import Int64s
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import read_records
 from pipelines.core.repartition import murmur2
@@ -91,7 +92,7 @@ class Homes:
         places = []
         for row in order[apart[0] : apart[0] + 2]:
             tp = self._topic_partitions[numbers[row]]
-            places.append(f"{settings.sources[tp.source].topic}[{tp.partition}]@{offsets[row]}")
+            places.append(f"{settings.inputs[tp.source]}[{tp.partition}]@{offsets[row]}")
         count = len(np.unique(hashes[apart]))
         what = "keys are in more than one partition, where their records never meet"
         return f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
@@ -104,7 +105,7 @@ def check_sample(settings: Settings, partitions: int) -> list[Problem]:
         for place in found:
             check_home(place, partitions, findings)
         return list(findings.told())
-    by_source: dict[str, dict[tuple[str, str], list[Place]]] = {name: {} for name in settings.sources}
+    by_source: dict[str, dict[tuple[str, str], list[Place]]] = {name: {} for name in settings.inputs}
     for place in found:
         by_source[place.source].setdefault((place.key, place.tenant or ""), []).append(place)
     first, *others = by_source.items()
@@ -126,12 +127,12 @@ def _partitions(places: Iterable[Place]) -> set[int]:
 def _sampled(settings: Settings, partitions: int) -> Iterator[Place]:
     """The records with a key among the last offsets of some partitions, of each source the same."""
     wanted = range(0, partitions, -(-partitions // PARTITIONS))
-    for name, source in settings.sources.items():
-        rules = rules_of(settings, name)
-        for p, (first, end) in Cluster(settings.kafka).bounds_of(source.topic, wanted).items():
-            for batch in read_range(settings.kafka, Range(source.topic, p, max(first, end - SAMPLED), end)):
+    for name, topic in settings.inputs.items():
+        rules = rules_of(settings, source_of(name))
+        for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
+            for batch in read_range(settings.kafka, Range(topic, p, max(first, end - SAMPLED), end)):
                 read = read_records(batch, rules)
                 names = ["merge_key", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
                 for key, offset, *tenant in zip(*(read[column].to_pylist() for column in names), strict=True):
                     if key is not None:
-                        yield Place(key, name, source.topic, p, offset, *tenant)
+                        yield Place(key, name, topic, p, offset, *tenant)

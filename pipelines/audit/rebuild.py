@@ -24,6 +24,7 @@ from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.verify_eras import Evidence, read_evidence
 from pipelines.audit.verify_evidence import groups, place
 from pipelines.core.columns import int64s, looked_up
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
 from pipelines.core.recovery import encode_told
 from pipelines.core.reset import open_before
@@ -144,7 +145,7 @@ def content_of(
     known: Where = () if last_batch is None else [[("batch", "<=", last_batch)]]
     late_of: Counter[str] = Counter()
     for row in engine.questions.summary(tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known).to_pylist():
-        late_of[row["source"]] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
+        late_of[source_of(row["source"])] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
     of_sources = {
         source: {
             "merged": found[f"merged_{source}"] or 0,
@@ -312,7 +313,7 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
         all_there: Where = [[("partition", "=", p), times[p]] for p in times]
         rows = _rows(here, tables.LATE, late, known), _rows(there, tables.LATE, late, all_there)
         for (partition, source, offset), one, other in different(*rows, itemgetter(slice(3))):
-            in_late.add(_told(one, other, late), f"late: {settings.sources[source].topic}[{partition}]@{offset}")
+            in_late.add(_told(one, other, late), f"late: {settings.inputs[source]}[{partition}]@{offset}")
     return answer([in_silver, in_late])
 
 

@@ -86,7 +86,7 @@ class _Reading:
 
     def __init__(self, questions: Questions, settings: Settings) -> None:
         self.questions, self.settings, self.layout = questions, settings, Lake(settings).layout
-        self.sources, self.window = tuple(settings.sources), settings.merge.window
+        self.sources, self.inputs, self.window = tuple(settings.sources), tuple(settings.inputs), settings.merge.window
         self.due = due_columns(questions) if questions.exists(SILVER) else []
         [(count, first, last)] = self.summary(PROGRESS, [], "count *", "min batch", "max batch") or [(0, 0, 0)]
         is_long = count > PIECE_ROWS
@@ -173,7 +173,7 @@ class _Reading:
         x = charts.time("wall time", steps.first, steps.end)
         yield self.clock_figure(steps, x)
         yield from self.lead_figures(steps, spoken, x)
-        passed = {source: np.where(self.progress["source"] == source, self.progress["passed"], 0) for source in self.sources}
+        passed = {source: np.where(self.progress["source"] == source, self.progress["passed"], 0) for source in self.inputs}
         totals = {source: steps.totals(committed, counts) for source, counts in passed.items() if len(committed)}
         yield _rate("Silver: offsets merged per second", steps, totals, x, "offsets a second")
         messages = steps.totals(published["committed_at"], published["last_seq"] - published["first_seq"] + 1)
@@ -209,7 +209,7 @@ class _Reading:
         )
         marked = sorted(set(_zipped(spoken["source"], spoken["partition"], steps.floor(spoken["decided_at"]))))
         place = {"x": x | {"field": "since"}, "x2": {"field": "until"}, "detail": {"field": "partition"}}
-        for source in self.sources:
+        for source in self.inputs:
             mine = held([row for row in rows if row["source"] == source], "partition", steps.end)
             bands = ((p, at, at + steps.width) for of, p, at in marked if of == source and p in self.shown)
             shade = layer(charts.SHADE, _rows(("partition", "since", "until"), bands), **place)
@@ -224,7 +224,7 @@ class _Reading:
             "ms": np.concatenate([known["committed_at"] - known["head"], noted - _closed_at(published, self.window)]),
         }
         rows, unit = in_unit(_grouped(delays, least="min", mean="mean", most="max"), "least", "mean", "most")
-        both: dict[str, Any] = {"x": x, "color": colour([*self.sources, _GOLD])}
+        both: dict[str, Any] = {"x": x, "color": colour([*self.inputs, _GOLD])}
         spans = layer(charts.SPAN, y=number("least", unit), y2={"field": "most"}, **both)
         caption = (
             "Silver: from a source's head, the latest event time that a batch knew of it, until the batch's commit. Gold: from "

@@ -53,7 +53,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
         passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
         since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
-        found = pool.map(lambda source: _beyond(questions, source, since), settings.sources)
+        found = pool.map(lambda source: _beyond(questions, source, since), settings.inputs)
         new = {tp: row for rows in found for tp, row in rows.items()}
         of_tenants = pool.submit(_slowest, questions, settings) if has_tenants else None
         counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
@@ -64,13 +64,13 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         except KafkaUnreachableError as error:
             log.warning("%s; records that are not in bronze yet are not counted", error)
         partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
-        every = [TopicPartition(source, p) for source in settings.sources for p in partitions]
+        every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
         behind = dict(zip(every, pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every), strict=True))
     answers: list[Row] = []
     for p in partitions:
         sources: dict[str, dict[str, Any]] = {}
-        for tp in [TopicPartition(source, p) for source in settings.sources]:
+        for tp in [TopicPartition(source, p) for source in settings.inputs]:
             # The idle policy speaks for a source until its next record.
             idle = [d.event_time for d in [decisions.get(tp)] if d is not None and d.after_offset + 1 >= ends[tp]]
             known = [passed.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
@@ -173,8 +173,8 @@ def _bounds(settings: Settings, patience_s: float) -> Bounds:
     partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
     return {
         TopicPartition(source, p): bounds
-        for source, kept in settings.sources.items()
-        for p, bounds in cluster.bounds(kept.topic, partitions).items()
+        for source, topic in settings.inputs.items()
+        for p, bounds in cluster.bounds(topic, partitions).items()
     }
 
 
@@ -186,5 +186,5 @@ def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bo
     since = max(first, next_offset)
     if not 0 < end - since <= EXACT_LAG:
         return max(0, end - since)
-    wanted = Range(settings.sources[tp.source].topic, tp.partition, since, end)
+    wanted = Range(settings.inputs[tp.source], tp.partition, since, end)
     return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))

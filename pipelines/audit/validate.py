@@ -50,7 +50,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
                 return [Problem(f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix)]
         co_partitioned(settings, counts)
         for name, kept in settings.repartitioned.items():
-            topic, wanted = settings.sources[name].topic, copy_settings(cluster, kept.from_topics)
+            topic, wanted = settings.inputs[name], copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))
         for name, topic in written_topics(settings).items():
             if topic in counts:  # gold creates one that is missing as it must be

@@ -39,6 +39,7 @@ from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, 
 from pipelines.audit.verify_letters import check_letters, read_boxes
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
 from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import Stretch
 from pipelines.core.window import Window
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
@@ -74,7 +75,7 @@ def verify(
     partitions = co_partitioned(settings, counts)
     sink = read_sink(questions, settings, partitions) if settings.publish.topic in counts else None
     boxes = read_boxes(questions, settings, partitions, counts)
-    bounds = {source: cluster.bounds(kept.topic, partitions) for source, kept in settings.sources.items()}
+    bounds = {name: cluster.bounds(topic, partitions) for name, topic in settings.inputs.items()}
     evidence = read_evidence(questions, settings, partitions, full=full)
     judge = Judge(settings, evidence.epochs, evaluate)
     limits = None if sink is None else read_limits(evidence, sink)
@@ -119,12 +120,12 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
         if "partition" not in by or not questions.exists(name):
             continue
-        owners = [source for source in settings.sources if name == tables.bronze(source)] or settings.sources
-        places = [{"source": source, "topic": settings.sources[source].topic} for source in owners]
+        owners = [each for each in settings.inputs if name == tables.bronze(source_of(each))] or settings.inputs
+        places = [dict(zip(("source", "topic"), settings.place(each), strict=True)) for each in owners]
         known = {tuple(each[column] for column in by[:-1]) for each in places}
         for row in questions.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()
-            is_message = name == tables.RECOVERED and of == [None]
+            is_message = name == tables.RECOVERED and set(of) == {None}
             if partition not in range(evidence.partitions) or not (tuple(of) in known or is_message):
                 where = ", ".join(f"{column} {row[column]}" for column in by)
                 fix = "delete them, if this is the lake of these topics"
@@ -139,7 +140,7 @@ def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
         homes.add(tp, keys)
         if evidence.settings.repartitioned:
             for offset, (key, _) in keys.items():
-                place = Place(key, tp.source, evidence.settings.sources[tp.source].topic, tp.partition, offset)
+                place = Place(key, tp.source, evidence.settings.inputs[tp.source], tp.partition, offset)
                 check_home(place, evidence.partitions, findings)
 
 
@@ -151,14 +152,14 @@ def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[
     """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
-        where, (first, end) = f"{tables.bronze(tp.source)}: ", bounds[tp.source].get(tp.partition, (0, 0))
+        where, (first, end) = f"{tables.bronze(source_of(tp.source))}: ", bounds[tp.source].get(tp.partition, (0, 0))
         for offset, rows in log.repeated.items():
             fix = "delete all but one of the rows with this offset"
             findings.add(f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix)
         last = max([evidence.eras[-1].until.get(tp, 0), *(log.offset[-1:] + 1).tolist()])
         known = evidence.history.get(tp.partition)
         skipped = [(0, max(first, known.offsets[tp.source] if known else 0)), *evidence.skipped(tp, len(evidence.eras) - 1)]
-        kafka, topic = evidence.settings.kafka, evidence.settings.sources[tp.source].topic
+        kafka, topic = evidence.settings.kafka, evidence.settings.inputs[tp.source]
         for gap in gaps(log.offset, skipped, min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
@@ -197,6 +198,7 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
             if partition.is_judged(source, offset):
                 found[source].append(offset)
     for tp, log in partition.logs.items():
+        table = tables.bronze(source_of(tp.source))
         refused = np.setdiff1d(log.refused[log.refused < evidence.eras[-1].until.get(tp, 0)], log.old)
         wanted = {
             _OUTCOMES[evidence.has_tenants]: (np.array(found[tp.source], np.int64), log.passed, log.passed),
@@ -209,11 +211,11 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], findings: Fin
             wrong += [(offset, "must not be there") for offset in np.setdiff1d(offsets, allowed)]
             fix = "let quarantine hold bronze's refused rows, each once" if name == "quarantine" else REBUILD
             for offset, what in wrong:
-                findings.add(f"{name}: the record {what}", f"{tables.bronze(tp.source)}: {evidence.at(tp, offset)}", fix)
+                findings.add(f"{name}: the record {what}", f"{table}: {evidence.at(tp, offset)}", fix)
         for offset in log.unread.tolist():
             fix = "give the row the event time or the reason that its value has, or start a new lake while Kafka still has it"
             what = "a record with a value was neither read nor refused"
-            findings.add(what, f"{tables.bronze(tp.source)}: {evidence.at(tp, offset)}", fix)
+            findings.add(what, f"{table}: {evidence.at(tp, offset)}", fix)
 
 
 # -- checks 3, 4, and of 5 what is valid
@@ -284,7 +286,7 @@ def check_clock(partition: Partition, findings: Findings) -> None:
         for i, read in enumerate(log.reads):
             of_era = {name: numbers(mine[name])[eras == i] for name in mine.column_names[2:]}
             for batch, what, offset in _unlike(read, **of_era):
-                topic = f"{evidence.settings.sources[tp.source].topic}[{tp.partition}]"
+                topic = f"{evidence.settings.inputs[tp.source]}[{tp.partition}]"
                 findings.add(what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}")
 
 

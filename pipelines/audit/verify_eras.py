@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
 from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.floors import Floors, History, read_floors, read_history
+from pipelines.lake.inputs import named
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.questions import Questions, Where
@@ -126,7 +128,7 @@ class Evidence:
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """A record's place in Kafka, for a sentence."""
-        return f"{self.settings.sources[tp.source].topic}[{tp.partition}]@{offset}"
+        return f"{self.settings.inputs[tp.source]}[{tp.partition}]@{offset}"
 
     def era_of(self, batch: int) -> int:
         """The index of the era that a batch belongs to; a reset closes the one before it."""
@@ -172,7 +174,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
         noted[row["batch"]].append(row)
     jumps = [(b, rows, rows[0]) for b, rows in sorted(noted.items()) if rows[0]["reason"] is not None]
     resets = [Reset(b, _by_topic_partition(rows, "until_offset"), row["committed_at"], row["reason"]) for b, rows, row in jumps]
-    every = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
+    every = [TopicPartition(source, p) for source in settings.inputs for p in range(partitions)]
     begin = dict.fromkeys(every, 0)
     eras: list[Era] = []
     for ended in [*resets, None]:
@@ -231,16 +233,23 @@ def read_table(
     where: Where = (),
     version: int | None = None,
 ) -> pa.Table:
-    """`Questions.select`, by default of all columns of the layout; without rows where the table does not exist."""
-    schema = tables.layout(settings)[table].schema
+    """`Questions.select`, by default of all columns of the layout but the topic, so that `source` is the input; without rows
+    where the table does not exist.
+    """
+    schema = tables.layout(settings)[source_of(table)].schema
+    columns = columns or _without_topic(schema.names)
     if questions.exists(table):
-        return questions.select(table, columns or schema.names, where, version=version)
-    return in_milliseconds(schema.empty_table().select(columns or schema.names))
+        return questions.select(table, columns, where, version=version)
+    return in_milliseconds(schema.empty_table().select(columns))
+
+
+def _without_topic(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name != "topic"]
 
 
 def _read_recovered(questions: Questions, settings: Settings) -> pa.Table:
     """All of `recovered`, with the columns that it lacks, null."""
-    columns = questions.columns(tables.RECOVERED).names if questions.exists(tables.RECOVERED) else ()
+    columns = _without_topic(questions.columns(tables.RECOVERED).names) if questions.exists(tables.RECOVERED) else ()
     found = read_table(questions, settings, tables.RECOVERED, columns)
     for name, kind in [*dict.fromkeys([*DUE.names, "since"], pa.int64()).items(), *((f.name, f.type) for f in TENANT)]:
         if name not in found.column_names:
@@ -272,7 +281,8 @@ def _silver_now(questions: Questions, settings: Settings, ends: Sequence[int]) -
     wanted = {0, plan.batch, *ends, *resets, *(batch - 1 for batch in [*resets, plan.batch])}
     noted = read_table(questions, settings, tables.PROGRESS, where=[[("batch", "in", sorted(wanted))]])
     if not pc.any(pc.equal(noted["batch"], plan.batch)).as_py():
-        noted = pa.concat_tables([noted, in_milliseconds(progress_rows(plan, settings, made, _NOT_YET))])
+        now = in_milliseconds(progress_rows(plan, settings, made, _NOT_YET))
+        noted = pa.concat_tables([noted, named(now, noted.column_names, settings.with_topics)])
     return version, plan.batch, noted
 
 

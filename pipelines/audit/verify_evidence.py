@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Evidence, Ints, numbers, read_table
 from pipelines.audit.verify_values import as_kept, packed
+from pipelines.core.columns import input_names
+from pipelines.core.inputs import source_of
 from pipelines.core.model import ALL
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Place, place_of
@@ -201,13 +203,13 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
             found[table] = read_table(evidence.questions, evidence.settings, table, columns, [where], version)
         found[tables.SILVER] = evaluated(found[tables.SILVER])
         found[tables.PROGRESS] = _read_progress(evidence, here)
-        bronze = {source: _read_bronze(evidence, source, here) for source in sources}
+        bronze = {name: _read_bronze(evidence, name, here) for name in evidence.settings.inputs}
         for p in range(first, until):
             mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
             if (history := evidence.history.get(p)) is not None:
                 mine[tables.PROGRESS] = mine[tables.PROGRESS].filter(pc.greater(mine[tables.PROGRESS]["batch"], history.batch))
                 mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
-            tps = [TopicPartition(source, p) for source in sources]
+            tps = [TopicPartition(name, p) for name in evidence.settings.inputs]
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
             late, late_anew = [], set()
             for k, s, o, t, w, v, batch, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose):
@@ -303,21 +305,22 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
         reads.append(Read(at[order], positions, kinds[order], before, whose))
         passed.append(reads[-1].keyed(min(until, taken_back)).offset)
         taken_back = min(taken_back, begin)
+    source = source_of(tp.source)
     old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
-    kept = found[tables.SILVER].schema.field(tp.source).type.value_type.field("value").type
+    kept = found[tables.SILVER].schema.field(source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
     # Of a topic with several sources, each passes over what is not its own and has no time that it can read.
-    unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[tp.source].where is None], np.int64)
+    unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[source].where is None], np.int64)
     rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
     columns = [rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value")]
     columns.append(rows["tenant"].to_pylist() if evidence.has_tenants else [None] * len(rows))
-    decoders = [schemas[tp.source].decoder_of_accepted() if tp.source in schemas else None for schemas in evidence.avro]
+    decoders = [schemas[source].decoder_of_accepted() if source in schemas else None for schemas in evidence.avro]
     sampled = {}
     for o, key, t, value, tenant in zip(*columns, strict=True):
         epoch = evidence.epoch_of(tp, o)
         decode = decoders[epoch.number]
         content = value if decode is None else decode(value, tp.partition, o)
-        sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[tp.source].read_type, kept), tenant)
+        sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[source].read_type, kept), tenant)
     quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
     return Log(
         offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled
@@ -339,11 +342,12 @@ def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> I
     of_sources = []
     for source in sources:
         lists = silver[source].combine_chunks()
-        offsets, times, values = (pc.struct_field(pc.list_flatten(lists), name) for name in ("offset", "event_time", "value"))
+        flat = pc.list_flatten(lists)
+        offsets, times, values = (pc.struct_field(flat, name) for name in ("offset", "event_time", "value"))
         times_ms = (numbers(times.cast(pa.int64())) // 1000).tolist()
         is_typed = pa.types.is_struct(values.type)
         texts = map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
-        found = list(zip(repeat(source), offsets.to_pylist(), times_ms, texts, strict=False))
+        found = list(zip(input_names(source, flat).to_pylist(), offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])
     rows = _tuples(silver, tables.SILVER, "holds", "told", *further)

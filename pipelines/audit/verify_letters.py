@@ -108,7 +108,7 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
 def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings) -> Iterator[Letter]:
     """The dead letters among some messages. A record may itself have been one: of headers with one name, ours are the last."""
     evidence, p = partition.evidence, partition.number
-    sources = {source.topic: name for name, source in evidence.settings.sources.items()}
+    sources = {topic: name for name, topic in evidence.settings.inputs.items()}
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for at, key, value, headers in zip(*columns, strict=True):
         own = [(header["key"], header["value"]) for header in headers or []]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pipelines.audit.problems import Findings, different
 from pipelines.audit.verify_eras import Era
 from pipelines.audit.verify_evidence import DECISION, Log, Outcome, Partition, Read, place
+from pipelines.core.inputs import input_of, source_of, topic_of
 from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, PublishedRecord, Record
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
@@ -21,7 +22,7 @@ PUBLISHED = "published before"
 """The outcome of a record that a message read back from the sink holds already."""
 
 Arrived = Sequence[Mapping[str, list[tuple[int, Record]]]]
-"""By era and source, positions (ms) and records."""
+"""By era and input, positions (ms) and records."""
 
 Message = tuple[int, str, int, "int | None", "int | None", "str | None"]
 """The era that a message read back begins with, its key, event time, due and closed_at (ms), and tenant."""
@@ -73,7 +74,7 @@ def expected(partition: Partition) -> Expected:
             clocks[number] = model.tenant_clock(tenant, clock)
 
     life = outcomes(
-        tuple(settings.sources),
+        tuple(settings.inputs),
         eras,
         partition.number,
         arrived,
@@ -129,7 +130,7 @@ def _nothing(*_: Any) -> None:
 
 
 def outcomes(
-    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
     eras: Sequence[Era],
     partition: int,
     arrived: Arrived,
@@ -151,23 +152,25 @@ def outcomes(
             if since <= i:
                 messages[key].append(PublishedRecord(event_time, due, closed_at, tenant or ALL))
         first = era.epochs[0][0].settings.merge
-        rules = MergeRules(sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms)
+        sources = tuple(dict.fromkeys(map(source_of, inputs)))
+        topics = inputs if inputs != sources else ()
+        rules = MergeRules(sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms, topics)
         model, left = PartitionMerge(rules, recovered=messages), dict(arrived[i])
         if i == 0 and passed_over_before is not None:
             model.since = passed_over_before
         for key, mine in before.items() if era.ended_at is None else ():
             times, opened = [time for _, _, time, *_ in mine], {source: list[Part]() for source in sources}
             for source, offset, time, *_ in mine:
-                opened[source].append(Part(time, offset))
+                opened[source_of(source)].append(Part(time, offset, topic_of(source)))
             model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
         told = lived if i == 0 else None
         model.horizon, model.is_plain = (None, not first.has_due) if told is None else (told.horizon, told.is_plain)
-        for step, model.ahead in _steps(era, partition, sources, () if told is None else told.stretches):
+        for step, model.ahead in _steps(era, partition, inputs, () if told is None else told.stretches):
             model.begin_epoch(step.window.gap_ms, step.window.max_ms, step.lag_ms)
             if step.lag_ms is None:
                 reached = {s: [one for one in waits if one[1].offset < step.untils[s]] for s, waits in left.items()}
                 left = {s: [one for one in waits if one[1].offset >= step.untils[s]] for s, waits in left.items()}
-                model.advance_to(dict.fromkeys(sources, step.clock), reached)
+                model.advance_to(dict.fromkeys(inputs, step.clock), reached)
             else:
                 left = {s: _arrive(model, waits, step, s) for s, waits in left.items()}
                 model.advance()
@@ -192,7 +195,9 @@ def _outcomes(model: PartitionMerge, *, is_open: bool) -> Iterator[Outcome]:
     merged = [("timed_out", row) for row in model.timed_out]
     merged += [("open" if is_open else "reset", row) for row in model.open.values()]
     for status, row in merged:
-        parts = tuple((s, part.offset, part.event_time) for s, mine in row.parts.items() for part in sorted(mine))
+        parts = tuple(
+            (input_of(s, part.topic), part.offset, part.event_time) for s, mine in row.parts.items() for part in sorted(mine)
+        )
         due = model.rules.due(row.event_time, row.last_event_time) if status == "open" and not model.is_plain else row.due
         yield Outcome(row.key, status, row.event_time, row.last_event_time, parts, due, row.closed_at, row.tenant)
 

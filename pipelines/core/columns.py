@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.inputs import SEPARATOR
 from pipelines.core.types import TIME
 
 Int64s = npt.NDArray[np.int64]
@@ -46,6 +47,13 @@ def both(one: pa.Array | pa.ChunkedArray, other: pa.Array | pa.ChunkedArray, kin
 def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
     """Items as a list for each of `count` rows; `rows`: by item, in ascending order, the number of its row."""
     return pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items)
+
+
+def input_names(source: str, parts: pa.StructArray) -> pa.StringArray:
+    """Of each part of a source the name of its input (`core.inputs`)."""
+    if "topic" not in parts.type.names:
+        return pa.repeat(pa.scalar(source, pa.string()), len(parts))
+    return pc.binary_join_element_wise(pa.scalar(source), parts.field("topic"), SEPARATOR)
 
 
 def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:

@@ -24,7 +24,7 @@ class IdleDecision(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """The sources of a partition whose heads the idle policy moves, and the position (ms) to which it moves them."""
+    """The inputs of a partition whose heads the idle policy moves, and the position (ms) to which it moves them."""
 
     sources: list[str]
     event_time: int
@@ -33,7 +33,7 @@ class Idle(NamedTuple):
 def decide(heads: Mapping[str, int | None], silent: Collection[str]) -> Idle | None:
     """Moves the heads of the laggards to the smallest head ahead of them, if all laggards are silent; else None.
 
-    `heads` names every source of the partition; None: it has no record there yet. The laggards are the sources without a head,
+    `heads` names every input of the partition; None: it has no record there yet. The laggards are the sources without a head,
     or else those with the smallest one: the clock waits for them. A source that is ahead, or held back, is never idle, however
     silent, and no source is idle unless another is ahead.
     """

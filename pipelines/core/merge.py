@@ -6,7 +6,7 @@ and per partition; rows of several partitions may come in one call. Times are nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ from pipelines.core.columns import (
     times_ms,
 )
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import of_source, source_of, topic_of
+from pipelines.core.joining import Opened, nth_of_key
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
 from pipelines.core.positions import NAMES, Positioned
@@ -41,7 +43,7 @@ RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, heartbeat boolean, "
     "value binary"
 )
-"""What is read of bronze, and the name of the source."""
+"""What is read of bronze, and as `source` the name of the input (`core.inputs`)."""
 
 
 def record_schema(*, has_tenants: bool = False) -> pa.Schema:
@@ -57,7 +59,8 @@ class Batch:
     are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
     `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`. `begins_epoch`:
-    whether it is the first one of an epoch, by whose rules what waits for its tenant is judged again.
+    whether it is the first one of an epoch, by whose rules what waits for its tenant is judged again. `topics`: the inputs, where
+    a source has several topics.
     """
 
     plan: BatchPlan
@@ -69,11 +72,22 @@ class Batch:
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
     has_due: bool = False
     begins_epoch: bool = False
+    topics: Sequence[str] = ()
 
     @property
     def sources(self) -> list[str]:
         """The sources, in the order of silver's columns."""
         return list(self.value_types)
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The inputs, in the order of their sources."""
+        return self.topics or self.sources
+
+    @property
+    def with_topics(self) -> frozenset[str]:
+        """The sources that have several topics: their parts say which."""
+        return frozenset(source_of(name) for name in self.inputs if topic_of(name))
 
     @property
     def has_tenants(self) -> bool:
@@ -82,22 +96,32 @@ class Batch:
 
     def changed_schema(self) -> pa.Schema:
         """The columns of what `merge` returns: silver's, and which rows they take the place of."""
-        silver = silver_schema(self.value_types, has_due=self.has_due, has_tenants=self.has_tenants)
+        silver = silver_schema(self.value_types, self.with_topics, has_due=self.has_due, has_tenants=self.has_tenants)
         return pa.schema([*silver, *(pa.field(name, TIME) for name in (REPLACING if self.has_tenants else REPLACING[:1]))])
 
+
+_TOPIC = (("topic", pa.string()),)
+_COORDINATES = (("offset", pa.int64()), ("event_time", TIME))
 
 REPLACING = ("replaces", "passes")
 """Of a row that the merge changes: the event time of the open record of its key that it takes the place of; and where there are
 tenants, up to which position the rows of its key that wait are gone."""
 
 
-def silver_schema(value_types: Mapping[str, pa.DataType], *, has_due: bool = False, has_tenants: bool = False) -> pa.Schema:
-    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value.
+def silver_schema(
+    value_types: Mapping[str, pa.DataType],
+    with_topics: Collection[str] = (),
+    *,
+    has_due: bool = False,
+    has_tenants: bool = False,
+) -> pa.Schema:
+    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value; `with_topics`: the
+    sources that have several topics.
 
     `position`, where there are tenants: that of a record which waits for its tenant's clock; null for a merge record.
     """
     parts = [
-        (source, pa.list_(pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])))
+        (source, pa.list_(pa.struct([*(_TOPIC if source in with_topics else ()), *_COORDINATES, ("value", kind)])))
         for source, kind in value_types.items()
     ]
     before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
@@ -166,6 +190,9 @@ def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
 
 def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
     schema = late_schema(has_tenants=batch.has_tenants)
+    if batch.with_topics:
+        sources = pa.array([source_of(name) for name in batch.inputs]).take(pc.index_in(found["source"], pa.array(batch.inputs)))
+        found = found.set_column(found.column_names.index("source"), "source", sources)
     return found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch))).select(schema.names).cast(schema)
 
 
@@ -184,7 +211,7 @@ def _clocks(records: pa.Table, held: pa.Table, heads: pa.Table | None, batch: Ba
 def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:
     """With tenants, positions are those of the records' tenants."""
     if clocks is None:
-        return Positioned.of(records, batch.plan, batch.idle, batch.sources)
+        return Positioned.of(records, batch.plan, batch.idle, batch.inputs)
     return Positioned.of_tenants(records, clocks)
 
 
@@ -244,11 +271,11 @@ class _Entering(NamedTuple):
 def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> pa.Table:
     open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
     every = records.with_others(waited)
-    merging, opened = every.where(~is_waiting), _Opened.of(open_rows, batch.rules)
+    merging, opened = every.where(~is_waiting), Opened.of(open_rows, batch.rules)
     of_merging, of_open, count = _keys(merging.rows, open_rows)
     if len(np.unique(of_open)) != len(of_open):
         raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
-    nth = _nth_of_key(merging, of_merging, opened.by_key(of_open, count), batch.rules)
+    nth = nth_of_key(merging, of_merging, opened.by_key(of_open, count), batch.rules)
     # A merge record is known by its key and its number among those of the key that this batch sees; what waits is by itself.
     stride = int(nth.max(initial=0)) + 1
     of_every, of_open = np.empty(len(is_waiting), np.int64), of_open * stride
@@ -309,65 +336,6 @@ def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks
     return found
 
 
-class _Opened(NamedTuple):
-    """Of open merge records the first and the last event time, and until when they can be joined (ms)."""
-
-    first: Int64s
-    last: Int64s
-    due: Int64s
-
-    @classmethod
-    def of(cls, rows: pa.Table, rules: Rules) -> _Opened:
-        """Of rows of silver."""
-        first, last = times_ms(rows["event_time"]), times_ms(rows["last_event_time"])
-        return cls(first, last, rules.due(int64s(rows["partition"]), first, last))
-
-    def by_key(self, keys: Int64s, count: int) -> _Opened:
-        """By the number of a key, of which there are so many; `NEVER` where it has no open record. `keys`: of each one."""
-        found = _Opened(*(np.full(count, NEVER) for _ in self._fields))
-        for column, own in zip(found, self, strict=True):
-            column[keys] = own
-        return found
-
-
-def _nth_of_key(records: Positioned, of_record: Int64s, opened: _Opened, rules: Rules) -> Int64s:
-    """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
-
-    `of_record`: the number of each record's key; `opened`: by key. Nearly every key has one merge record in a batch, and that is
-    known without looking at its records one by one: where the last position is within the gap of the first event time, none can
-    open a second one; nor where each position is within the gap of the record before it, and within the longest stay of the first
-    event time. For the others, rule 4 is taken record by record, in order of position.
-    """
-    nth = np.zeros(len(of_record), np.int64)
-    if not len(nth):
-        return nth
-    order, begins = in_groups(of_record, records.positions)
-    ends = np.append(begins[1:], len(order))
-    keys, partitions = of_record[order[begins]], int64s(records.rows["partition"])[order]
-    times, positions = records.times[order], records.positions[order]
-    first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))
-    splits = positions[ends - 1] > rules.due(partitions[begins], first, first)
-    if splits.any():
-        before = np.concatenate([[NO_TIME], times[:-1]])
-        before[begins] = opened.last[keys]
-        holds = (before == NEVER) | (positions <= rules.due(partitions, np.repeat(first, ends - begins), before))
-        splits &= ~np.logical_and.reduceat(holds, begins)
-    for group in np.flatnonzero(splits):
-        window, key = rules.window_in(int(partitions[begins[group]])), keys[group]
-        number, since, until, due = -1, 0, 0, NO_TIME
-        if opened.first[key] != NEVER:
-            number, since, until, due = 0, int(opened.first[key]), int(opened.last[key]), int(opened.due[key])
-        for i in range(begins[group], ends[group]):
-            time = int(times[i])
-            if due >= positions[i]:
-                since, until = min(since, time), max(until, time)
-            else:
-                number, since, until = number + 1, time, time
-            due = window.due(since, until)
-            nth[order[i]] = number
-    return nth
-
-
 def _is_timed_out(rows: pa.Table, due: Int64s, batch: Batch, clocks: TenantClocks | None) -> Booleans:
     """Rule 5, for open merge records that can be joined until then (ms)."""
     partitions = int64s(rows["partition"])
@@ -406,25 +374,27 @@ class _Merged(NamedTuple):
 
 
 def _parts(source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
-    """A source's parts of each merge record, by (event time, offset): those that are there already and the new ones."""
-    mine = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
-    new = records.rows.select(["partition", "offset", "value"]).take(pa.array(mine))
+    """A source's parts of each merge record, by (event time, topic, offset): those that are there already and the new ones."""
+    inputs, has_topics = of_source(batch.inputs, source), source in batch.with_topics
+    mine = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
+    new = records.rows.select([*(["topic"] if has_topics else []), "partition", "offset", "value"]).take(pa.array(mine))
     old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
     labels = np.concatenate([merged.of_record[mine], merged.of_held[old_lists.value_parent_indices().to_numpy()]])
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
-    order = np.lexsort((offsets, times, labels))
+    topics = both(new["topic"], old.field("topic"), pa.string()) if has_topics else None
+    by_topic = () if topics is None else (int64s(pc.index_in(topics, pa.array(sorted(map(topic_of, inputs))))),)
+    order = np.lexsort((offsets, *by_topic, times, labels))
     kind = _large(batch.value_types[source])
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
     read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places)
     values = both(read, old.field("value"), kind)
-    parts = pa.StructArray.from_arrays(
-        [pa.array(offsets[order]), time_column(times[order]), values.take(pa.array(order)).combine_chunks()],
-        ["offset", "event_time", "value"],
-    )
-    return in_lists(labels[order], parts, merged.size)
+    columns = {} if topics is None else {"topic": topics.take(pa.array(order)).combine_chunks()}
+    columns |= {"offset": pa.array(offsets[order]), "event_time": time_column(times[order])}
+    columns["value"] = values.take(pa.array(order)).combine_chunks()
+    return in_lists(labels[order], pa.StructArray.from_arrays(list(columns.values()), list(columns)), merged.size)
 
 
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from pipelines.core.inputs import source_of, topic_of
+
 ALL = ""
 """The tenant of every record where the merge has no tenants."""
 
@@ -25,13 +27,20 @@ class MergeRules:
     """What a merge is: its sources, in the order of their columns, once and for all, and its window in ms of event time.
 
     A merge record is open for `gap_ms` after its last part, and for `max_ms` after its first (None: `gap_ms` too, which is a
-    timeout). `lag_ms`: how far a tenant's clock may be behind the clock of all; None where there are no tenants.
+    timeout). `lag_ms`: how far a tenant's clock may be behind the clock of all; None where there are no tenants. `topics`: the
+    inputs (`core.inputs`), where a source has several topics.
     """
 
     sources: tuple[str, ...]
     gap_ms: int
     max_ms: int | None = None
     lag_ms: int | None = None
+    topics: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What is read, each with positions and a head of its own."""
+        return self.topics or self.sources
 
     @property
     def is_plain(self) -> bool:
@@ -45,7 +54,7 @@ class MergeRules:
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a topic-partition as the merge sees it. A heartbeat is a record without a key.
+    """One record of a topic-partition as the merge sees it; `source` is its input. A heartbeat is a record without a key.
 
     A heartbeat of the tenant None speaks for the whole topic-partition. A decision of the idle policy is a heartbeat with `told`:
     it speaks in full for no tenant but these, to each of which it gives a time.
@@ -63,13 +72,25 @@ class Record:
         """Whether the record only moves the head."""
         return self.key is None
 
+    @property
+    def part(self) -> Part:
+        """What it is inside a merge record."""
+        return Part(self.event_time, self.offset, topic_of(self.source))
 
-@dataclass(frozen=True, order=True)
+
+@dataclass(frozen=True)
 class Part:
-    """A record inside a merge record; parts of a source sort by (event time, offset)."""
+    """A record inside a merge record; parts of a source sort by (event time, topic, offset).
+
+    `topic` is empty where the source has one topic.
+    """
 
     event_time: int
     offset: int
+    topic: str = ""
+
+    def __lt__(self, other: Part) -> bool:
+        return (self.event_time, self.topic, self.offset) < (other.event_time, other.topic, other.offset)
 
 
 @dataclass(frozen=True)
@@ -111,7 +132,7 @@ class MergeRecord:
         """A joined record can only lower `event_time` and raise `last_event_time`."""
         self.event_time = min(self.event_time, record.event_time)
         self.last_event_time = max(self.last_event_time, record.event_time)
-        self.parts[record.source].append(Part(record.event_time, record.offset))
+        self.parts[source_of(record.source)].append(record.part)
 
     def content(self) -> tuple[str, int, int, tuple[tuple[Part, ...], ...]]:
         """Equal for equal content: key, event time, last event time, the sorted parts of each source in the rules' order."""
@@ -221,6 +242,7 @@ class PartitionMerge:
     rules: MergeRules
     clock: int | None = None
     sources: dict[str, Reading] = field(default_factory=dict)
+    """By input."""
     waiting: list[tuple[int, Record]] = field(default_factory=list)
     """What was read and its tenant's clock has not reached, with the tenant's position there; none without tenants."""
     open: dict[tuple[str, str], MergeRecord] = field(default_factory=dict)
@@ -250,7 +272,7 @@ class PartitionMerge:
 
     @property
     def heads(self) -> dict[str, int]:
-        """By source, the position of its last record; only sources that have some."""
+        """By input, the position of its last record; only inputs that have some."""
         return {source: reading.head for source, reading in self.sources.items()}
 
     def arrive(self, *records: Record) -> None:
@@ -278,8 +300,8 @@ class PartitionMerge:
     def advance(self) -> None:
         """Reads everything that the clock has reached, merges what its tenant's clock has reached, times out what is too old."""
         is_first, self.has_advanced = not self.has_advanced, True
-        if len(self.sources) < len(self.rules.sources):
-            return  # the clock is undefined while a source has no record
+        if len(self.sources) < len(self.rules.inputs):
+            return  # the clock is undefined while an input has no record
         self.clock = min(reading.head for reading in self.sources.values())
         if is_first:
             was_waiting, self.waiting = self.waiting, []
@@ -322,7 +344,7 @@ class PartitionMerge:
         return sorted(self.timed_out, key=MergeRecord.place)
 
     def unread(self) -> dict[str, list[tuple[int, Record]]]:
-        """By source, what the clock has not reached, with positions; only sources that have some."""
+        """By input, what the clock has not reached, with positions; only inputs that have some."""
         return {source: list(reading.unread) for source, reading in self.sources.items() if reading.unread}
 
     def _judge(self, records: Iterator[tuple[int, Record]] | list[tuple[int, Record]]) -> None:
@@ -353,7 +375,7 @@ class PartitionMerge:
         if row is not None:
             self._time_out(row)
         parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
-        parts[record.source].append(Part(record.event_time, record.offset))
+        parts[source_of(record.source)].append(record.part)
         self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
 
     def _is_held(self, position: int, message: PublishedRecord) -> bool:

@@ -21,7 +21,7 @@ from pipelines.core.window import Window
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a source's topic; the source stands for the topic."""
+    """A partition of an input; `source` is the input's name (`core.inputs`), which mostly is that of its source."""
 
     source: str
     partition: int
@@ -235,7 +235,9 @@ class OffsetRange:
 
 
 def by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
-    """The numbers of the rows of each topic-partition of these sources, in order of `then`; those of others are left out."""
+    """The numbers of the rows of each topic-partition of these inputs, in order of `then`; those of others are left out. The
+    column `source` has the input's name.
+    """
     count, of_source = len(sources), pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
     numbers = np.flatnonzero(of_source.is_valid())
     by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
@@ -301,7 +303,7 @@ def plan_batch(
 
     The first batch of an epoch (`begins_epoch`) is made where nothing else has changed, too: other rules may time records out.
 
-    `cursors` names every topic-partition of every source; `available` holds rows from the cursor on, without a hole, of as
+    `cursors` names every topic-partition of every input; `available` holds rows from the cursor on, without a hole, of as
     many topic-partitions as have any: all of them or only some (the clock is then the smallest head of those).
     Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
     `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, for a rebuild.

@@ -27,11 +27,11 @@ class Positioned(NamedTuple):
     positions: Int64s
 
     @classmethod
-    def of(cls, records: pa.Table, plan: BatchPlan, idle: Idle, sources: Sequence[str]) -> Positioned:
+    def of(cls, records: pa.Table, plan: BatchPlan, idle: Idle, inputs: Sequence[str]) -> Positioned:
         """Those of a batch's ranges. Positions need every record, heartbeats and the idle policy's decisions too."""
         offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
         kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
-        for tp, rows in by_topic_partition(records, sources, offsets).items():
+        for tp, rows in by_topic_partition(records, inputs, offsets).items():
             if (done := plan.ranges.get(tp)) is not None:
                 of_range = offsets[rows]
                 rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]

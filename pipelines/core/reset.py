@@ -14,7 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, NO_TIME, Booleans, Int64s, in_lists, int64s, looked_up, time_column, times_ms
+from pipelines.core.columns import (
+    NEVER,
+    NO_TIME,
+    Booleans,
+    Int64s,
+    in_lists,
+    input_names,
+    int64s,
+    looked_up,
+    time_column,
+    times_ms,
+)
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import Tail, place_of
 from pipelines.core.types import DUE, TENANT, TIME, has_due, has_tenants, own_columns
@@ -142,6 +153,10 @@ def _kept(
     source: str, parts: pa.ListArray, partitions: pa.ChunkedArray, again: Mapping[TopicPartition, int]
 ) -> tuple[Booleans, Int64s]:
     """Of each part, whether it stays, and the row that holds it."""
-    parents = int64s(parts.value_parent_indices())
-    since = looked_up(int64s(partitions), {tp.partition: at for tp, at in again.items() if tp.source == source}, NEVER)
-    return np.asarray(int64s(parts.flatten().field("offset")) < since[parents], np.bool_), parents
+    parents, flat = int64s(parts.value_parent_indices()), parts.flatten()
+    inputs, since = input_names(source, flat), np.full(len(parents), NEVER)
+    for name in pc.unique(inputs).to_pylist():
+        of_input = looked_up(int64s(partitions), {tp.partition: at for tp, at in again.items() if tp.source == name}, NEVER)
+        mine = pc.equal(inputs, name).to_numpy(zero_copy_only=False)
+        since[mine] = of_input[parents[mine]]
+    return np.asarray(int64s(flat.field("offset")) < since, np.bool_), parents

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import Booleans
+from pipelines.core.columns import Booleans, input_names
 from pipelines.core.types import TIME
 
 _KEY = ["partition", "tenant", "merge_key"]
@@ -49,12 +49,12 @@ def gone_rows(gone: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def placed(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
-    """Where rows that wait come from: source, partition, offset, and the position of the record in its tenant."""
+    """Where rows that wait come from: source (the input), partition, offset, and the position of the record in its tenant."""
     places = []
     for source in sources:
         mine = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
-        offsets = mine[source].combine_chunks().flatten().field("offset")
-        columns = [pa.repeat(pa.scalar(source), mine.num_rows), mine["partition"], offsets, mine["position"].cast(TIME)]
+        parts = mine[source].combine_chunks().flatten()
+        columns = [input_names(source, parts), mine["partition"], parts.field("offset"), mine["position"].cast(TIME)]
         places.append(pa.table(columns, ["source", "partition", "offset", "position"]))
     return pa.concat_tables(places)
 

@@ -117,8 +117,9 @@ def _outcomes(questions: Questions, settings: Settings, produced: dict[str, int]
         merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
         waiting = bronze[False] - merged - late[name] - quarantined[name]
         outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
-        counts = (produced[source.topic], bronze.total(), *outcomes)
-        table.add_row(source.topic, *[f"{count:,}" for count in counts])
+        topic = ", ".join(source.topics)
+        counts = (sum(produced[each] for each in source.topics), bronze.total(), *outcomes)
+        table.add_row(topic, *[f"{count:,}" for count in counts])
     return table
 
 

@@ -7,6 +7,7 @@ inside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ Function: TypeAlias = Callable[..., pa.Table]
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """One source as it is read from Kafka: committed records of a topic, read by `rules` into bronze's columns.
+    """One input (`core.inputs`) as it is read from Kafka: committed records of a topic, read by `rules` into bronze's columns.
 
     `offsets`: by partition, where reading begins; these partitions and no others. A batch spans about `max_offsets_per_batch`.
     """
@@ -41,6 +42,11 @@ class KafkaInput:
     offsets: Mapping[int, int]
     max_offsets_per_batch: int
     rules: ReadingRules
+
+    @property
+    def identifier(self) -> str:
+        """The input's name in letters, digits and underscores alone."""
+        return re.sub("[^A-Za-z0-9_]", lambda found: f"_{ord(found[0]):x}_", self.source)
 
 
 class Running(Protocol):

@@ -15,6 +15,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from pipelines.core.inputs import source_of
 from pipelines.core.reading import read_records
 from pipelines.core.types import has_tenants
 from pipelines.engine import Function, KafkaInput, replaced_row
@@ -28,6 +29,7 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions, sql_name, sql_where
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.questions import Where, answer
@@ -82,7 +84,7 @@ class EmbeddedEngine:
     def _read_ranges(
         self, source: KafkaInput, ranges: Sequence[Range], max_bytes: int | None = None
     ) -> tuple[pa.Table, dict[int, int]]:
-        schema = self.lake.layout[tables.bronze(source.source)].schema
+        schema = self.lake.layout[tables.bronze(source_of(source.source))].schema
         return read_decoded(source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes)
 
     def rows(self, found: pa.Table) -> pa.Table:
@@ -156,7 +158,7 @@ class EmbeddedEngine:
 
     def append(self, table: str, rows: pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
-        schema = self.lake.layout[table].schema
+        schema = self.lake.layout[source_of(table)].schema
         rows = rows.select(schema.names).cast(schema)
         self._commit(
             table,
@@ -180,12 +182,12 @@ class EmbeddedEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        condition = sql_where(where, self.lake.layout[table].schema)
+        condition = sql_where(narrowed(table, where), self.lake.layout[source_of(table)].schema)
         self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, commit_properties=how))
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
-        condition = sql_where(where, self.lake.layout[table].schema)
+        condition = sql_where(narrowed(table, where), self.lake.layout[source_of(table)].schema)
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         self._commit(
             table,
@@ -209,7 +211,7 @@ class EmbeddedEngine:
         before = found.version()
         write(found, how)
         if self.questions.version(table) == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(found, self.lake.layout[table].schema.empty_table(), mode="append", commit_properties=how)
+            write_deltalake(found, self.lake.layout[source_of(table)].schema.empty_table(), mode="append", commit_properties=how)
 
     # -- following
 

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pipelines.core.inputs import source_of
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
@@ -34,6 +35,7 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
+from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Where, answer, questions
 from pipelines.lake.tables import Table
@@ -79,17 +81,17 @@ class SparkEngine:
         version: int | None = None,
     ) -> DataFrame:
         """See `Engine.read`."""
-        rows = matching(table_rows(self.spark, self.lake, table, version), where)
+        rows = matching(table_rows(self.spark, self.lake, table, version), narrowed(table, where))
         return rows.select(*columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()])
 
     def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
         """See `Engine.read_kafka`."""
         wanted = [Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
-        name = register(self.spark, kafka_ranges(f"watersmeet_{source.source}_ranges", self._reading(source), wanted))
+        name = register(self.spark, kafka_ranges(f"watersmeet_{source.identifier}_ranges", self._reading(source), wanted))
         return self.spark.read.format(name).load()
 
     def _reading(self, source: KafkaInput) -> DecodedTopic:
-        schema = columns_ddl(self.lake.layout[tables.bronze(source.source)].schema)
+        schema = columns_ddl(self.lake.layout[tables.bronze(source_of(source.source))].schema)
         decode = partial(read_records, rules=source.rules)
         return DecodedTopic(source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks)
 
@@ -189,7 +191,7 @@ class SparkEngine:
         if commit is not None:
             version = str(commit.transaction_version)
             options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
-        self._append(table, frame.select(*self.lake.layout[table].schema.names), options)
+        self._append(table, frame.select(*self.lake.layout[source_of(table)].schema.names), options)
 
     def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
@@ -217,13 +219,15 @@ class SparkEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        condition = sql_where(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME])
+        times = [f.name for f in self.lake.layout[source_of(table)].schema if f.type == TIME]
+        condition = sql_where(narrowed(table, where), times)
         with self._committing(commit):
             self.spark.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
-        condition = sql_where(where, [f.name for f in self.lake.layout[table].schema if f.type == TIME])
+        times = [f.name for f in self.lake.layout[source_of(table)].schema if f.type == TIME]
+        condition = sql_where(narrowed(table, where), times)
         changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
         with self._committing(commit):
             self.spark.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
@@ -254,7 +258,8 @@ class SparkEngine:
         """See `Engine.follow_kafka`. A query takes Spark seconds to start; where Kafka has nothing new, `once` needs none."""
         if once and not has_news(source):
             return RunningThread(tables.bronze(source.source), lambda _: None)
-        kafka = kafka_source(f"watersmeet_{source.source}", self._reading(source), source.offsets, source.max_offsets_per_batch)
+        name, span = f"watersmeet_{source.identifier}", source.max_offsets_per_batch
+        kafka = kafka_source(name, self._reading(source), source.offsets, span)
         stream = self.spark.readStream.format(register(self.spark, kafka)).load()
         trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
         return self._start(tables.bronze(source.source), stream, lambda rows, _: work(rows), trigger)

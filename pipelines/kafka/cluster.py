@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
+from pipelines.core.inputs import source_of
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaUnreachableError, TopicChangedError
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningAdmin
@@ -177,20 +178,21 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
 
     Raises ConfigurationError where a source is missing or a number differs.
     """
-    for name, source in settings.sources.items():
-        if source.topic not in counts:
+    for name, topic in settings.inputs.items():
+        of, repartition = source_of(name), settings.sources[source_of(name)].repartition
+        if topic not in counts:
             how = "create it, with as many partitions as the other sources have"
-            if source.repartition is not None:
+            if repartition is not None:
                 how = "`watersmeet repartition` creates it: start that first"
             raise ConfigurationError(
-                f"sources.{name}.topic: there is no topic {source.topic} at {settings.kafka.bootstrap_servers}; {how}"
+                f"sources.{of}.topic: there is no topic {topic} at {settings.kafka.bootstrap_servers}; {how}"
             )
-        if source.repartition is not None and counts[source.topic] != source.repartition.partitions:
+        if repartition is not None and counts[topic] != repartition.partitions:
             raise ConfigurationError(
-                f"sources.{name}.repartition.partitions: {source.topic} has {counts[source.topic]} partitions; "
+                f"sources.{of}.repartition.partitions: {topic} has {counts[topic]} partitions; "
                 "name that number, or another topic and another lake for another number"
             )
-    found = {name: counts[source.topic] for name, source in settings.sources.items()}
+    found = {name: counts[topic] for name, topic in settings.inputs.items()}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in found.items())
         raise ConfigurationError(
@@ -209,7 +211,7 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
 
 def topics_of(settings: Settings) -> list[str]:
     """The topics of all sources, and those that are written to: what `co_partitioned` wants to know the partitions of."""
-    return [*(source.topic for source in settings.sources.values()), *written_topics(settings).values()]
+    return [*settings.inputs.values(), *written_topics(settings).values()]
 
 
 def written_topics(settings: Settings) -> dict[str, str]:
@@ -235,7 +237,7 @@ def sink_settings(settings: Settings) -> dict[str, str]:
 
 def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
     """The topic settings that a topic of dead letters needs."""
-    return copy_settings(cluster, [source.topic for source in settings.sources.values()])
+    return copy_settings(cluster, settings.inputs.values())
 
 
 def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:

@@ -110,13 +110,13 @@ class Groups:
                 self._new.add(layer)
 
     def _commit(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
-        sources = self._settings.sources
+        topics = self._settings.inputs
         try:
             if layer not in self._groups:
                 self._groups[layer] = Group(self._settings.kafka, self.name(layer))
             least: dict[tuple[str, int], int] = {}
             for tp, offset in offsets.items():  # of two sources of one topic, the one that is behind
-                place = sources[tp.source].topic, tp.partition
+                place = topics[tp.source], tp.partition
                 least[place] = min(offset, least.get(place, offset))
             self._groups[layer].commit(least)
         except KafkaUnreachableError:  # the run itself says so

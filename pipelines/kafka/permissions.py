@@ -21,7 +21,7 @@ def permissions(settings: Settings) -> list[Permission]:
     """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
     sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
     found = [
-        *(Permission("READ", "topic", source.topic, "bronze reads it") for source in settings.sources.values()),
+        *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.inputs.values()),
         Permission("READ", "topic", sink, "gold reads where the sequence stands; a lost lake is taken up from it"),
         Permission("WRITE", "topic", sink, "gold publishes"),
         Permission("CREATE", "topic", sink, "gold creates it where it is missing"),
@@ -34,8 +34,8 @@ def permissions(settings: Settings) -> list[Permission]:
         *(permission for source in settings.sources.values() for permission in _of_repartition(name, source)),
         *(permission for topic in letters for permission in _of_dead_letters(name, topic)),
         *(
-            Permission("DESCRIBE_CONFIGS", "topic", source.topic, "a topic of dead letters takes what it takes")
-            for source in settings.sources.values()
+            Permission("DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes")
+            for topic in settings.inputs.values()
             if letters
         ),
     ]
@@ -45,7 +45,7 @@ def permissions(settings: Settings) -> list[Permission]:
 def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
     if source.repartition is None:
         return []
-    topic, origins = source.topic, source.repartition.from_topics
+    [topic], origins = source.topics, source.repartition.from_topics
     return [
         *(Permission("READ", "topic", origin, "`repartition` reads it") for origin in origins),
         *(Permission("DESCRIBE_CONFIGS", "topic", origin, "the repartitioned topic takes what it takes") for origin in origins),

@@ -47,7 +47,7 @@ class Silence:
         cluster = Cluster(kafka)
         try:
             for tp, offset in after.items():
-                topic = self.settings.sources[tp.source].topic
+                topic = self.settings.inputs[tp.source]
                 first, end = cluster.bounds_of(topic, [tp.partition])[tp.partition]
                 if any(read_range(kafka, Range(topic, tp.partition, max(first, offset + 1), end), max_records=1)):
                     return False

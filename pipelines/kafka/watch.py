@@ -18,7 +18,7 @@ class Watch:
     def __init__(self, settings: Settings, partitions: int, tell: Callable[[str], None], limit_s: float) -> None:
         self._tell, self._limit_s, self._partitions = tell, limit_s, partitions
         self._cluster = Cluster(settings.kafka)
-        self._ids = self._cluster.topic_ids(source.topic for source in settings.sources.values())
+        self._ids = self._cluster.topic_ids(settings.inputs.values())
         self._looked = self._answered = time.monotonic()
 
     def look(self) -> None:

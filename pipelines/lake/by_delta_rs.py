@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from pipelines.core.inputs import source_of
 from pipelines.core.types import TIME
 from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
+from pipelines.lake.inputs import asked, named, narrowed
 from pipelines.lake.location import Lake, local_path
 from pipelines.lake.questions import (
     Aggregates,
@@ -38,6 +40,7 @@ class DeltaRsQuestions(Questions):
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
+        self._with_topics = lake.settings.with_topics
         self._known = threading.local()
 
     def exists(self, table: str) -> bool:
@@ -46,7 +49,8 @@ class DeltaRsQuestions(Questions):
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
-        return answer(self.rows(table, columns, where, version))
+        wanted, with_topics = asked(columns, table, self._lake.layout, self._with_topics), self._with_topics
+        return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
 
     def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
         """As `select`, with times as they are in the table."""
@@ -57,14 +61,16 @@ class DeltaRsQuestions(Questions):
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
-        grouped = f" GROUP BY {', '.join(map(sql_name, by))}" if by else ""
-        return answer(self._ask(table, by, values, where, version, grouped))
+        wanted = asked(by, table, self._lake.layout, self._with_topics)
+        grouped = f" GROUP BY {', '.join(map(sql_name, wanted))}" if by else ""
+        found = answer(self._ask(table, wanted, values, where, version, grouped))
+        return named(found, [*by, *values], self._with_topics)
 
     def _ask(
         self, table: str, columns: Sequence[str], values: Aggregates, where: Where, version: int | None, grouped: str
     ) -> pa.Table:
         found = self._at(table, version)
-        schema = _schema(found)
+        schema, where = _schema(found), narrowed(table, where)
         check_question(table, schema.names, columns, where, values)
         wanted = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
@@ -80,7 +86,12 @@ class DeltaRsQuestions(Questions):
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
-        commits = self.opened(table).history(limit)
+        while True:
+            found = self.opened(table)
+            commits = found.history(limit)
+            # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
+            if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
+                break
         return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
 
     def version(self, table: str) -> int:
@@ -114,6 +125,7 @@ class DeltaRsQuestions(Questions):
 
     def opened(self, table: str) -> DeltaTable:
         """The table at its last commit. Each thread has its own."""
+        table = source_of(table)
         known: dict[str, DeltaTable] = vars(self._known)
         try:
             known[table].update_incremental()

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from pipelines.lake.conditions import Dialect, sql_of
+from pipelines.lake.inputs import asked, named, narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import (
     Aggregates,
@@ -48,6 +49,7 @@ class SparkQuestions(Questions):
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
         self._lake = lake
         self._factory = spark
+        self._with_topics = lake.settings.with_topics
 
     @cached_property
     def _spark(self) -> SparkSession:
@@ -67,15 +69,18 @@ class SparkQuestions(Questions):
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
-        rows = self._rows(table, version, columns, where)
-        return self._answer(table, version, rows.select(*map(_column, columns)))
+        wanted = asked(columns, table, self._lake.layout, self._with_topics)
+        rows = self._rows(table, version, wanted, where)
+        found = self._answer(table, version, rows.select(*map(_column, wanted)))
+        return named(found, columns, self._with_topics)
 
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
-        rows = self._rows(table, version, by, where, values)
-        return self._answer(table, version, summarised(rows, by, values))
+        wanted = asked(by, table, self._lake.layout, self._with_topics)
+        rows = self._rows(table, version, wanted, where, values)
+        return named(self._answer(table, version, summarised(rows, wanted, values)), [*by, *values], self._with_topics)
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
@@ -114,7 +119,7 @@ class SparkQuestions(Questions):
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
         with self._told(table, version):
-            rows = table_rows(self._spark, self._lake, table, version)
+            rows, where = table_rows(self._spark, self._lake, table, version), narrowed(table, where)
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 

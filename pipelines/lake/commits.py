@@ -15,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 import pipelines
+from pipelines.core.inputs import topic_of
 from pipelines.lake.questions import Questions, Version, walk
 
 APPLICATION: Final = "watersmeet"
@@ -30,8 +31,13 @@ _OWN: Final = frozenset(["application", "token", "number", "code_version"])
 
 
 def bronze_application(source: str | None = None) -> str:
-    """The application of bronze, or of one source's bronze, in tables that have more writers than it."""
+    """The application of bronze, or of one input's bronze, in tables that have more writers than it."""
     return f"{APPLICATION}-{source or 'bronze'}"
+
+
+def application_of(name: str) -> str:
+    """The application of bronze in the table of an input's source: each input of one that has several topics has its own."""
+    return bronze_application(name) if topic_of(name) else APPLICATION
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Floors(NamedTuple):
 
 
 class History(NamedTuple):
-    """What is known of a partition at the end of a batch (-1: before the first): by source its next offset and its position (ms;
+    """What is known of a partition at the end of a batch (-1: before the first): by input its next offset and its position (ms;
     None: none yet), and the clock (ms).
     """
 
@@ -87,15 +87,15 @@ def _first_batch(questions: Questions, settings: Settings, partition: int, since
     beyond: list[Condition] = [("partition", "=", partition), ("batch", ">=", since), ("position", ">=", time_ms)]
     rows = questions.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
     found = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
-    return max(found.values()) if found.keys() == settings.sources.keys() else last
+    return max(found.values()) if found.keys() == settings.inputs.keys() else last
 
 
 def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: int) -> History:
     of_batch: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
     columns = ["source", "until_offset", "position", "clock"]
     rows = {row["source"]: row for row in questions.select(tables.PROGRESS, columns, of_batch).to_pylist()}
-    offsets = {source: rows[source]["until_offset"] if source in rows else 0 for source in settings.sources}
-    positions = {source: rows[source]["position"] if source in rows else None for source in settings.sources}
+    offsets = {source: rows[source]["until_offset"] if source in rows else 0 for source in settings.inputs}
+    positions = {source: rows[source]["position"] if source in rows else None for source in settings.inputs}
     return History(batch, offsets, positions, next((row["clock"] for row in rows.values()), None))
 
 

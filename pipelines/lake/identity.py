@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import orjson
@@ -36,7 +36,8 @@ _NO_TENANTS = ""
 
 def check_layout(questions: Questions, lake: Lake) -> None:
     """Raises ConfigurationError where the tables are of a layout that this version of Watersmeet does not continue: a later one,
-    or one from before layouts were numbered; and where they were begun with other tenants than the configuration has.
+    or one from before layouts were numbered; and where they were begun with other tenants than the configuration has, or a source
+    with another number of topics: either has other columns.
     """
     silver, progress = tables.SILVER, tables.PROGRESS
     properties = questions.properties(silver) if questions.exists(silver) else {}
@@ -52,7 +53,7 @@ def check_layout(questions: Questions, lake: Lake) -> None:
             f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
             "begin a new lake elsewhere; with `kafka.start: sink` it takes up the old sink where it stands"
         )
-    if changed := differences(questions, _tenants(lake.settings)):
+    if changed := [*_other_topics(questions, lake.settings), *differences(questions, _tenants(lake.settings))]:
         raise ConfigurationError(changed[0])
 
 
@@ -67,10 +68,18 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     }
     for name, source in settings.sources.items():
         facts |= {
-            f"sources.{name}.topic": f"{source.topic} ({topic_ids.get(source.topic, 'missing')})",
+            f"sources.{name}.topic": ", ".join(f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics),
             f"sources.{name}.format": f"{source.format}, with a registry" if source.registry else source.format,
         }
     return {**facts, **_tenants(settings)}
+
+
+def _other_topics(questions: Questions, settings: Settings) -> Iterator[str]:
+    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
+    for name, source in settings.sources.items():
+        before = kept.get(field := f"sources.{name}.topic")
+        if before is not None and len(_topics(before)) != len(source.topics):
+            yield _difference(field, ", ".join(_topics(before)), ", ".join(source.topics))
 
 
 def _tenants(settings: Settings) -> dict[str, str]:
@@ -152,9 +161,11 @@ def _difference(field: str, before: str, now: str) -> str:
             f"sources: the topics have {now} partitions, and had {before} when the lake was begun: keys have moved to other "
             "partitions since, so nothing would meet; begin a new lake, or restore the topics"
         )
-    if field.endswith(".topic") and before.rpartition(" ")[0] == now.rpartition(" ")[0]:
+    if field.endswith(".topic") and _topics(before) == _topics(now):
+        kept = before.split(", ")
+        remade = [name.partition(" ")[0] for name in now.split(", ") if name not in kept]
         return (
-            f"{field}: {now.partition(' ')[0]} was deleted and made again since the lake was begun: its offsets mean other "
+            f"{field}: {' and '.join(remade)} was deleted and made again since the lake was begun: its offsets mean other "
             "records now; begin a new lake, or restore the topic"
         )
     if field.endswith(".tenant"):
@@ -164,6 +175,11 @@ def _difference(field: str, before: str, now: str) -> str:
         f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of the same records; "
         "set it back, or begin a new lake"
     )
+
+
+def _topics(fact: str) -> list[str]:
+    """The topics of a source, without Kafka's identity of them."""
+    return [name.partition(" ")[0] for name in fact.split(", ")]
 
 
 def _digest(schema: bytes) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pipelines.core.inputs import source_of
 from pipelines.lake.tables import Table, layout
 from pipelines.settings import CatalogLake, Settings
 
@@ -63,12 +64,13 @@ class Lake:
         return self.settings.storage
 
     def home(self, table: str) -> Lake:
-        """The lake that holds the table: this one, or the one it is borrowed from."""
-        return self.borrowed[table].home(table) if table in self.borrowed else self
+        """The lake that holds the table, or the part of one: this one, or the one it is borrowed from."""
+        name = source_of(table)
+        return self.borrowed[name].home(name) if name in self.borrowed else self
 
     def address(self, table: str) -> str:
         """The path or URI `<lake>/<table>`, or the quoted name in the catalog."""
-        location = self.home(table).settings.lake
+        location, table = self.home(table).settings.lake, source_of(table)
         if isinstance(location, CatalogLake):
             return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
         return f"{location}/{table}"

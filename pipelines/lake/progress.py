@@ -20,7 +20,7 @@ from pipelines.settings import Settings
 def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     """A batch as facts of its commit to silver.
 
-    `batch`; `epoch`; `offsets`: by source, `[partition, from, until, position_before, position, head]` for each of its
+    `batch`; `epoch`; `offsets`: by input, `[partition, from, until, position_before, position, head]` for each of its
     partitions; `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `reset`: its
     reason, where the batch is one; `configuration`: a digest.
     """
@@ -64,7 +64,7 @@ def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, comm
     for tp, done in plan.ranges.items():
         of_batch = (committed_at_ms, done.position, plan.reset, silver_version, plan.epoch)
         of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
-        rows.append((plan.batch, tp.source, settings.sources[tp.source].topic, tp.partition, *of_range, *of_batch))
+        rows.append((plan.batch, *settings.place(tp.source), tp.partition, *of_range, *of_batch))
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
 
 

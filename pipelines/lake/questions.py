@@ -82,6 +82,9 @@ class Questions(Protocol):
     Unknown columns and operators raise ValueError; a table that is not there raises NoTableError (but for `exists`), a version
     that is not there, or whose files were vacuumed, VersionGoneError. Timestamp columns are answered as int64 epoch ms; nested
     values as they are, with timestamps as timestamp[us, UTC].
+
+    Where a source has several topics, a table may be a part of one (`core.inputs`), `source` may be an input in a condition, and
+    is one among columns without `topic`.
     """
 
     def exists(self, table: str) -> bool:

@@ -64,6 +64,10 @@ of a partition were merged; all before are passed over.
 """
 
 
+_OF_TOPICS = {RECOVERED: schema_of("topic string")}
+"""By table, its further columns where a source has several topics."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A Delta table's layout: its columns, the columns that partition it, and its table properties."""
@@ -85,7 +89,7 @@ class Table:
 
 
 def bronze(source: str) -> str:
-    """The name of a source's bronze table."""
+    """The name of a source's bronze table, or for an input (`core.inputs`) that of its part of the table."""
     return f"bronze_{source}"
 
 
@@ -107,17 +111,20 @@ def layout(settings: Settings) -> dict[str, Table]:
     of_bronze = [_bronze(name, source, settings.merge) for name, source in settings.sources.items()]
     # Records that came after their time: never merged, kept.
     late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants))
-    others = [_with_due_and_tenants(table, settings.merge) for table in _OTHERS]
+    others = [_with_further(table, settings) for table in _OTHERS]
     tables = [*of_bronze, _silver(settings), late, *others]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
     return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
 
 
-def _with_due_and_tenants(table: Table, merge: MergeSettings) -> Table:
-    """A table with the columns that it has where merge records say when they were closed, and where there are tenants."""
-    added = [*(_OF_DUE.get(table.name, ()) if merge.has_due else ())]
-    added += _OF_TENANTS.get(table.name, ()) if merge.has_tenants else ()
+def _with_further(table: Table, settings: Settings) -> Table:
+    """A table with the columns that it has where merge records say when they were closed, where there are tenants, and where a
+    source has several topics.
+    """
+    added = [*(_OF_DUE.get(table.name, ()) if settings.merge.has_due else ())]
+    added += _OF_TENANTS.get(table.name, ()) if settings.merge.has_tenants else ()
+    added += _OF_TOPICS.get(table.name, ()) if settings.with_topics else ()
     return replace(table, schema=pa.schema([*table.schema, *added]))
 
 
@@ -136,7 +143,8 @@ def _bronze(name: str, source: SourceSettings, merge: MergeSettings) -> Table:
 def _silver(settings: Settings) -> Table:
     """The merge. Partitioned by status, so that no batch ever opens a file of finished records again."""
     types = {name: source.value_type for name, source in settings.sources.items()}
-    schema = silver_schema(types, has_due=settings.merge.has_due, has_tenants=settings.merge.has_tenants)
+    merge = settings.merge
+    schema = silver_schema(types, settings.with_topics, has_due=merge.has_due, has_tenants=merge.has_tenants)
     without = {"status", "valid", "invalid_reason", *types}
     properties = {
         **_statistics(*(name for name in schema.names if name not in without)),

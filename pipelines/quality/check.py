@@ -142,7 +142,8 @@ def _results(
     for piece in pieces:
         with engine.held(rows_of(engine, settings, table, piece, now_ms)) as found:
             rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
-            mine = evaluate(found, suites, coordinates(table, has_tenants=settings.merge.has_tenants))
+            has_tenants, has_topics = settings.merge.has_tenants, bool(settings.with_topics)
+            mine = evaluate(found, suites, coordinates(table, has_tenants=has_tenants, has_topics=has_topics))
         outcomes = (
             [[one.joined(other) for one, other in zip(*both, strict=True)] for both in zip(outcomes, mine, strict=True)]
             if outcomes

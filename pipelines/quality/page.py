@@ -94,8 +94,9 @@ def _title(name: str, settings: Settings) -> tuple[str, str]:
     if name in known:
         return known[name]
     [source] = [source for source in settings.sources if tables.bronze(source) == name]
-    topic = settings.sources[source].topic
-    return f"Records of {source}", f"What was read from the topic {topic}, as it came. The table {name}."
+    topics = settings.sources[source].topics
+    where = f"the topic {topics[0]}" if len(topics) == 1 else f"the topics {', '.join(topics)}"
+    return f"Records of {source}", f"What was read from {where}, as it came. The table {name}."
 
 
 def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import NEVER, int64s, looked_up
+from pipelines.core.inputs import of_source, topic_of
 from pipelines.core.merge import late_schema
 from pipelines.core.reading import bronze_schema
 from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
@@ -24,6 +25,7 @@ from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
+from pipelines.lake.inputs import narrowed
 from pipelines.lake.order import Order, orders
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
@@ -98,14 +100,16 @@ def piece_limit(questions: Questions, settings: Settings) -> int:
     return max(1, min(PIECE_OFFSETS, PIECE_BYTES // max(1, widest)))
 
 
-def coordinates(table: str, *, has_tenants: bool = False) -> tuple[str, ...]:
+def coordinates(table: str, *, has_tenants: bool = False, has_topics: bool = False) -> tuple[str, ...]:
     """The columns by which a row of a table is found."""
+    topic = ("topic",) if has_topics else ()
     of_table = {
         tables.SILVER: ("partition", *(TENANT.names if has_tenants else ()), "merge_key", "event_time"),
-        tables.LATE: ("source", "partition", "offset"),
-        tables.PROGRESS: ("source", "partition"),
+        tables.LATE: ("source", *topic, "partition", "offset"),
+        tables.PROGRESS: ("source", *topic, "partition"),
     }
-    return of_table.get(table, ("partition", "offset"))
+    of_bronze = topic if table.startswith(tables.bronze("")) else ()
+    return of_table.get(table, (*of_bronze, "partition", "offset"))
 
 
 def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:
@@ -132,11 +136,13 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         return engine.rows(_standing(questions, now_ms))
     if table == SINK:
         return engine.rows(_messages(questions, settings, span))
-    ranges = _passed(questions, settings, table, span)
+    inputs = of_source(settings.inputs, next(name for name in settings.sources if tables.bronze(name) == table))
+    passed = {name: _passed(questions, name, span) for name in inputs}
+    where = [term for name, ranges in passed.items() for term in narrowed(tables.bronze(name), within(ranges))]
     kept = bronze_schema(has_tenants=settings.merge.has_tenants)
     schema = _text_schema(pa.schema([field for field in kept if field.name != "headers"]))
-    rows = engine.read(table, schema.names, within(ranges))
-    return engine.per_partition(partial(_within, ranges=ranges), [rows], schema)
+    rows = engine.read(table, schema.names, where)
+    return engine.per_partition(partial(_within, passed=passed), [rows], schema)
 
 
 # -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
@@ -168,12 +174,15 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
-def _within(rows: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
-    """The rows at offsets `[from, until)` of their partition, with text for bytes."""
-    partitions, offsets = int64s(rows["partition"]), int64s(rows["offset"])
-    since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
-    until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
-    return _as_text(rows.filter(pa.array((offsets >= since) & (offsets < until))))
+def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]]) -> pa.Table:
+    """The rows at offsets `[from, until)` of their partition, by input, with text for bytes."""
+    partitions, offsets, found = int64s(rows["partition"]), int64s(rows["offset"]), np.zeros(rows.num_rows, np.bool_)
+    for name, ranges in passed.items():
+        since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
+        until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
+        is_in = (offsets >= since) & (offsets < until)
+        found |= is_in & pc.equal(rows["topic"], topic_of(name)).to_numpy() if topic_of(name) else is_in
+    return _as_text(rows.filter(pa.array(found)))
 
 
 def _with_counts(rows: pa.Table, counts: Mapping[str, str]) -> pa.Table:
@@ -182,10 +191,9 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str]) -> pa.Table:
     return rows
 
 
-def _passed(questions: Questions, settings: Settings, table: str, span: Span) -> dict[int, tuple[int, int]]:
-    """By partition the offsets `[from, until)` of a source's bronze that the batches have merged; a jump merges none."""
-    [source] = [source for source in settings.sources if tables.bronze(source) == table]
-    merged: Where = [[*span.where, ("source", "=", source), ("reason", "is null", None)]]
+def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int, int]]:
+    """By partition the offsets `[from, until)` of an input's bronze that the batches have merged; a jump merges none."""
+    merged: Where = [[*span.where, ("source", "=", name), ("reason", "is null", None)]]
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
     rows = questions.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
     return {row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]}

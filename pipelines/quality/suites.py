@@ -142,10 +142,10 @@ def _fault(document: Any, settings: Settings) -> str | None:
 
 def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
     """Whether one of Watersmeet's own expectations holds for a configuration: in its `meta`, `tenants` is true for those with
-    tenants, and false for those without.
+    tenants, and false for those without; so is `topics` for those in which a source has several.
     """
-    has_tenants = settings.merge.has_tenants
-    return bool(document.get("meta", {}).get("tenants", has_tenants) == has_tenants)
+    own = {"tenants": settings.merge.has_tenants, "topics": bool(settings.with_topics)}
+    return all(document.get("meta", {}).get(name, has_it) == has_it for name, has_it in own.items())
 
 
 def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +13,13 @@ import pytest
 
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
-from pipelines.core.model import MergeRules, PartitionMerge, PublishedRecord, Record, horizon_after
+from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
 from pipelines.core.types import DUE, TIME
 from pipelines.core.window import Window
-from tests.support.cases import KEYS, SOURCES, Case, as_record, random_case
+from tests.support.cases import INPUTS, KEYS, SOURCES, Case, as_record, random_case, rules_of
 
 TIMEOUT_MS = 100
 PARTITIONS = 50
@@ -37,6 +39,7 @@ class PureLake:
     epochs: Sequence[Window] = ()
     """Windows that follow the first one, each from some batch on."""
     recovered: Mapping[int, Mapping[str, Sequence[PublishedRecord]]] = field(default_factory=dict)
+    inputs: Sequence[str] = SOURCES
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
     late: list[tuple[object, ...]] = field(default_factory=list)
@@ -44,23 +47,25 @@ class PureLake:
     clocks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rows = {TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in SOURCES}
+        self.rows = {TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in self.inputs}
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
         self.rules, self.epoch_from = Rules(self.window, is_plain=self.window.is_timeout), -1
         self.has_due = not all(window.is_timeout for window in (self.window, *self.epochs))
-        self.schema = silver_schema(VALUE_TYPES, has_due=self.has_due)
+        self.topics = [] if self.inputs == SOURCES else self.inputs
+        with_topics = {source_of(name) for name in self.topics if topic_of(name)}
+        self.schema = silver_schema(VALUE_TYPES, with_topics, has_due=self.has_due)
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
-        self.idle = {TopicPartition(s, p): case.decisions.get(s, []) for p, case in self.cases.items() for s in SOURCES}
+        self.idle = {TopicPartition(s, p): case.decisions.get(s, []) for p, case in self.cases.items() for s in self.inputs}
 
     def _bronze(self, source: str, partition: int) -> list[dict[str, object]]:
-        rows = []
+        rows, topic = [], topic_of(source) or f"t-{source}"
         for offset, value in enumerate(self.cases[partition].values[source]):
             record = as_record(source, offset, value)
             time = None if record is None else record.event_time * 1000
             key, beat = (None, False) if record is None else (record.key, record.is_heartbeat)
             rows.append(
-                {"source": source, "topic": f"t-{source}", "partition": partition, "offset": offset, "merge_key": key}
+                {"source": source, "topic": topic, "partition": partition, "offset": offset, "merge_key": key}
                 | {"event_time": time, "heartbeat": beat, "value": value}
             )
         return rows
@@ -106,7 +111,7 @@ class PureLake:
         return available
 
     def _commit(self, plan: BatchPlan) -> None:
-        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, max_bytes=10**6, has_due=self.has_due)
+        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, max_bytes=10**6, has_due=self.has_due, topics=self.topics)
         rows = [
             row
             for tp, done in plan.ranges.items()
@@ -143,7 +148,7 @@ class PureLake:
 
 
 def _content(row: Mapping[str, object]) -> tuple[object, ...]:
-    parts = [tuple((p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s]) for s in SOURCES]  # type: ignore[attr-defined]
+    parts = [tuple((p.get("topic", ""), p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s]) for s in SOURCES]  # type: ignore[attr-defined]
     times = [_ms(row[name]) for name in ("event_time", "last_event_time")]
     return row["partition"], row["merge_key"], row["status"], *times, _ms(row.get("due")), _ms(row.get("closed_at")), *parts
 
@@ -154,19 +159,19 @@ def _ms(time: object) -> int | None:
 
 def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
     for p, case in lake.cases.items():
-        model = PartitionMerge(MergeRules(SOURCES, *lake.window), recovered=lake.recovered.get(p, {}))
+        model = PartitionMerge(rules_of(lake.inputs, *lake.window), recovered=lake.recovered.get(p, {}))
         heads: dict[str, int] = {}
-        left: dict[str, list[tuple[int, Record]]] = {source: [] for source in SOURCES}
+        left: dict[str, list[tuple[int, Record]]] = {source: [] for source in lake.inputs}
         for record in case.records():
             heads[record.source] = max(heads.get(record.source, 0), record.event_time)
             left[record.source].append((heads[record.source], record))
         for window, (cursors, clocks) in zip(lake.epochs, lake.ended, strict=False):
             # What an epoch has merged depends on the cut into batches; so the model is told, and where the clock stood.
             if p in clocks:
-                ends = {source: cursors[TopicPartition(source, p)].next_offset for source in SOURCES}
-                reached = {s: [each for each in left[s] if each[1].offset < ends[s]] for s in SOURCES}
-                left = {s: [each for each in left[s] if each[1].offset >= ends[s]] for s in SOURCES}
-                model.advance_to(dict.fromkeys(SOURCES, clocks[p]), reached)
+                ends = {source: cursors[TopicPartition(source, p)].next_offset for source in lake.inputs}
+                reached = {s: [each for each in left[s] if each[1].offset < ends[s]] for s in lake.inputs}
+                left = {s: [each for each in left[s] if each[1].offset >= ends[s]] for s in lake.inputs}
+                model.advance_to(dict.fromkeys(lake.inputs, clocks[p]), reached)
             model.begin_epoch(*window)
         model.advance_to(heads, left)
         yield p, model
@@ -175,37 +180,38 @@ def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
 def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
     silver, late_rows = [], []
     for p, model in _models(lake):
-        values = lake.cases[p].values
+        case = lake.cases[p]
         for status, found in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for record in found:
                 key, first, last, parts = record.content()
                 of_sources = [
-                    tuple((part.offset, part.event_time, (values[s][part.offset] or b"").decode()) for part in mine)
+                    tuple((part.topic, part.offset, part.event_time, (case.value(s, part) or b"").decode()) for part in mine)
                     for s, mine in zip(SOURCES, parts, strict=True)
                 ]
                 due = model.rules.due(first, last) if status == "open" and not model.is_plain else record.due
                 silver.append((p, key, status, first, last, due, record.closed_at, *of_sources))
-        late_rows += [(p, r.record.source, r.record.offset, r.record.key, r.record.event_time, r.position) for r in model.late]
+        for behind in model.late:
+            name, offset, key, time = (getattr(behind.record, each) for each in ("source", "offset", "key", "event_time"))
+            late_rows.append((p, source_of(name), topic_of(name) or f"t-{name}", offset, key, time, behind.position))
     return sorted(silver, key=repr), sorted(late_rows, key=repr)
 
 
 def _late(lake: PureLake) -> list[tuple[object, ...]]:
     names = LATE_SCHEMA.names
     rows = [dict(zip(names, row, strict=True)) for row in lake.late]
-    return sorted(
-        ((r["partition"], r["source"], r["offset"], r["merge_key"], _ms(r["event_time"]), _ms(r["position"])) for r in rows),
-        key=repr,
-    )
+    place = "partition", "source", "topic", "offset", "merge_key"
+    found = ((*(r[name] for name in place), _ms(r["event_time"]), _ms(r["position"])) for r in rows)
+    return sorted(found, key=repr)
 
 
-def _random_lake(seed: int) -> PureLake:
+def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
     rng = random.Random(seed)
     window = _random_window(rng)
-    cases = {p: random_case(seed * PARTITIONS + p, window.gap_ms) for p in range(PARTITIONS)}
+    cases = {p: random_case(seed * PARTITIONS + p, window.gap_ms, inputs) for p in range(PARTITIONS)}
     recovered: dict[int, dict[str, list[PublishedRecord]]] = {}
     for p, case in cases.items():
         if rng.random() < 0.3:
-            for source in SOURCES:
+            for source in inputs:
                 if rng.random() < 0.7:
                     count = len(case.values[source])
                     times = sorted(rng.randrange(3000) for _ in range(rng.randint(1, 3)))
@@ -216,7 +222,7 @@ def _random_lake(seed: int) -> PureLake:
                 key: [_random_message(rng, window) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5
             }
     epochs = [_random_window(rng) for _ in range(rng.choice([0, 0, 1, 3]))]
-    return PureLake(cases, rng, window, epochs, {} if epochs else recovered)
+    return PureLake(cases, rng, window, epochs, {} if epochs else recovered, inputs)
 
 
 def _random_window(rng: random.Random) -> Window:
@@ -237,6 +243,28 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
     silver, late_rows = _expected(lake)
     assert lake.content() == silver
     assert _late(lake) == late_rows
+
+
+@pytest.mark.parametrize("seed", range(LAKES // 2))
+def test_several_topics_of_a_source_are_merged_as_the_model_does(seed: int) -> None:
+    lake = _random_lake(seed, INPUTS)
+    lake.drain()
+    silver, late_rows = _expected(lake)
+    assert lake.content() == silver
+    assert _late(lake) == late_rows
+
+
+def test_the_random_cases_with_several_topics_mix_them_and_have_ties() -> None:
+    mixed, tied = 0, 0
+    for seed in range(10):
+        lake = _random_lake(seed, INPUTS)
+        lake.drain()
+        for *_, parts, _ in lake.content():
+            topics, times = [part[0] for part in parts], [part[2] for part in parts]  # type: ignore[attr-defined]
+            mixed += topics != sorted(topics)
+            tied += any(one != other and times[i] == times[i + 1] for i, (one, other) in enumerate(pairwise(topics)))
+    assert mixed > 100
+    assert tied > 30
 
 
 def test_the_random_cases_replace_open_records_split_keys_and_have_late_records() -> None:

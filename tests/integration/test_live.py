@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
@@ -17,7 +20,7 @@ from pipelines.lake.location import Lake
 from pipelines.live import live
 from pipelines.owner import now_ms
 from pipelines.settings import Settings
-from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
+from tests.support.cases import INPUTS, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, place_of
 from tests.support.tenants import TenantModels, tenant_cases
@@ -33,9 +36,15 @@ def live_rows(spark: SparkSession, settings: Settings) -> DataFrame:
     return live(SparkEngine(spark, Lake(settings)), settings)
 
 
-def test_it_is_silver_and_the_models_waiting_records(spark: SparkSession, tmp_path: Path) -> None:
-    cases = {p: random_case(7200 + p) for p in range(RANDOM)}
-    lake = case_lake(spark, settings_for(tmp_path), cases)
+def _part(part: Row) -> tuple[float, str, int, str]:
+    return part.event_time.timestamp() * 1000, part.asDict().get("topic", ""), part.offset, part.value
+
+
+@pytest.mark.parametrize("inputs", [SOURCES, INPUTS], ids=["", "topics"])
+def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spark: SparkSession, tmp_path: Path) -> None:
+    cases = {p: random_case(7200 + p, sources=inputs) for p in range(RANDOM)}
+    topics = [topic_of(name) for name in inputs if topic_of(name)] or "tracking"
+    lake = case_lake(spark, settings_for(tmp_path, sources__tracking__topic=topics), cases)
     lake.arrive()
     lake.merge()
     rows = live_rows(spark, lake.settings)
@@ -43,18 +52,23 @@ def test_it_is_silver_and_the_models_waiting_records(spark: SparkSession, tmp_pa
     silver = table_rows(spark, lake.engine.lake, tables.SILVER).select(merged.columns)
     assert merged.exceptAll(silver).isEmpty()
     assert merged.count() == silver.count()
-    expected: dict[tuple[int, str], tuple[dict[str, list[tuple[int, int, str]]], list[str]]] = {}
+    expected: dict[tuple[int, str], tuple[dict[str, list[tuple[int, str, int, str]]], list[str]]] = {}
     for p, case in cases.items():
-        model = case.merged()
-        slowest = [s for s in SOURCES if s not in model.heads] or [s for s in SOURCES if model.heads[s] == model.clock]
+        model = case.merged(inputs)
+        every = lake.settings.inputs
+        slowest = [s for s in every if s not in model.heads] or [s for s in every if model.heads[s] == model.clock]
         for source, queue in model.unread().items():
             for _, record in queue:
                 if record.key is not None:
                     parts = expected.setdefault((p, record.key), ({s: [] for s in SOURCES}, slowest))[0]
-                    parts[source].append((record.event_time, record.offset, (case.values[source][record.offset] or b"").decode()))
+                    value = (case.values[source][record.offset] or b"").decode()
+                    parts[source_of(source)].append((record.event_time, topic_of(source), record.offset, value))
     found = {
         (row.partition, row.merge_key): (
-            {s: [(part.event_time.timestamp() * 1000, part.offset, part.value) for part in row[s]] for s in SOURCES},
+            {
+                s: [(p.event_time.timestamp() * 1000, p.asDict().get("topic", ""), p.offset, p.value) for p in row[s]]
+                for s in SOURCES
+            },
             row.waits_for,
         )
         for row in rows.where("status = 'waiting'").collect()

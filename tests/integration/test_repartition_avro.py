@@ -68,7 +68,7 @@ def inputs_of(river: River, schemas: Mapping[int, dict[str, Any]]) -> dict[str, 
 
 def assert_written(river: River, inputs: Mapping[str, Raws]) -> None:
     for source, raw in inputs.items():
-        assert copied(river.kafka, river.settings.sources[source].topic, PARTITIONS) == raw.expected(PARTITIONS)
+        assert copied(river.kafka, river.settings.inputs[source], PARTITIONS) == raw.expected(PARTITIONS)
 
 
 def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own_schemas(
@@ -91,7 +91,7 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
     river.finish_repartition()
     without_java(river, "validate")
     river.finish()
-    cases = as_cases(kafka, {source: river.settings.sources[source].topic for source in SOURCES}, inputs, PARTITIONS)
+    cases = as_cases(kafka, {source: river.settings.inputs[source] for source in SOURCES}, inputs, PARTITIONS)
     expected = content(expected_messages(cases))
     assert len(expected) > 20
     assert content(published(kafka, river.sink, PARTITIONS)) == expected

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
 from pipelines.errors import ConfigurationError, WatersmeetError
@@ -250,6 +250,29 @@ def test_each_thread_sees_the_last_commit(folder_store: Store) -> None:
         folder_store.add("late", LATE)
     assert seen == [0, 1, 2]
     assert folder_store.questions.version("late") == 3
+
+
+def test_the_history_numbers_commits_rightly_while_others_write(folder_store: Store) -> None:
+    store, asked = folder_store, DeltaRsQuestions(folder_store.lake)
+    store.create("late")
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 41):
+            told = CommitProperties(custom_metadata={"userMetadata": str(number)})
+            write_deltalake(store.path("late"), store.lake.layout["late"].rows([LATE]), mode="append", commit_properties=told)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = 0
+    while not done.is_set():
+        for limit in (1, 20, None):
+            for number, _, metadata in asked.history("late", limit):
+                assert int(metadata or 0) == number
+                seen = max(seen, number)
+    writer.join()
+    assert seen > 3
 
 
 def test_a_log_that_was_cleaned_up_is_read_on(either_store: Store) -> None:

@@ -124,7 +124,7 @@ def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
 
 
 def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
-    topic = begun.settings.sources["tracking"].topic
+    topic = begun.settings.inputs["tracking"]
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
     delete_records(kafka, topic, 0, 6)
@@ -153,7 +153,7 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     """Through a whole run, which also never lets the idle policy speak where it ends by itself."""
     silent = begun.settings.merge.model_copy(update={"idle_after_ms": 1})
     settings = begun.settings.model_copy(update={"merge": silent})
-    topic = settings.sources["tracking"].topic
+    topic = settings.inputs["tracking"]
     create_missing(begun.engine)
     Run(quickly(settings), ["bronze", "silver"], Reporter()).once()
     assert begun.engine.questions.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
@@ -165,7 +165,7 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     with pytest.raises(ConfigurationError, match=rf"{topic} was deleted and made again since the lake was begun"):
         Run(settings, ["bronze"], Reporter()).once()
     admin = AdminClient({"bootstrap.servers": kafka})
-    more = [NewPartitions(source.topic, PARTITIONS + 1) for source in settings.sources.values()]
+    more = [NewPartitions(topic, PARTITIONS + 1) for topic in settings.inputs.values()]
     for done in admin.create_partitions(more).values():
         done.result(30)
     with pytest.raises(ConfigurationError, match="the topics have 3 partitions, and had 2 when the lake was begun"):
@@ -236,7 +236,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
 
 @in_folders
 def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> None:
-    sink = f"{begun.settings.sources['tracking'].topic}-foreign"
+    sink = f"{begun.settings.inputs['tracking']}-foreign"
     create_topics(kafka, sink, partitions=PARTITIONS)
     produce(kafka, sink, [(1, b"not ours")])
     begun.settings = begun.settings.model_copy(update={"publish": begun.settings.publish.model_copy(update={"topic": sink})})

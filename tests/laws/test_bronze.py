@@ -174,7 +174,7 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(ne
         read(lake.owner(), lake, source)
     assert not queries.exists()
     for source in SOURCES:
-        produce(kafka, lake.settings.sources[source].topic, [(0, keyed("b", 6))])
+        produce(kafka, lake.settings.inputs[source], [(0, keyed("b", 6))])
         read(lake.owner(), lake, source)
         assert [row[1] for row in records(lake, source)] == [0, 1]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.idle import IdleDecision, decide
-from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRecord, PartitionMerge, Record
 from pipelines.core.plan import (
     Available,
     Cursor,
@@ -39,18 +39,19 @@ from pipelines.core.recovery import (
 )
 from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, Tail, place_of
 from pipelines.core.window import Window
-from tests.support.cases import KEYS
+from tests.support.cases import KEYS, rules_of
 from tests.support.sequences import by_key, in_sequence
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
+ALL_INPUTS = ("tracking/web", "tracking/app", "orders", "returns")
 SEEDS, FEWER_SEEDS = range(500), range(200)
 TIMEOUTS = tuple(map(Window, (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)))
 BY_GAP = tuple(Window(gap, gap * times + more) for gap in (1, 30, TIMEOUT_MS, 300) for times, more in ((1, 0), (1, 7), (3, 0)))
 
 Decisions = dict[str, list[IdleDecision]]
-Content = tuple[str, int, int, tuple[tuple[tuple[int, int], ...], ...], int | None, int | None]
-"""Key, first and last event time, parts by source, due and closed_at."""
+Content = tuple[str, int, int, tuple[tuple[tuple[int, str, int], ...], ...], int | None, int | None]
+"""Key, first and last event time, parts by source (event time, topic, offset), due and closed_at."""
 
 
 class Message(NamedTuple):
@@ -112,7 +113,7 @@ class Lake:
         self.horizon = None if lived is None else lived.horizon
         self.ahead = [] if lived is None else list(lived.stretches)
         self.has_changed = self.state.told is not None
-        self.silver = PartitionMerge(MergeRules(tuple(self.sources), *self.window), recovered=by_key(self.state.read_back))
+        self.silver = PartitionMerge(rules_of(self.sources, *self.window), recovered=by_key(self.state.read_back))
         self.silver.horizon, self.silver.is_plain = self.horizon, self.is_plain
         self.cursors = {source: Cursor() for source in self.sources}
         for source in self.sources:
@@ -257,6 +258,8 @@ class Life:
     is_idling: bool = False
     is_in_transactions: bool = True
     is_changing: bool = False
+    has_topics: bool = False
+    """Whether a source has two topics."""
     windows: Sequence[Window] = TIMEOUTS
     losses: int = 0
     told: int = 0
@@ -270,7 +273,7 @@ class Life:
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
-        self.sources = ALL_SOURCES[: rng.choice([2, 2, 3])]
+        self.sources = ALL_INPUTS[: rng.choice([3, 3, 4])] if self.has_topics else ALL_SOURCES[: rng.choice([2, 2, 3])]
         self.arrivals = {source: self._records(source) for source in self.sources}
         self.kafka = Kafka({source: list(mine) for source, mine in self.arrivals.items()}, {s: [] for s in self.arrivals})
         first = Window(TIMEOUT_MS) if self.windows is TIMEOUTS else rng.choice(self.windows)
@@ -411,7 +414,7 @@ class Life:
         final = self.lake.window_now
         through = (*self.lake.before, *self.lake.ended)
         first = through[0].window if through else final
-        lake = PartitionMerge(MergeRules(self.sources, *first))
+        lake = PartitionMerge(rules_of(self.sources, *first))
         for source, records in self.arrivals.items():
             beats = [Record(source, *decision[:2]) for decision in self.decisions[source]]
             # A decision comes after the record of its offset.
@@ -435,7 +438,7 @@ class Life:
 
 def as_content(row: MergeRecord) -> Content:
     key, first, last, parts = row.content()
-    of_sources = tuple(tuple((part.event_time, part.offset) for part in mine) for mine in parts)
+    of_sources = tuple(tuple((part.event_time, part.topic, part.offset) for part in mine) for mine in parts)
     return key, first, last, of_sources, row.due, row.closed_at
 
 
@@ -497,3 +500,12 @@ def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(d
     found = lives(disorder, seeds=FEWER_SEEDS, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
     assert sum(life.changes for life in found) >= 250
     assert sum(life.stretches for life in found) >= 80
+
+
+@DISORDERS
+@pytest.mark.parametrize(
+    "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
+)
+def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
+    lives(disorder, seeds=FEWER_SEEDS, has_topics=True, is_changing=True, **how)
+    lives(disorder, seeds=FEWER_SEEDS, has_topics=True, windows=BY_GAP, **how)

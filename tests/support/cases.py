@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 import orjson
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import ALL, MergeRules, PartitionMerge, Record
+from pipelines.core.inputs import input_of, source_of
+from pipelines.core.model import ALL, MergeRules, Part, PartitionMerge, Record
 from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
+INPUTS = ("tracking/web", "tracking/app", "orders")
+"""Of a source with two topics, which are not in the order of their names, and one with one."""
 KEYS = ("a", "b", "é", "\U0001f600", "z")  # UTF-8 order differs from UTF-16 order for the last but one
 BAD_VALUES = (None, b"", b"{", b"[1]", b'{"ts":"soon","k":"a"}', b'{"ts":1}', b"\xff\xfe", b'{"k":"a"}', b'{"ts":-5,"k":"a"}')
 
@@ -27,6 +30,10 @@ class Case:
     """The sources in the order in which their records arrived; only bronze's cut into batches depends on it."""
     decisions: dict[str, list[IdleDecision]] = field(default_factory=dict)
     """What the idle policy has decided, by source."""
+
+    def value(self, source: str, part: Part) -> bytes | None:
+        """The value of a source's part."""
+        return self.values[input_of(source, part.topic)][part.offset]
 
     def records(self) -> Iterator[Record]:
         """What the merge model is told, in the order of arrival."""
@@ -46,12 +53,18 @@ class Case:
         for source in self.values:
             yield from idle(source, before=float("inf"))
 
-    def merged(self, sources: Sequence[str] = SOURCES) -> PartitionMerge:
+    def merged(self, inputs: Sequence[str] = SOURCES) -> PartitionMerge:
         """The model's answer."""
-        model = PartitionMerge(MergeRules(tuple(sources), self.timeout_ms))
+        model = PartitionMerge(rules_of(inputs, self.timeout_ms))
         model.arrive(*self.records())
         model.advance()
         return model
+
+
+def rules_of(inputs: Sequence[str], gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None) -> MergeRules:
+    """The rules of a merge of these inputs."""
+    sources = tuple(dict.fromkeys(map(source_of, inputs)))
+    return MergeRules(sources, gap_ms, max_ms, lag_ms, () if sources == tuple(inputs) else tuple(inputs))
 
 
 def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
@@ -113,30 +126,31 @@ def rich_cases(
     return dict(enumerate(plain + others[: count - len(plain)]))
 
 
-def expected_silver(cases: Mapping[int, Case], sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
-    """Silver's content of many partitions, as sorted tuples: (partition, key, status, event_time, last, parts of each source)."""
+def expected_silver(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+    """Silver's content of many partitions, as sorted tuples: (partition, key, status, event_time, last, parts of each source).
+    Of a source with several topics, a part begins with its topic.
+    """
     rows: list[tuple[object, ...]] = []
     for partition, case in cases.items():
-        model = case.merged(sources)
+        model = case.merged(inputs)
         for status, records in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for record in records:
                 key, first, last, parts = record.content()
                 of_sources = tuple(
-                    tuple((p.offset, p.event_time, _text(case.values[source][p.offset])) for p in mine)
-                    for source, mine in zip(sources, parts, strict=True)
+                    tuple((*filter(None, [p.topic]), p.offset, p.event_time, _text(case.value(source, p))) for p in mine)
+                    for source, mine in zip(model.rules.sources, parts, strict=True)
                 )
                 rows.append((partition, key, status, first, last, *of_sources))
     return sorted(rows, key=repr)
 
 
-def expected_messages(cases: Mapping[int, Case]) -> list[Published]:
+def expected_messages(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) -> list[Published]:
     """The published sequence, from the merge model alone."""
     messages = []
     for partition, case in cases.items():
-        for seq, row in enumerate(case.merged().published_order()):
+        for seq, row in enumerate(case.merged(inputs).published_order()):
             values = {
-                source: b",".join(case.values[source][p.offset] or b"" for p in sorted(parts))
-                for source, parts in row.parts.items()
+                source: b",".join(case.value(source, p) or b"" for p in sorted(parts)) for source, parts in row.parts.items()
             }
             value = b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}' % (
                 orjson.dumps(row.key),
@@ -150,12 +164,12 @@ def expected_messages(cases: Mapping[int, Case]) -> list[Published]:
     return messages
 
 
-def expected_late(inputs: Mapping[int, Case], sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+def expected_late(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
     """Every late record: (partition, source, offset, key, event_time, position, value)."""
     return sorted(
         (p, late.record.source, late.record.offset, late.record.key, late.record.event_time, late.position, value)
-        for p, case in inputs.items()
-        for late in case.merged(sources).late
+        for p, case in cases.items()
+        for late in case.merged(inputs).late
         for value in [case.values[late.record.source][late.record.offset]]
     )
 

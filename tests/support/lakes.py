@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import source_of
 from pipelines.core.plan import BatchPlan
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.engine import Engine
@@ -104,14 +105,14 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
 
 def records_of(settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]) -> pa.Table:
     """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered them."""
-    topic = settings.sources[source].topic
+    topic = settings.inputs[source]
     places = sorted(values)
     rows: list[tuple[Any, ...]] = [
         (topic, p, offset, KAFKA_TIME_US, 0, key_of(source, offset), values[p, offset], headers_of(source, offset))
         for p, offset in places
     ]
     columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)]
-    return read_records(pa.table(columns, schema=KAFKA), settings.reading_rules(source))
+    return read_records(pa.table(columns, schema=KAFKA), settings.reading_rules(source_of(source)))
 
 
 def key_of(source: str, offset: int) -> bytes | None:
@@ -165,7 +166,7 @@ class CaseLake:
 
     def new(self, share: float = 1.0) -> dict[str, dict[tuple[int, int], bytes | None]]:
         """The next records of every case, up to this share of all of them: by source, and by (partition, offset)."""
-        new: dict[str, dict[tuple[int, int], bytes | None]] = {source: {} for source in self.settings.sources}
+        new: dict[str, dict[tuple[int, int], bytes | None]] = {source: {} for source in self.settings.inputs}
         for partition, case in self.cases.items():
             until = max(self._arrived[partition], round(share * len(case.arrivals)))
             for i in range(self._arrived[partition], until):
@@ -220,13 +221,13 @@ def silver_of(questions: Questions, sources: Sequence[str] = SOURCES) -> list[tu
 
 
 def as_tuples(rows: pa.Table) -> list[tuple[object, ...]]:
-    """Rows of silver as they stand, with each list of parts as (offset, event time in ms, value)."""
-    return [
-        tuple(
-            tuple((p["offset"], _ms(p["event_time"]), p["value"]) for p in v) if isinstance(v, list) else v for v in row.values()
-        )
-        for row in rows.to_pylist()
-    ]
+    """Rows of silver as they stand, with each list of parts as (topic if there are several, offset, event time in ms, value)."""
+    return [tuple(_parts(v) if isinstance(v, list) else v for v in row.values()) for row in rows.to_pylist()]
+
+
+def _parts(parts: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
+    topics = [(p["topic"],) if "topic" in p else () for p in parts]
+    return tuple((*topic, p["offset"], _ms(p["event_time"]), p["value"]) for topic, p in zip(topics, parts, strict=True))
 
 
 def late_of(questions: Questions) -> list[tuple[object, ...]]:

@@ -23,6 +23,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from pipelines.audit.verify import verify
+from pipelines.core.inputs import of_source, topic_of
 from pipelines.faults import ARMED_BY
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -191,16 +192,25 @@ class River:
 
     @classmethod
     def make(
-        cls, kafka: Access, folder: Path, name: str, *, lake: str = EMBEDDED, partitions: int = 2, seed: int = 1, **overrides: Any
+        cls,
+        kafka: Access,
+        folder: Path,
+        name: str,
+        *,
+        lake: str = EMBEDDED,
+        partitions: int = 2,
+        seed: int = 1,
+        inputs: Sequence[str] = SOURCES,
+        **overrides: Any,
     ) -> River:
-        """New topics, empty; overrides by dotted name with `__`."""
+        """New topics, empty; overrides by dotted name with `__`. `inputs`: names those of sources that have several topics."""
         config: dict[str, Any] = {
             "name": name,
             **(catalog_lake(folder) if lake == CATALOG else {"lake": "lake", "engine": ENGINES[lake]}),
             "kafka": {"bootstrap_servers": settings_of(kafka).bootstrap_servers},
             "sources": {
                 source: {
-                    "topic": f"{name}-{source}",
+                    "topic": _topics(name, source, inputs),
                     "key": "k",
                     "event_time": "ts",
                     "heartbeat": {"field": "type", "equals": "heartbeat"},
@@ -217,8 +227,8 @@ class River:
                 target = target[step]
             target[last] = value
         folder.mkdir(parents=True, exist_ok=True)
-        create_topics(kafka, *[f"{name}-{source}" for source in SOURCES], partitions=partitions)
-        cases = {p: Case({source: [] for source in SOURCES}, TIMEOUT_MS) for p in range(partitions)}
+        create_topics(kafka, *[topic_of(each) or f"{name}-{each}" for each in inputs], partitions=partitions)
+        cases = {p: Case({each: [] for each in inputs}, TIMEOUT_MS) for p in range(partitions)}
         river = cls(kafka, folder, partitions, seed, config, cases)
         river.write()
         return river
@@ -255,6 +265,15 @@ class River:
         return DeltaRsQuestions(Lake(self.as_folder))
 
     @property
+    def inputs(self) -> Sequence[str]:
+        """What is merged."""
+        return tuple(self.cases[0].values)
+
+    def topic(self, name: str) -> str:
+        """The topic of an input."""
+        return topic_of(name) or str(self.config["sources"][name]["topic"])
+
+    @property
     def sink(self) -> str:
         return str(self.config["publish"]["topic"])
 
@@ -262,7 +281,7 @@ class River:
         """Sends one record, compressed by this codec."""
         self.cases[partition].values[source].append(value)
         self.cases[partition].arrivals.append(source)
-        produce(self.kafka, self.config["sources"][source]["topic"], [(partition, self.encode(value))], codec=codec)
+        produce(self.kafka, self.topic(source), [(partition, self.encode(value))], codec=codec)
 
     def flow(self, *sources: str, records: int = 12, codec: str = "none") -> None:
         """Sends the next stretch of event time to every topic-partition: keys that come again, disorder, late and bad records,
@@ -271,7 +290,7 @@ class River:
         """
         rng = random.Random(f"{self.seed}/{self.chunks}")
         begin, self.chunks = self.chunks * 1000, self.chunks + 1
-        for source in sources or SOURCES:
+        for source in sources or self.inputs:
             sent: list[tuple[int, bytes | None]] = []
             for partition, case in self.cases.items():
                 for _ in range(records):
@@ -285,7 +304,7 @@ class River:
                 case.values[source] += [value for p, value in sent if p == partition]
                 case.arrivals += [source] * (records + 1)
             encoded = [(partition, self.encode(value)) for partition, value in sent]
-            produce(self.kafka, self.config["sources"][source]["topic"], encoded, codec=codec)
+            produce(self.kafka, self.topic(source), encoded, codec=codec)
 
     def run(self, *arguments: str, point: str | None = None, count: int = 1, command: str = "run") -> RunProcess:
         program, environment = self.program, self.environment
@@ -327,13 +346,13 @@ class River:
         """The idle policy's decisions are input, like the records."""
         decided = decisions_of(self.questions)
         for partition, case in self.cases.items():
-            case.decisions = {source: decided[source, partition] for source in SOURCES if (source, partition) in decided}
+            case.decisions = {source: decided[source, partition] for source in self.inputs if (source, partition) in decided}
 
     def losses(self, *, gaps_allowed: bool = False) -> Losses:
         """How tables and sink differ from the merge model and from a topic that was written to in peace."""
         found, questions = Losses(), self.questions
         self._take_decisions()
-        expected, seen = expected_messages(self.cases), published(self.kafka, self.sink, self.partitions)
+        expected, seen = expected_messages(self.cases, self.inputs), published(self.kafka, self.sink, self.partitions)
         counts = Counter(seen)
         found.lost = sum((Counter(expected) - counts).values())
         found.repeated = sum(n - 1 for n in counts.values())
@@ -344,8 +363,8 @@ class River:
         if foreign and not gaps_allowed:
             found.other.append(f"{sum(foreign.values()) - found.repeated} messages that the model does not have")
         for name, here, there in (
-            ("silver", silver_of(questions), expected_silver(self.cases)),
-            ("late", late_of(questions), expected_late(self.cases)),
+            ("silver", silver_of(questions), expected_silver(self.cases, self.inputs)),
+            ("late", late_of(questions), expected_late(self.cases, self.inputs)),
             ("quarantine", quarantined_of(questions), expected_quarantine(self.cases)),
             ("progress", noted_batches(questions), committed_batches(questions)),
         ):
@@ -357,8 +376,8 @@ class River:
 
     def _losses_of_letters(self) -> Iterator[str]:
         """How the topics of dead letters differ from one that has each record once, in order of offset."""
-        sources = {source["topic"]: name for name, source in self.config["sources"].items()}
-        tables_of = {"late": expected_late(self.cases), "quarantine": expected_quarantine(self.cases)}
+        sources = {self.topic(name): name for name in self.inputs}
+        tables_of = {"late": expected_late(self.cases, self.inputs), "quarantine": expected_quarantine(self.cases)}
         for table, topic in self.settings.publish.dead_letter_topics.items():
             expected = [(row[0], row[1], row[2], row[-1]) for row in tables_of[table]]
             sent = dead_letters(self.kafka, topic, self.partitions)
@@ -370,6 +389,11 @@ class River:
     def broken_promises(self) -> list[str]:
         """What `verify --full` finds."""
         return [str(problem) for problem in verify(self.questions, self.as_folder, full=True)["problems"]]
+
+
+def _topics(name: str, source: str, inputs: Sequence[str]) -> str | list[str]:
+    found = [topic_of(each) for each in of_source(inputs, source)]
+    return found if any(found) else f"{name}-{source}"
 
 
 def catalog_lake(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +55,11 @@ _DELAYS = st.sampled_from([0, 0, 0, 1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_M
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, max_size: int = 40) -> list[Record]:
-    """Records of all sources in the order of arrival: ties, disorder, silence, lateness, heartbeats, holes between offsets."""
+def arrivals(draw: st.DrawFn, max_size: int = 40, inputs: Sequence[str] = SOURCES) -> list[Record]:
+    """Records of all inputs in the order of arrival: ties, disorder, silence, lateness, heartbeats, holes between offsets."""
     keys = st.sampled_from([*KEYS, None])
-    row = st.tuples(st.sampled_from(SOURCES), keys, _STEPS, _DELAYS, st.sampled_from([1, 1, 2]))
-    times, offsets = dict.fromkeys(SOURCES, 0), dict.fromkeys(SOURCES, -1)
+    row = st.tuples(st.sampled_from(inputs), keys, _STEPS, _DELAYS, st.sampled_from([1, 1, 2]))
+    times, offsets = dict.fromkeys(inputs, 0), dict.fromkeys(inputs, -1)
     records = []
     for source, key, step, delay, hop in draw(st.lists(row, max_size=max_size)):
         times[source] += step

@@ -350,8 +350,9 @@ TENANTS = {"timeout": "30m", "tenant": "shop", "tenant_max_lag": "24h"}
 
 
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
-    """With a registry, for which there is one table more, and tenants, for which there are more columns."""
-    settings = load(tmp_path, with_value(with_registry(tmp_path), "merge", TENANTS))
+    """With a registry, for which there is one table more, and tenants and several topics, for which there are more columns."""
+    config = with_value(with_registry(tmp_path), "sources.tracking.topic", ["eu", "us"])
+    settings = load(tmp_path, with_value(config, "merge", TENANTS))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
     laid_out = {
@@ -359,7 +360,7 @@ def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
         for name, table in tables.layout(settings).items()
         if name != tables.bronze(sources[1])
     }
-    laid_out[tables.SILVER] |= {"offset", "event_time", "value"}  # of the parts
+    laid_out[tables.SILVER] |= {"topic", "offset", "event_time", "value"}  # of the parts
     assert described == laid_out
 
 

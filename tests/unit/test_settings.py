@@ -616,6 +616,11 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/batch", {}), "sources.batch: `batch` is reserved for the output"),
         (("sources/key", {}), "sources.key: `key` is reserved for the output"),
         (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
+        (("sources/orders/topic", []), "sources.orders.topic must have 1 or more entries, not 0"),
+        (("sources/orders/topic", ["a", ["b"]]), "sources.orders.topic.1 must be text, not a list"),
+        (("sources/orders/topic", ["a", "b c"]), "sources.orders.topic.1: `b c` is not a topic name"),
+        (("sources/orders/topic", ["a", "b", "a"]), "sources.orders.topic names a twice; name each topic once"),
+        (("sources/orders/topic", ["orders", "tracking"]), "sources.orders.topic is the topic of source `tracking` too; a source of several topics shares none"),
         (("sources/orders/where", {"field": "type"}), "required field `sources.orders.where.equals` is missing"),
         (("sources/orders/where", "type = 'click'"), "sources.orders.where must be a mapping, not text"),
         (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
@@ -627,7 +632,7 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/orders/repartition", {"from": {"a": 1}, "partitions": 2}), "sources.orders.repartition.from must be text, not a mapping"),
         (("sources/orders/repartition", {"from": [], "partitions": 2}), "sources.orders.repartition.from must have 1 or more entries, not 0"),
         (("sources/orders/repartition", {"from": ["a", 5], "partitions": 2}), "sources.orders.repartition.from.1 must be text, not a number"),
-        (("sources/orders/repartition", {"from": ["a", "a"], "partitions": 2}), "sources.orders.repartition.from names a topic twice"),
+        (("sources/orders/repartition", {"from": ["a", "a"], "partitions": 2}), "sources.orders.repartition.from names a twice; name each topic once"),
         (("sources/orders/repartition", {"from": ["raw", "tracking"], "partitions": 2}), "sources.orders.repartition.from is the topic of source `tracking` too"),
         (("sources/orders/repartition", {"form": "raw"}), "unknown field `sources.orders.repartition.form`; did you mean `from`?"),
         (("sources/orders/repartition", {"from": "orders", "partitions": 2}), "sources.orders.repartition.from is the topic of source `orders` too; write the records"),
@@ -660,6 +665,52 @@ def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_
     for name in roles:
         assert "or each of the two its own records with `where`" in refusal(tmp_path, changed(same, roles[name]))
     assert "publish to another topic" in refusal(tmp_path, changed(("publish/topic", "orders"), *roles.values()))
+
+
+# -- several topics
+
+
+def test_a_source_may_have_several_topics_whose_order_says_nothing(tmp_path: Path) -> None:
+    one = load(tmp_path, changed(("sources/tracking/topic", ["eu", "us"])))
+    other = load(tmp_path, changed(("sources/tracking/topic", ["us", "eu"])))
+    assert one.inputs == {"tracking/eu": "eu", "tracking/us": "us", "orders": "orders"}
+    assert (one.inputs, one.digest, one.with_topics) == (other.inputs, other.digest, ["tracking"])
+    assert [one.place(name) for name in one.inputs] == [("tracking", "eu"), ("tracking", "us"), ("orders", "orders")]
+    assert [one.input(*one.place(name)) for name in one.inputs] == list(one.inputs)
+
+
+def test_a_list_of_one_topic_is_that_topic(tmp_path: Path) -> None:
+    plain, listed = load(tmp_path, changed()), load(tmp_path, changed(("sources/tracking/topic", ["tracking"])))
+    assert (listed, listed.digest, listed.with_topics) == (plain, plain.digest, [])
+    assert listed.inputs == {"tracking": "tracking", "orders": "orders"}
+
+
+def test_several_topics_are_neither_shared_nor_repartitioned(tmp_path: Path) -> None:
+    several = ("sources/tracking/topic", ["eu", "us"])
+    roles = [(f"sources/{name}/where", {"field": "type", "equals": name}) for name in ("tracking", "orders")]
+    for more in ([("sources/orders/topic", "eu")], [("sources/orders/topic", ["us", "eu"])]):
+        sentence = "sources.orders.topic is the topic of source `tracking` too; a source of several topics shares none of them"
+        assert sentence in refusal(tmp_path, changed(several, *roles, *more))
+    narrowed = load(tmp_path, changed(several, roles[0]))
+    assert not narrowed.reading_rules("tracking").leaves_undecodable
+    assert "publish to another topic" in refusal(tmp_path, changed(several, ("publish/topic", "us")))
+    kept = ("sources/tracking/repartition", {"from": "raw", "partitions": 2})
+    assert "sources.tracking.repartition is not possible where the source has several topics; name one topic" in refusal(
+        tmp_path, changed(several, kept)
+    )
+
+
+def test_reading_begins_at_offsets_by_input(tmp_path: Path) -> None:
+    several = ("sources/tracking/topic", ["eu", "us"])
+    found = load(tmp_path, changed(several, ("kafka/start", {"offsets": {"tracking/us": {0: 5}, "orders": {1: 7}}})))
+    assert found.kafka.start == StartOffsets({"tracking/us": {0: 5}, "orders": {1: 7}})
+    for name, sentence in (
+        ("tracking", "has several topics; name each by its topic, such as `tracking/eu`"),
+        ("us", "is not a source"),
+    ):
+        assert f"kafka.start.offsets.{name} {sentence}" in refusal(
+            tmp_path, changed(several, ("kafka/start", {"offsets": {name: {0: 5}}}))
+        )
 
 
 # -- tenants

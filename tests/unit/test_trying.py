@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from typer.testing import CliRunner
 
 from pipelines.audit.show import try_view
 from pipelines.cli import app
+from pipelines.core.inputs import input_of, topic_of
 from pipelines.core.model import Record
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
 from pipelines.trying import try_file, try_records
 from tests.support.cases import (
+    INPUTS,
     SOURCES,
     Case,
     expected_late,
@@ -58,16 +60,15 @@ def records_of(cases: Mapping[int, Case]) -> list[Found]:
 
 def silver_of(found: Found, cases: Mapping[int, Case]) -> list[tuple[object, ...]]:
     """As `expected_silver` has it; what a part's value is, its place says."""
-    rows = []
+    rows, inputs = [], inputs_of(cases)
     for row in found["records"]:
-        parts = tuple(
-            tuple(
-                (part["offset"], part["event_time"], (cases[row["partition"]].values[source][part["offset"]] or b"").decode())
-                for part in row["parts"]
-                if part["source"] == source
-            )
-            for source in SOURCES
-        )
+        values, of_source = cases[row["partition"]].values, dict[str, list[tuple[object, ...]]]()
+        for part in row["parts"]:
+            name = name_of(part, inputs)
+            text = (values[name][part["offset"]] or b"").decode()
+            topic = [topic_of(name)] if topic_of(name) else []
+            of_source.setdefault(part["source"], []).append((*topic, part["offset"], part["event_time"], text))
+        parts = (tuple(of_source.get(source, ())) for source in SOURCES)
         rows.append((*(row[name] for name in ("partition", "key", "status", "event_time", "last_event_time")), *parts))
     return sorted(rows, key=repr)
 
@@ -79,36 +80,49 @@ def sent(found: Found) -> list[Published]:
     ]
 
 
-def places(rows: list[Found]) -> list[tuple[object, ...]]:
-    return sorted((row["partition"], row["source"], row["offset"]) for row in rows)
+def inputs_of(cases: Mapping[int, Case]) -> tuple[str, ...]:
+    return next((tuple(case.values) for case in cases.values()), SOURCES)
+
+
+def name_of(row: Found, inputs: Sequence[str]) -> str:
+    """The input that a record came from."""
+    name = input_of(row["source"], row["topic"])
+    return name if name in inputs else str(row["source"])
+
+
+def places(rows: list[Found], inputs: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+    return sorted((row["partition"], name_of(row, inputs), row["offset"]) for row in rows)
 
 
 def check(found: Found, cases: Mapping[int, Case]) -> None:
-    assert silver_of(found, cases) == expected_silver(cases)
-    assert sent(found) == expected_messages(cases)
-    assert places(found["quarantined"]) == sorted(row[:3] for row in expected_quarantine(cases))
-    late = [(*place[:3], row["key"], row["event_time"], row["position"]) for row in found["late"] for place in places([row])]
-    assert sorted(late) == [row[:6] for row in expected_late(cases)]
+    inputs = inputs_of(cases)
+    assert silver_of(found, cases) == expected_silver(cases, inputs)
+    assert sent(found) == expected_messages(cases, inputs)
+    assert places(found["quarantined"], inputs) == sorted(row[:3] for row in expected_quarantine(cases))
+    late = [(*place[:3], r["key"], r["event_time"], r["position"]) for r in found["late"] for place in places([r], inputs)]
+    assert sorted(late) == [row[:6] for row in expected_late(cases, inputs)]
 
 
-def settings_of() -> Settings:
-    return settings_for(Path("/nowhere"))
+def settings_of(inputs: Sequence[str] = SOURCES) -> Settings:
+    topics = [topic_of(name) for name in inputs if topic_of(name)]
+    return settings_for(Path("/nowhere"), sources__tracking__topic=topics or "tracking")
 
 
+@pytest.mark.parametrize("inputs", [SOURCES, INPUTS], ids=["", "topics"])
 @drawn(deadline=None, max_examples=40)
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
-def test_it_shows_what_the_merge_model_makes_of_the_records(seeds: list[int]) -> None:
-    cases = {partition: random_case(seed) for partition, seed in enumerate(seeds)}
-    as_is = try_records(settings_of(), records_of(cases), close=False)
+@given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
+def test_it_shows_what_the_merge_model_makes_of_the_records(inputs: Sequence[str], seeds: list[int]) -> None:
+    cases = {partition: random_case(seed, sources=inputs) for partition, seed in enumerate(seeds)}
+    as_is = try_records(settings_of(inputs), records_of(cases), close=False)
     check(as_is, cases)
     waiting = [
         (p, source, record.offset)
         for p, case in cases.items()
-        for source, queue in case.merged().unread().items()
+        for source, queue in case.merged(inputs).unread().items()
         for _, record in queue
         if record.key is not None
     ]
-    assert places(as_is["waiting"]) == sorted(waiting)
+    assert places(as_is["waiting"], inputs) == sorted(waiting)
 
     ended = {
         p: replace(
@@ -119,7 +133,7 @@ def test_it_shows_what_the_merge_model_makes_of_the_records(seeds: list[int]) ->
         for p, case in cases.items()
         if case.arrivals
     }
-    closed = try_records(settings_of(), records_of(cases))
+    closed = try_records(settings_of(inputs), records_of(cases))
     check(closed, ended)
     assert closed["waiting"] == []
     assert closed["clocks"] == as_is["clocks"], "the clock at the last record"
@@ -377,3 +391,17 @@ def test_tenants_are_shown_to_people(tmp_path: Path) -> None:
     assert re.search(r"orders\[0\]@0 +2 +y +b +1970-01-01 00:00:04.400Z +\+0", text), "waits, read at its own time"
     assert re.search(r"orders\[0\]@2 +4 +y +b +1970-01-01 00:00:01.000Z +\+3s", text), "late"
     assert "no_tenant" in text
+
+
+def test_a_line_names_a_topic_where_its_source_has_several() -> None:
+    settings, value = settings_of(INPUTS), {"k": "a", "ts": 0}
+    with pytest.raises(ConfigurationError, match="`tracking`, which has several topics; name one, such as `tracking/app`"):
+        try_records(settings, [{"source": "tracking", "value": value}])
+    found = try_records(settings, [{"source": "tracking/web", "value": value}])
+    [part] = found["records"][0]["parts"]
+    assert {name: part[name] for name in ("source", "topic", "offset", "line")} == {
+        "source": "tracking",
+        "topic": "web",
+        "offset": 0,
+        "line": 1,
+    }

@@ -1,0 +1,71 @@
+"""Rule 4: which open merge record a record joins, or whether it opens a new one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.core.columns import NEVER, NO_TIME, Int64s, in_groups, int64s, times_ms
+from pipelines.core.plan import Rules
+from pipelines.core.positions import Positioned
+
+
+class Opened(NamedTuple):
+    """Of open merge records the first and the last event time, and until when they can be joined (ms)."""
+
+    first: Int64s
+    last: Int64s
+    due: Int64s
+
+    @classmethod
+    def of(cls, rows: pa.Table, rules: Rules) -> Opened:
+        """Of rows of silver."""
+        first, last = times_ms(rows["event_time"]), times_ms(rows["last_event_time"])
+        return cls(first, last, rules.due(int64s(rows["partition"]), first, last))
+
+    def by_key(self, keys: Int64s, count: int) -> Opened:
+        """By the number of a key, of which there are so many; `NEVER` where it has no open record. `keys`: of each one."""
+        found = Opened(*(np.full(count, NEVER) for _ in self._fields))
+        for column, own in zip(found, self, strict=True):
+            column[keys] = own
+        return found
+
+
+def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Rules) -> Int64s:
+    """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
+
+    `of_record`: the number of each record's key; `opened`: by key. Nearly every key has one merge record in a batch, and that is
+    known without looking at its records one by one: where the last position is within the gap of the first event time, none can
+    open a second one; nor where each position is within the gap of the record before it, and within the longest stay of the first
+    event time. For the others, rule 4 is taken record by record, in order of position.
+    """
+    nth = np.zeros(len(of_record), np.int64)
+    if not len(nth):
+        return nth
+    order, begins = in_groups(of_record, records.positions)
+    ends = np.append(begins[1:], len(order))
+    keys, partitions = of_record[order[begins]], int64s(records.rows["partition"])[order]
+    times, positions = records.times[order], records.positions[order]
+    first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))
+    splits = positions[ends - 1] > rules.due(partitions[begins], first, first)
+    if splits.any():
+        before = np.concatenate([[NO_TIME], times[:-1]])
+        before[begins] = opened.last[keys]
+        holds = (before == NEVER) | (positions <= rules.due(partitions, np.repeat(first, ends - begins), before))
+        splits &= ~np.logical_and.reduceat(holds, begins)
+    for group in np.flatnonzero(splits):
+        window, key = rules.window_in(int(partitions[begins[group]])), keys[group]
+        number, since, until, due = -1, 0, 0, NO_TIME
+        if opened.first[key] != NEVER:
+            number, since, until, due = 0, int(opened.first[key]), int(opened.last[key]), int(opened.due[key])
+        for i in range(begins[group], ends[group]):
+            time = int(times[i])
+            if due >= positions[i]:
+                since, until = min(since, time), max(until, time)
+            else:
+                number, since, until = number + 1, time, time
+            due = window.due(since, until)
+            nth[order[i]] = number
+    return nth

@@ -1,0 +1,47 @@
+"""Tables have a source and a topic; the layers name inputs (`core.inputs`), and parts of tables by them. This is where the one
+becomes the other: in the conditions and the columns of a question, and in the conditions of a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.inputs import SEPARATOR, source_of, topic_of
+from pipelines.lake.questions import Condition, Where
+from pipelines.lake.tables import Table
+
+
+def narrowed(table: str, where: Where) -> Where:
+    """Conditions on the rows of a table, or of a part of it, in which `source` may be an input, as the table has its columns."""
+    terms = [[plain for condition in term for plain in _plain(condition)] for term in where]
+    if topic := topic_of(table):
+        return [[("topic", "=", topic), *term] for term in terms or [[]]]
+    return terms
+
+
+def _plain(condition: Condition) -> Iterator[Condition]:
+    column, operator, value = condition
+    if column == "source" and operator == "=" and (topic := topic_of(value)):
+        yield from [("source", "=", source_of(value)), ("topic", "=", topic)]
+    else:
+        yield condition
+
+
+def asked(columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]) -> Sequence[str]:
+    """The columns that are read for these: where a source has several topics, `source` alone stands for the input."""
+    is_input = bool(with_topics) and "source" in columns and "topic" not in columns
+    return [*columns, "topic"] if is_input and table in layout and "topic" in layout[table].schema.names else columns
+
+
+def named(found: pa.Table, columns: Sequence[str], with_topics: Collection[str]) -> pa.Table:
+    """What was read as `asked`, with inputs as `source`; `columns`: those that were wanted."""
+    if found.column_names == list(columns):
+        return found
+    source, topic = found["source"], found["topic"]
+    inputs = pc.binary_join_element_wise(source, topic, SEPARATOR)
+    has_topics = pc.is_in(source, pa.array(sorted(with_topics), pa.string()))
+    inputs = pc.if_else(has_topics, inputs, source)
+    return found.set_column(found.column_names.index("source"), "source", inputs).select(list(columns))

@@ -1,0 +1,72 @@
+"""A source with several topics on real Delta tables: each has offsets and positions of its own, and one column is theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.bronze import Bronze
+from pipelines.core.inputs import source_of, topic_of
+from pipelines.core.plan import TopicPartition
+from pipelines.lake import tables
+from tests.laws.conftest import QUICK, MakeLake
+from tests.support.cases import INPUTS, expected_late, expected_quarantine, expected_silver, rich_cases
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake, fill_bronze
+
+PARTITIONS = 20
+CASES = rich_cases(PARTITIONS, 31_000, INPUTS)
+TOPICS = {"sources__tracking__topic": [topic_of(name) for name in INPUTS if topic_of(name)]}
+
+
+@pytest.fixture(scope="module")
+def lake(new_lake: MakeLake, kind: str) -> CaseLake:
+    """Cut by arrivals, by starts and, where a batch costs little, by its size."""
+    size = (10 if kind == QUICK else 1000) * PARTITIONS * len(INPUTS)
+    lake = new_lake(CASES, merge__max_records_per_batch=size, **TOPICS)
+    for share in (0.6, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    return lake
+
+
+def test_silver_equals_the_merge_model_however_the_input_is_cut(lake: CaseLake, kind: str) -> None:
+    assert len(lake.plans) >= (4 if kind == QUICK else 2)
+    expected = expected_silver(CASES, INPUTS)
+    assert lake.silver() == expected
+    topics = [[part[0] for part in row[5]] for row in expected]  # type: ignore[attr-defined]
+    assert sum(len(set(each)) > 1 for each in topics) > 20, "there are records of both"
+
+
+def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
+    late, refused = expected_late(CASES, INPUTS), expected_quarantine(CASES)
+    assert (lake.late(), lake.quarantined()) == (late, refused)
+    assert {row[1] for row in late} == {row[1] for row in refused} == set(INPUTS)
+    for table in (tables.LATE, tables.QUARANTINE):
+        places = lake.questions.summary(table, ["source", "topic"], {"rows": ("count", "*")}).to_pylist()
+        assert {(row["source"], row["topic"]) for row in places} == {(source_of(n), topic_of(n) or n) for n in INPUTS}, table
+
+
+def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -> None:
+    assert set(lake.plans[-1].ranges) == {TopicPartition(name, p) for name in INPUTS for p in CASES}
+    columns = ["source", "topic", "partition", "until_offset", "head"]
+    noted = lake.questions.select(tables.PROGRESS, columns, [[("batch", "=", lake.plans[-1].batch)]]).to_pylist()
+    found = {(row["source"], row["topic"], row["partition"]): (row["until_offset"], row["head"]) for row in noted}
+    assert found == {
+        (source_of(tp.source), topic_of(tp.source) or tp.source, tp.partition): (done.until_offset, done.head)
+        for tp, done in lake.plans[-1].ranges.items()
+    }
+    clocks = {p: case.merged(INPUTS).clock for p, case in CASES.items()}
+    assert lake.plans[-1].clocks == {p: clock for p, clock in clocks.items() if clock is not None}
+
+
+def test_a_start_completes_what_a_crash_has_left_of_each_topic(new_lake: MakeLake) -> None:
+    lake = new_lake(rich_cases(4, 32_000, INPUTS), **TOPICS)
+    for name in INPUTS:
+        dying = dying_at(lake.quick, "append", tables.QUARANTINE)
+        with pytest.raises(CrashError):
+            fill_bronze(Bronze(lake.owner(dying), lake.settings, name), {(1, 7): b"{"})
+    assert lake.quarantined() == []
+    for _ in range(2):
+        for name in INPUTS:
+            Bronze(lake.owner(lake.quick), lake.settings, name).complete()
+        assert lake.quarantined() == sorted((1, name, 7, b"{") for name in INPUTS), "each once, for its own topic"
