@@ -83,7 +83,8 @@ def _too_early(
 
     What was read back from the sink does not depend on it: the lost lake's windows were kept (`lake.stretches`). And where merge
     records say when they were closed, the clock of a partition that has merged something must have moved in each epoch: else
-    nobody could tell from a message in which epoch it was closed, when a lost lake is taken up.
+    nobody could tell from a message in which epoch it was closed, when a lost lake is taken up. With tenants none is, after a
+    change.
     """
     field = next((field for field in ("merge.timeout", "merge.window", "merge.tenant_max_lag") if field in found), None)
     if field is None or last is None or not questions.exists(tables.RECOVERED):
@@ -91,7 +92,8 @@ def _too_early(
     before = epochs.current.settings
     lived = read_lived(questions)
     longest_ms = max(each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0) for each in (before, after))
-    ends = epoch_ends(questions, epochs, last_reset(questions), lived) if before.merge.has_due or after.merge.has_due else {}
+    is_told = (before.merge.has_due or after.merge.has_due) and not after.merge.has_tenants
+    ends = epoch_ends(questions, epochs, last_reset(questions), lived) if is_told else {}
     for p, (*_, end) in ends.items():
         until = {tp.source: done.until_offset for tp, done in last[0].ranges.items() if tp.partition == p}
         if last[0].clocks.get(p) == end.clock and until != end.offsets:

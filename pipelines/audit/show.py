@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -144,7 +144,8 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
         return f"the lake has these rules, in epoch {found['epoch']} from batch {found['from_batch']:,} on"
     table = Table("", "before", "after", box=None, header_style="dim")
     for change in found["changes"]:
-        table.add_row(Text(change["field"]), *[Text(_rule(change["field"], change[name])) for name in ("before", "after")])
+        for field, before, after in _parted(change["field"], change["before"], change["after"]):
+            table.add_row(Text(field), Text(_rule(field, before)), Text(_rule(field, after)))
     if found["problems"]:
         problems = [f"{each['where']}: {each['what']}; {each['fix']}" for each in found["problems"]]
         return Group(table, Text("\n".join(["The change cannot be made:", *problems])))
@@ -153,14 +154,31 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
     return Group(table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}")
 
 
+def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    """A change; that of a schema as the changes of its parts: fields, and what else it says."""
+    if not field.endswith(".schema") or before is None or after is None:
+        yield field, before, after
+        return
+    parts = _parts(before), _parts(after)
+    for name in dict.fromkeys([*parts[0], *parts[1]]):
+        old, new = (json.dumps(each[name], ensure_ascii=False) if name in each else None for each in parts)
+        if old != new:
+            yield f"{field}, {name}", old, new
+
+
+def _parts(schema: str) -> dict[str, Any]:
+    """What a JSON Schema or an Avro schema says, each field by itself."""
+    said = json.loads(schema)
+    fields = said.pop("properties", None) or {each["name"]: each for each in said.pop("fields", ())}
+    return {**said, **{f"field {name}": found for name, found in fields.items()}}
+
+
 def _rule(field: str, value: Any) -> str:
-    """A rule as text that fits a line; a schema is named by its fields."""
+    """A rule as text that fits a line."""
     if field in ("merge.timeout", "merge.tenant_max_lag", "merge.max_future") and value is not None:
         return duration(value)
     if field == "merge.window" and value is not None:
         return _window(value)
-    if field.endswith(".schema") and value is not None:
-        return f"a schema of {', '.join(json.loads(value).get('properties', {}))}"
     return "none" if value is None else str(value)
 
 

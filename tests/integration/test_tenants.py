@@ -53,6 +53,27 @@ def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the
     assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
 
 
+def test_rules_change_again_while_a_clock_stands(kafka: str, tmp_path: Path) -> None:
+    tenants = TenantRiver(kafka, tmp_path, "tenants-in-haste")
+    river, stood = tenants.river, 0
+    for number, share in enumerate((0.3, 0.32, 0.35, 1.0)):
+        if number:
+            rules = SECOND if number % 2 else FIRST
+            river.config["merge"] = merge_of(rules)
+            river.write()
+            assert river.run("--apply", command="evolve").wait() == 0, river.run_log
+            tenants.models.begin_epoch(rules)
+        before = {p: (model.clock, len(model.waiting)) for p, model in tenants.models.models.items()}
+        tenants.arrive(share)
+        river.finish()
+        tenants.check()
+        stood += sum((m.clock, len(m.waiting)) != before[p] and m.clock == before[p][0] for p, m in tenants.models.models.items())
+    assert stood > 0
+    rebuilt = tmp_path / "rebuilt"
+    assert river.run("--into", str(rebuilt), command="rebuild").wait() == 0, river.run_log
+    assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
+
+
 def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tmp_path: Path) -> None:
     tenants = TenantRiver(kafka, tmp_path, "tenants-lost")
     river = tenants.river

@@ -122,8 +122,14 @@ class TenantModels:
         )
 
     def order(self) -> dict[int, list[Row]]:
-        """By partition what is published, in order: closed at, tenant, due, key."""
-        return {p: [(r.closed_at, r.tenant, r.due, r.key) for r in model.published_order()] for p, model in self.models.items()}
+        """By partition what is published, in order: closed at, tenant, due, key. What an epoch closes as it begins waits until
+        the clock has moved.
+        """
+        found: dict[int, list[Row]] = {}
+        for p, model in self.models.items():
+            rows = [(r.closed_at or 0, r.tenant, r.due, r.key) for r in model.published_order()]
+            found[p] = [row for row in rows if row[0] <= (model.clock or 0)]
+        return found
 
 
 def silver_of(questions: Questions, sources: Sequence[str] = SOURCES) -> list[Row]:
