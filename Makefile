@@ -11,7 +11,7 @@ help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
 	@echo "make test      every test that CI runs"
-	@echo "make test-long what \`make test\` leaves out: some of its promises on more kinds of lakes (20 minutes)"
+	@echo "make test-long what \`make test\` leaves out: some of its promises on more kinds of lakes (ten minutes)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"

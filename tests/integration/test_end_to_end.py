@@ -126,7 +126,7 @@ def runs(
     in_steps: Settings,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Runs]:
-    """On every kind of lake. (Whole runs in a catalog are in tests/stores, too.)"""
+    """On every kind of lake. (Whole runs in a catalog are in test_catalogs.py, too.)"""
     folder = tmp_path_factory.mktemp("at_once")
     with place_of(request.param, root_session, folder) as place:
         at_once = settings_on(kafka, folder, publish__topic=f"{request.param}-merged", **place)
