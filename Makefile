@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-core faults cluster-test s3-test check format bench soak clean
+.PHONY: help install demo test test-long test-core faults cluster-test s3-test check format bench soak clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
 	@echo "make test      every test that CI runs"
+	@echo "make test-long what \`make test\` leaves out: some of its promises on more kinds of lakes (ten minutes)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
@@ -41,7 +42,10 @@ demo: install
 
 # In the order of their names: those that take minutes come first, the many quick ones fill the gaps at the end.
 test: install $(VENV)/jars/registry
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test-long: install
+	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
 
 # A schema registry for the tests of Avro, fetched the first time (109 MB).
 $(VENV)/jars/registry: tests/registry/ivy.xml tests/registry/ivysettings.xml | install

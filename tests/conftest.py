@@ -15,7 +15,8 @@ from tests.support.rivers import River
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
 # (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-os.environ.setdefault(JAVA_OPTIONS, QUICK_START)
+# Spark loads 27,000 classes: with the JVM's own first sizes it collects everything again and again while it starts.
+os.environ.setdefault(JAVA_OPTIONS, f"{QUICK_START} -XX:MetaspaceSize=256m -XX:NewSize=300m")
 # A worker of the test run has no main file, which pyspark takes for its own doctests: importing parts of it would exit.
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
 SPARK_DEFAULTS = Path(__file__).parent / "support" / "spark"

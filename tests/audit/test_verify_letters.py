@@ -22,7 +22,7 @@ from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import heartbeat, keyed
-from tests.support.commands import without_java
+from tests.support.commands import here
 from tests.support.model_lakes import rewrite
 from tests.support.rivers import River
 from tests.support.topics import consume, create_topics, dead_letters, delete_records, delete_topic
@@ -295,14 +295,14 @@ def test_forgotten_records_and_rows_that_ended_leave_their_letters(kafka: str, t
         river.flow(records=60)
         run(river)
     before = {table: river.questions.version(table) for table in TABLES}
-    without_java(river, "forget", "a", "--apply")
+    here(river, "forget", "a", "--apply")
     assert river.broken_promises() == []
-    without_java(river, "maintain")
+    here(river, "maintain")
     assert all(river.questions.version(table) > before[table] for table in TABLES), "both tables have lost rows or contents"
     assert river.broken_promises() == []
     river.flow(records=60)
     run(river)
-    without_java(river, "forget", "b", "--apply")
+    here(river, "forget", "b", "--apply")
     assert river.broken_promises() == []
 
 
@@ -316,7 +316,7 @@ def test_jumps_and_lost_lakes_leave_the_letters_that_were_sent(kafka: str, tmp_p
         river.flow(records=60)
         run(river)
         assert river.broken_promises() == []
-        without_java(river, "reset", "--to", target, "--yes")
+        here(river, "reset", "--to", target, "--yes")
         run(river)
         assert river.broken_promises() == []
     shutil.rmtree(river.folder / "lake")
@@ -339,7 +339,7 @@ def test_what_waited_and_is_late_by_another_window_is_not_sent_behind_later_lett
     assert river.questions.select(tables.LATE, ["offset"])["offset"].to_pylist() == [3]
     river.config["merge"]["timeout"] = "1ms"
     river.write()
-    without_java(river, "evolve", "--apply")
+    here(river, "evolve", "--apply")
     run(river)
     assert sorted(river.questions.select(tables.LATE, ["offset"])["offset"].to_pylist()) == [2, 3]
     assert [one.offset for one in dead_letters(kafka, "waiting-letters-late", 2)] == [3]

@@ -38,9 +38,12 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+@pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, marks=pytest.mark.long)])
 def test_a_woken_merge_changes_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
-    """The paused owner's plan is an older one than its successor's, which may have another engine: it knows fewer records."""
+    """The paused owner's plan is an older one than its successor's, which may have another engine: it knows fewer records.
+
+    (That Spark's own commits are fenced is a law: tests/laws/test_restarts.py.)
+    """
     river = River.make(kafka, tmp_path, f"zombie-{lake}", lake=lake, partitions=1)
     river.flow()
     first = river.run("--once", point="silver.merge")

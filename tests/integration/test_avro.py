@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, content
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import without_java
 from tests.support.registry import TestRegistry
-from tests.support.rivers import EMBEDDED, FOLDER, River, until
+from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, until
 from tests.support.topics import published
 
 
@@ -168,16 +170,26 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     without_java(river, "explain", "a")
 
 
-def test_sparks_workers_ask_the_registry_themselves(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+def test_sparks_workers_ask_the_registry_themselves(
+    kafka: str,
+    tmp_path: Path,
+    registry: TestRegistry,
+    on_spark: Callable[[River], River],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     schemas = register(registry)
-    river = registered_river(kafka, tmp_path, "avro-registry-spark", registry, FOLDER)
+    river = on_spark(registered_river(kafka, tmp_path, "avro-registry-spark", registry, FOLDER))
     send(river, schemas)
     registry.kill()
-    run = river.run("--once")
-    until(lambda: f"the schema registry does not answer at {registry.url}" in river.run_log, "the reason why it waits")
-    registry.start()
-    register(registry)
-    assert run.wait() == 0, run.said()
+    caplog.set_level(logging.INFO, "watersmeet")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(Run(river.settings, LAYERS, Reporter()).once)
+        reason = f"the schema registry does not answer at {registry.url}"
+        until(lambda: reason in caplog.text or run.done(), "the reason why it waits")
+        registry.start()
+        register(registry)
+        run.result(DEADLINE_S)
+    assert reason in caplog.text
     registry.kill()
     assert_whole(river)
 

@@ -220,16 +220,16 @@ def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession,
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
 
 
-def test_validate_names_what_is_wrong_with_sink_and_tables(project: Project) -> None:
+def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSession, project: Project) -> None:
     unfit = {"retention.ms": "1000", "max.message.bytes": "2000", "message.timestamp.after.max.ms": "86400000"}
     create_topics(project.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)
     values = yaml.safe_load((project.folder / "watersmeet.yml").read_text())
     values["publish"]["topic"] = "cli_unfit"
     values["sources"]["returns"] = values["sources"].pop("tracking")
     (project.folder / "unfit.yml").write_text(yaml.safe_dump(values, sort_keys=False))
-    done = project.watersmeet("validate", "--json", "-c", "unfit.yml")
+    done = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(project.folder / "unfit.yml")])
     found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"]) == (2, False), done.stderr
+    assert (done.exit_code, found["ok"]) == (2, False), done.stderr
     assert all(problem.keys() == {"what", "where", "fix"} and all(problem.values()) for problem in found["problems"])
     problems = {problem["what"]: (problem["where"], problem["fix"]) for problem in found["problems"]}
     max_bytes = 9 * 2**20

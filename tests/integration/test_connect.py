@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,33 +14,43 @@ import yaml
 
 from tests.support.configurations import SMALLEST
 from tests.support.connect import DELTA, connect_server, without_spark
-from tests.support.rivers import CATALOG, FOLDER, SCHEMA, Losses, River
+from tests.support.rivers import CATALOG, FOLDER, SCHEMA, Losses, River, catalog_lake
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's catalog is."""
+    return tmp_path_factory.mktemp("connect")
+
+
+@pytest.fixture(scope="module")
+def remote(place: Path) -> Iterator[str]:
+    """A server with a catalog whose tables have their files in `place`."""
+    with connect_server(place, {**catalog_lake(place)["spark"], **DELTA}) as found:
+        yield found
 
 
 @pytest.mark.timeout(900)
-def test_a_lake_is_filled_published_and_verified_through_spark_connect(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_is_filled_published_and_verified_through_spark_connect(kafka: str, tmp_path: Path, remote: str) -> None:
     river = River.make(kafka, tmp_path, "connect", lake=FOLDER)
     river.flow()
     river.flow()
-    with connect_server(tmp_path, DELTA) as remote:
-        river.environment = without_spark() | {"SPARK_REMOTE": remote}
-        river.finish()
-        command = [sys.executable, "-m", "pipelines", "verify", "--json", "-c", str(river.file)]
-        done = subprocess.run(command, env=river.environment, capture_output=True, text=True, check=True, timeout=300)
-        assert json.loads(done.stdout)["ok"]
+    river.environment = without_spark() | {"SPARK_REMOTE": remote}
+    river.finish()
+    command = [sys.executable, "-m", "pipelines", "verify", "--json", "-c", str(river.file)]
+    done = subprocess.run(command, env=river.environment, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout)["ok"]
     assert river.losses() == Losses()
     assert river.broken_promises() == []
 
 
 @pytest.mark.timeout(900)
-def test_a_lake_in_a_catalog_is_filled_and_published_through_spark_connect(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "connect-catalog", lake=CATALOG)
+def test_a_lake_in_a_catalog_is_filled_and_published_through_spark_connect(kafka: str, place: Path, remote: str) -> None:
+    river = River.make(kafka, place, "connect-catalog", lake=CATALOG)
     river.flow()
     river.flow()
-    of_catalog = {name: value for name, value in river.config["spark"].items() if name not in DELTA}
-    with connect_server(tmp_path, {**DELTA, **of_catalog}) as remote:
-        river.environment = without_spark() | {"SPARK_REMOTE": remote}
-        river.finish()
+    river.environment = without_spark() | {"SPARK_REMOTE": remote}
+    river.finish()
     assert river.losses() == Losses()
 
 

@@ -84,38 +84,54 @@ class Runs:
         return self.at_once.publish.topic
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def runs(
-    request: pytest.FixtureRequest, root_session: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Runs]:
-    """On every kind of lake."""
-    kind = request.param
-    topics = {source: f"{kind}-{source}" for source in SOURCES}
-    create_topics(kafka, *topics.values(), partitions=PARTITIONS, **{"max.message.bytes": "2000000"})
+TOPICS = {source: f"end-to-end-{source}" for source in SOURCES}
+
+
+@pytest.fixture(scope="module")
+def in_steps(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Of the run in small steps, which also brings the input to the broker."""
+    create_topics(kafka, *TOPICS.values(), partitions=PARTITIONS, **{"max.message.bytes": "2000000"})
     cases = inputs()
-    folders = tmp_path_factory.mktemp("at_once"), tmp_path_factory.mktemp("in_steps")
-    with place_of(kind, root_session, folders[0]) as place:
-        common = {"bootstrap": kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
-        at_once = settings_for(folders[0], publish__topic=f"{kind}-merged", **common, **place)
-        small: dict[str, Any] = {"merge__max_records_per_batch": 280, "kafka__max_offsets_per_batch": 60}
-        in_steps = settings_for(folders[1], publish__topic=f"{kind}-merged-in-steps", **common, **small)
-        sent = {(source, p): 0 for source in SOURCES for p in cases}
-        for share in (0.5, 1.0):
-            for (source, p), begun in sent.items():
-                values = cases[p].values[source]
-                until = round(share * len(values))
-                produce(kafka, topics[source], [(p, value) for value in values[begun:until]])
-                sent[source, p] = until
-            if share < 1:
-                run_once(in_steps)
-                shutil.rmtree(in_steps.checkpoints)
-        last = PARTITIONS - 1
-        produce_transaction(kafka, topics["tracking"], [keyed("t", 1)], last, commit=True)
-        produce_transaction(kafka, topics["tracking"], [keyed("t", 2)], last, commit=False)
-        produce_transaction(kafka, topics["tracking"], [keyed("t", 3), heartbeat(900)], last, commit=True)
-        run_once(in_steps)
+    small: dict[str, Any] = {"merge__max_records_per_batch": 280, "kafka__max_offsets_per_batch": 60}
+    settings = settings_on(kafka, tmp_path_factory.mktemp("in_steps"), publish__topic="merged-in-steps", **small)
+    sent = {(source, p): 0 for source in SOURCES for p in cases}
+    for share in (0.5, 1.0):
+        for (source, p), begun in sent.items():
+            values = cases[p].values[source]
+            until = round(share * len(values))
+            produce(kafka, TOPICS[source], [(p, value) for value in values[begun:until]])
+            sent[source, p] = until
+        if share < 1:
+            run_once(settings)
+            shutil.rmtree(settings.checkpoints)
+    last = PARTITIONS - 1
+    produce_transaction(kafka, TOPICS["tracking"], [keyed("t", 1)], last, commit=True)
+    produce_transaction(kafka, TOPICS["tracking"], [keyed("t", 2)], last, commit=False)
+    produce_transaction(kafka, TOPICS["tracking"], [keyed("t", 3), heartbeat(900)], last, commit=True)
+    run_once(settings)
+    return settings
+
+
+def settings_on(kafka: str, folder: Path, **overrides: Any) -> Settings:
+    """A configuration for the topics of this module."""
+    topics = {f"sources__{source}__topic": topic for source, topic in TOPICS.items()}
+    return settings_for(folder, bootstrap=kafka, **topics, **overrides)
+
+
+@pytest.fixture(scope="module", params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.long)])
+def runs(
+    request: pytest.FixtureRequest,
+    root_session: SparkSession,
+    kafka: str,
+    in_steps: Settings,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Runs]:
+    """On every kind of lake. (Whole runs in a catalog are in test_catalogs.py, too.)"""
+    folder = tmp_path_factory.mktemp("at_once")
+    with place_of(request.param, root_session, folder) as place:
+        at_once = settings_on(kafka, folder, publish__topic=f"{request.param}-merged", **place)
         run_once(at_once)
-        yield Runs(kafka, cases, topics, at_once, in_steps)
+        yield Runs(kafka, inputs(), TOPICS, at_once, in_steps)
 
 
 def asked(spark: SparkSession, settings: Settings) -> Questions:

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from pipelines.faults import IN_FORGET
 from tests.support.cases import BAD_VALUES, SOURCES, expected_messages, heartbeat, keyed
+from tests.support.commands import here
 from tests.support.rivers import River, RunProcess, until
 from tests.support.topics import consume, dead_letters, published
 
@@ -52,7 +53,7 @@ def watersmeet(river: River, *words: str, exit_code: int = 0) -> str:
 
 
 def forget(river: River, *options: str) -> dict[str, Any]:
-    return dict(json.loads(watersmeet(river, "forget", KEY, "--json", *options)))
+    return dict(json.loads(here(river, "forget", KEY, "--json", *options)))
 
 
 def counts(found: dict[str, Any], column: str) -> dict[str, int]:
@@ -60,10 +61,10 @@ def counts(found: dict[str, Any], column: str) -> dict[str, int]:
 
 
 def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: River, tmp_path: Path) -> None:
-    here = {"silver": 3, "late": 1, "quarantine": 1, "bronze_tracking": 7, "bronze_orders": 1, "published": 0, "recovered": 0}
+    rows = {"silver": 3, "late": 1, "quarantine": 1, "bronze_tracking": 7, "bronze_orders": 1, "published": 0, "recovered": 0}
     sent = published(river.kafka, river.sink, 2)
     before = forget(river)
-    assert (before["applied"], {**counts(before, "before"), "published": 0}) == (False, here)
+    assert (before["applied"], {**counts(before, "before"), "published": 0}) == (False, rows)
     held = {row["where"]: row["records"] for row in before["held"]}
     of_topics = {"tracking": 7, "orders": 1, "merged": sum(m.key == KEY.encode() for m in sent), "late": 1, "quarantine": 1}
     expected = {f"topic {river.config['name']}-{name}": count for name, count in of_topics.items()}
@@ -72,24 +73,24 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: R
     assert counts(forget(river), "before") == counts(before, "before"), "nothing was changed"
 
     known = set((river.folder / "lake").rglob("*"))
-    found = forget(river, "--apply")
+    found = json.loads(watersmeet(river, "forget", KEY, "--json", "--apply"))
     assert counts(found, "before") == counts(before, "before")
     assert {name: n for name, n in counts(found, "after").items() if name != "published"} == dict.fromkeys(
-        here.keys() - {"published"}, 0
+        rows.keys() - {"published"}, 0
     )
     log = {file for file in (river.folder / "lake").rglob("*.json") if file not in known}
     tables_now = [DeltaTable(str(folder.parent)) for folder in (river.folder / "lake").rglob("_delta_log")]
     now = log | {Path(file) for table in tables_now for file in table.file_uris() if "/published/" not in file}
     assert len(log) >= 6
     assert [file for file in now if KEY.encode() in file.read_bytes()] == [], "nor does the log say whom it forgot"
-    assert json.loads(watersmeet(river, "explain", KEY, "--json"))["records"] == []
+    assert json.loads(here(river, "explain", KEY, "--json"))["records"] == []
 
     assert river.broken_promises() == []
     into = tmp_path / "rebuilt"
-    watersmeet(river, "rebuild", "--into", str(into))
-    watersmeet(river, "verify", "--against", str(into))
+    here(river, "rebuild", "--into", str(into))
+    here(river, "verify", "--against", str(into))
     assert published(river.kafka, river.sink, 2) == sent
-    again = json.loads(watersmeet(river, "redrive", "--reason", "no_event_time", "--json"))["records"]
+    again = json.loads(here(river, "redrive", "--reason", "no_event_time", "--json"))["records"]
     refused = river.questions.select("quarantine", ["reason", "detail"]).to_pylist()
     left = [row for row in refused if row["reason"] == "no_event_time" and row["detail"] != "forgotten"]
     assert sum(row["found"] for row in again) == len(left) < sum(row["reason"] == "no_event_time" for row in refused)
@@ -123,8 +124,8 @@ def content(messages: Any) -> list[tuple[Any, ...]]:
 def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
     """All promises hold, a rebuild is the same, other keys' messages are each there once, and no file of the lake has the key."""
     assert river.broken_promises() == []
-    watersmeet(river, "rebuild", "--into", str(tmp_path / "rebuilt"))
-    watersmeet(river, "verify", "--against", str(tmp_path / "rebuilt"))
+    here(river, "rebuild", "--into", str(tmp_path / "rebuilt"))
+    here(river, "verify", "--against", str(tmp_path / "rebuilt"))
     refused: dict[bytes | None, bytes | None] = {b'{"k":"%s"}' % KEY.encode(): BAD_VALUES[0]}
     for case in river.cases.values():
         case.values = {source: [refused.get(value, value) for value in values] for source, values in case.values.items()}
@@ -180,7 +181,7 @@ def test_a_run_that_waits_for_it_is_ended_by_a_signal(river: River) -> None:
     run = RunProcess(river.file)
     until(lambda: "waiting for `watersmeet forget` to end" in run.said(), "the run")
     assert run.stop() == 0
-    assert json.loads(watersmeet(river, "status", "--json"))["partitions"]
+    assert json.loads(here(river, "status", "--json"))["partitions"]
     assert "try again when that one has ended" in watersmeet(river, "maintain", exit_code=1)
     holding.let_go()
     assert holding.wait() == 0

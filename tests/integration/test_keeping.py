@@ -11,7 +11,7 @@ from pipelines.lake.maintenance import maintain
 from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run, kept_by
 from tests.support.cases import SOURCES, expected_messages
-from tests.support.commands import without_java
+from tests.support.commands import here, without_java
 from tests.support.rivers import River
 from tests.support.topics import produce, published
 
@@ -34,7 +34,7 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     after = counts(river)
     assert all(after[name] < before[name] for name in EVERY_TABLE), (before, after)
     assert river.broken_promises() == []
-    assert json.loads(without_java(river, "status", "--json"))["partitions"]
+    assert json.loads(here(river, "status", "--json"))["partitions"]
     known = river.questions.select(tables.SILVER, ["merge_key"], version=version)
     assert known.num_rows == before[tables.SILVER], "time travel within the retention stays"
 
@@ -46,9 +46,9 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     assert river.broken_promises() == []
     messages = published(kafka, river.sink, river.partitions)
     assert sorted(messages) == sorted(expected_messages(river.cases))
-    told = json.loads(without_java(river, "explain", "a", "--json"))
+    told = json.loads(here(river, "explain", "a", "--json"))
     assert all(record["parts"] for record in told["records"])
-    assert without_java(river, "explain", "a")
+    assert here(river, "explain", "a")
     without_java(river, "rebuild", "--into", "again")
     river.flow()
     river.finish()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.redrive import Redrive
 from tests.support.cases import heartbeat, keyed
+from tests.support.commands import here
 from tests.support.rivers import River, RunProcess, in_pieces
 from tests.support.topics import consume, produce
 
@@ -124,11 +123,8 @@ def test_no_record_is_sent_twice_before_or_after_it_was_read_or_passed_over_or_t
 
 
 def answer(river: River, *words: str) -> str:
-    """What a command says on standard output."""
-    program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """What a command says."""
+    return here(river, *words)
 
 
 def test_what_was_redriven_is_known_for_as_long_as_the_refused_record_is_kept(river: River) -> None:

@@ -15,7 +15,7 @@ from pipelines.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.sampling import Sampler
 from tests.support.metrics import Exposed
-from tests.support.tenant_rivers import TenantRiver
+from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of
 from tests.support.topics import consume
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import SparkSession
 
 from pipelines.dev import broker
 from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
@@ -21,7 +23,7 @@ from pipelines.run import LAYERS, Run
 from pipelines.streams import Patience
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
-from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
+from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
 from tests.support.topics import create_topics, published
 
 
@@ -104,10 +106,22 @@ def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> N
         Run(settings_for(tmp_path), LAYERS, Told())
 
 
+def outlive(river: River, folder: Path, is_said: Callable[..., bool]) -> None:
+    """The broker is killed while a run goes on, and started again; the run has published all that came before and after."""
+    until(lambda: is_said("messages published"), "the first messages")
+    port = broker.status(folder).port
+    process_of(folder).kill()
+    until(lambda: is_said("trying again", "waiting for"), "a visible reason")
+    broker.start(folder, port)
+    river.flow()
+    river.flow()
+    expected = expected_messages(river.cases)
+    until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or is_said("Traceback"), "the rest")
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-def test_a_run_outlives_a_broker_that_is_killed_and_started_again(lake: str, own_broker: Path, tmp_path: Path) -> None:
-    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", lake=lake, partitions=1)
+def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Path, tmp_path: Path) -> None:
+    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
     river.flow()
     river.flow()
     run = river.run()
@@ -117,19 +131,32 @@ def test_a_run_outlives_a_broker_that_is_killed_and_started_again(lake: str, own
         return any(one in run.log.read_text() for one in news)
 
     try:
-        until(lambda: is_said("messages published"), "the first messages")
-        port = broker.status(own_broker).port
-        process_of(own_broker).kill()
-        until(lambda: is_said("trying again", "waiting for"), "a visible reason")
-        broker.start(own_broker, port)
-        river.flow()
-        river.flow()
-        expected = expected_messages(river.cases)
-        until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or is_said("Traceback"), "the rest")
+        outlive(river, own_broker, is_said)
         assert run.stop() == 0, run.said()
     finally:
         run.kill()
     assert "Traceback" not in run.log.read_text()
+    assert river.losses() == Losses()
+
+
+@pytest.mark.timeout(900)
+def test_with_spark_a_run_outlives_it_too(own_broker: Path, tmp_path: Path, root_session: SparkSession) -> None:
+    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", lake=FOLDER, partitions=1)
+    river.flow()
+    river.flow()
+    told, stopping = Told(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(Run(river.settings, LAYERS, told, stopping).until_stopped)
+
+        def is_said(*news: str) -> bool:
+            assert not run.done(), (run.exception(), told.news)
+            return any(one in said for one in news for said in told.news)
+
+        try:
+            outlive(river, own_broker, is_said)
+        finally:
+            stopping.set()
+        run.result(DEADLINE_S)
     assert river.losses() == Losses()
 
 

@@ -19,8 +19,14 @@ def test_a_lake_of_every_layout_is_kept() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "lake"),
+    [
+        *((layout, EMBEDDED) for layout in LAYOUTS),
+        (LAYOUTS[0], FOLDER),  # which takes every step
+        *(pytest.param(layout, FOLDER, marks=pytest.mark.long) for layout in LAYOUTS[1:]),
+    ],
+)
 def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
     with kept_river(layout, tmp_path, lake) as kept:
         river = on_spark(kept)

@@ -19,7 +19,15 @@ QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
 
 in_folders = pytest.mark.parametrize("kind", ["embedded-folder", "spark-folder"], indirect=True, scope="module")
-"""For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/faults try."""
+"""For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
+
+mostly_in_folders = pytest.mark.parametrize(
+    "kind",
+    ["embedded-folder", "spark-folder", pytest.param("spark-catalog", marks=pytest.mark.long)],
+    indirect=True,
+    scope="module",
+)
+"""The same for a law that takes long; `make test-long` tries it in a catalog, too."""
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]

@@ -10,7 +10,7 @@ from pipelines.audit.status import status
 from pipelines.dev.processes import free_port
 from pipelines.lake.quality import last_results
 from pipelines.quality.command import check_lake
-from tests.support.commands import without_java
+from tests.support.commands import here, without_java
 from tests.support.metrics import scrape
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
@@ -79,8 +79,8 @@ def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path)
     page = tmp_path / "quality.html"
     assert "every expectation is met" in without_java(river, "check", "--html", str(page))
     assert "The data is as expected" in page.read_text(encoding="utf-8")
-    assert "--since: silver has no version 999" in without_java(river, "check", "--since", "999", exit_code=2)
-    assert "--html: " in without_java(river, "check", "--html", str(tmp_path / "none" / "page.html"), exit_code=2)
+    assert "--since: silver has no version 999" in here(river, "check", "--since", "999", exit_code=2)
+    assert "--html: " in here(river, "check", "--html", str(tmp_path / "none" / "page.html"), exit_code=2)
 
     river.config["quality"] = {"suites": [suite_file(tmp_path, "greedy", "bronze", NEVER)]}
     river.write()
@@ -91,8 +91,8 @@ def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path)
     bad.write_text("{")
     river.config["quality"] = {"suites": [str(bad)]}
     river.write()
-    assert f"{bad}: is not JSON" in without_java(river, "check", exit_code=2)
-    assert f"{bad}: is not JSON" in json.loads(without_java(river, "validate", "--json", exit_code=2))["problems"][0]["what"]
+    assert f"{bad}: is not JSON" in here(river, "check", exit_code=2)
+    assert f"{bad}: is not JSON" in json.loads(here(river, "validate", "--json", exit_code=2))["problems"][0]["what"]
 
 
 def test_where_kafka_is_away_all_but_the_sink_is_looked_at(kafka: str, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_where_kafka_is_away_all_but_the_sink_is_looked_at(kafka: str, tmp_path:
     river.finish()
     river.config["kafka"] = {"bootstrap_servers": "127.0.0.1:1"}
     river.write()
-    found = json.loads(without_java(river, "check", "--json", exit_code=1))
+    found = json.loads(here(river, "check", "--json", exit_code=1))
     assert found["ok"]
     assert "no Kafka broker answers" in found["skipped"]["sink"]
     assert {row["table"] for row in found["results"]} == {"bronze_tracking", "bronze_orders", "silver", "late"}

@@ -1,11 +1,15 @@
-"""Commands as people give them, in processes of their own."""
+"""Commands as people give them: in processes of their own, or in this one where starting a process is not the point."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from unittest.mock import patch
 
+from pipelines.cli import main
 from tests.support.rivers import Losses, River
 
 _PROGRAM = """
@@ -36,6 +40,19 @@ def without_java(river: River, *arguments: str, exit_code: int = 0) -> str:
     )
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout if done.stdout else done.stderr
+
+
+def here(river: River, *arguments: str, exit_code: int = 0) -> str:
+    """The same in this process, with Spark on the session that is there. (Relative paths are then from its own folder.)"""
+    out, errors, status = io.StringIO(), io.StringIO(), 0
+    words = ["watersmeet", *arguments, "-c", str(river.file)]
+    with redirect_stdout(out), redirect_stderr(errors), patch.object(sys, "argv", words):
+        try:
+            main()
+        except SystemExit as done:
+            status = int(done.code or 0)
+    assert status == exit_code, out.getvalue() + errors.getvalue()
+    return out.getvalue() or errors.getvalue()
 
 
 COMMANDS = (

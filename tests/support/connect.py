@@ -14,7 +14,7 @@ import psutil
 
 from pipelines.dev.processes import free_port
 from tests.support.rivers import until
-from tests.support.standalone import HOME, HOST, end, environment
+from tests.support.standalone import HOME, HOST, QUICK, end, environment
 
 DELTA: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -22,6 +22,7 @@ DELTA: Mapping[str, str] = {
     "spark.jars": ",".join(map(str, sorted(Path(sys.prefix, "jars", "spark").glob("*.jar")))),
 }
 """The settings of a Spark with Delta Lake."""
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 @contextmanager
@@ -35,6 +36,7 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.sql.shuffle.partitions": "2",
         **settings,
+        _JAVA_OPTIONS: f"{QUICK} {settings.get(_JAVA_OPTIONS, '')}",
     }
     command = [str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     command += [part for name, value in of_server.items() for part in ("--conf", f"{name}={value}")]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from pipelines.lake.location import Lake
 from pipelines.lineage import sending
 from pipelines.metrics import serving
 from pipelines.observability import Reporter
+from pipelines.repartition import repartition
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
@@ -330,6 +332,9 @@ class River:
 
     def finish_repartition(self) -> None:
         """An undisturbed repartition of what is there."""
+        if self.is_here:
+            repartition(self.settings, Reporter(), threading.Event(), once=True)
+            return
         process = self.run("--once", command="repartition")
         assert process.wait() == 0, process.said()
 

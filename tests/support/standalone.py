@@ -17,7 +17,8 @@ from tests.support.rivers import until
 
 HOME = Path(pyspark.__file__).parent
 HOST = "127.0.0.1"
-_SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that runs much code a few times."""
 
 
 def environment() -> dict[str, str]:
@@ -28,7 +29,8 @@ def environment() -> dict[str, str]:
         "SPARK_LOCAL_IP": HOST,
         "SPARK_LOCAL_HOSTNAME": HOST,
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": _SMALL,
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_CONF_DIR": str(Path(__file__).with_name("spark")),
     }
 
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.standalone import HOME, environment
+from tests.support.standalone import HOME, QUICK, environment
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "spark-clusters.md"
@@ -20,7 +20,6 @@ BARE_PYTHON = str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.
 """The interpreter that the test run's own environment is made from: it has none of the packages."""
 
 SMALL = ["--driver-memory", "1g", "--conf", "spark.executor.memory=700m", "--conf", "spark.sql.shuffle.partitions=2"]
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def blocks(language: str) -> list[str]:

@@ -1,12 +1,12 @@
-"""A lake in a catalog whose tables outlive the session, as its users meet it: each step in a process of its own."""
+"""A lake in a catalog, as its users meet it: its tables outlive the session, each step being a process of its own."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,21 @@ from pyspark.sql import SparkSession
 from pipelines.engine.catalog import check_catalog
 from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
+from pipelines.observability import Reporter
+from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.commands import here
 from tests.support.configurations import settings_for
-from tests.support.rivers import CATALOG, Losses, River
+from tests.support.rivers import CATALOG, SCHEMA, Losses, River, warehouse
 from tests.support.topics import consume
 
 ANALYST = """
-import json, sys
+import io, json, sys
+from contextlib import redirect_stdout
+from pipelines.cli import main
+sys.argv = ["watersmeet", "validate", "--json"]
+with redirect_stdout(io.StringIO()) as said:
+    main()
 from pipelines.engine.session import spark_session
 from pipelines.settings import load_settings
 from pathlib import Path
@@ -30,43 +38,54 @@ spark = spark_session(load_settings(Path("watersmeet.yml")).spark)
 by_status = "SELECT status, count(*) AS records FROM spark_catalog.shop.{} GROUP BY status"
 found = [{row.status: row.records for row in spark.sql(by_status.format(name)).collect()} for name in ("silver", "live")]
 names = [row.tableName for row in spark.sql("SHOW TABLES IN spark_catalog.shop").collect()]
-print(json.dumps([*found, names]))
+print(json.dumps([json.loads(said.getvalue()), *found, names]))
 """
 
 
 @pytest.mark.timeout(1200)
-def test_a_lake_in_a_catalog_is_made_taken_up_and_queried_by_processes_of_their_own(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_in_a_catalog_is_made_killed_taken_up_and_queried_by_processes_of_their_own(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "catalog", lake=CATALOG)
-    for _ in range(2):
-        river.flow()
-        river.finish()
+    river.flow()
+    river.kill_at("silver.notes", "--once")
+    river.flow()
+    river.finish()
     assert river.losses() == Losses()
-    assert json.loads(answer(river, "-m", "pipelines", "validate", "--json")) == {"ok": True, "problems": []}
-    silver, live, names = json.loads(answer(river, "-c", ANALYST))
+    assert river.broken_promises() == []
+    command = [sys.executable, "-c", ANALYST]
+    done = subprocess.run(command, cwd=river.folder, capture_output=True, text=True, timeout=300, check=True)
+    validated, silver, live, names = json.loads(done.stdout.splitlines()[-1])
+    assert validated == {"ok": True, "problems": []}
     assert sum(silver.values()) == river.questions.summary("silver", [], {"n": ("count", "*")})["n"][0].as_py()
     assert {status: live.get(status) for status in silver} == silver
     assert not [name for name in names if name.startswith("probe")], "what validate tried is gone"
-
-
-def answer(river: River, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=river.folder, capture_output=True, text=True, timeout=300, check=False, env=os.environ
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip().splitlines()[-1]
 
 
 KEY = "alice-1234"
 
 
 def said(river: River, *words: str) -> Any:
-    """The answer of a command, in a process of its own."""
-    return json.loads(answer(river, "-m", "pipelines", *words, "--json"))
+    """The answer of a command."""
+    return json.loads(here(river, *words, "--json"))
 
 
-@pytest.mark.timeout(2400)
-def test_refused_records_a_key_and_old_rows_end_in_a_catalog(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "catalog-ending", lake=CATALOG)
+@pytest.fixture
+def river(root_session: SparkSession, kafka: str, tmp_path: Path) -> Iterator[River]:
+    """In the catalog of the session that is there: a lake that need not outlive it."""
+    root_session.sql(f"CREATE SCHEMA spark_catalog.{SCHEMA} LOCATION '{warehouse(tmp_path)}'")
+    found = River.make(kafka, tmp_path, "catalog-ending", lake=CATALOG)
+    found.spark = root_session
+    yield found
+    root_session.sql(f"DROP SCHEMA spark_catalog.{SCHEMA} CASCADE")
+
+
+def finish_quickly(river: River) -> None:
+    """An undisturbed run over what is there, on the same files without Spark: what the catalog has no part in."""
+    settings = river.as_folder.model_copy(update={"engine": "embedded"})
+    Run(settings, LAYERS, Reporter()).once()
+
+
+@pytest.mark.timeout(1200)
+def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> None:
     river.send("tracking", 0, b'{"k":"%s"}' % KEY.encode())
     for time in (100, 600):
         for source in SOURCES:
@@ -79,13 +98,13 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(kafka: str, tmp_pat
     assert found["sent"] == sum(row["found"] for row in found["records"]) > 0
     for _ in range(3):
         river.flow()
-    river.finish()
+    finish_quickly(river)
     assert river.broken_promises() == []
 
-    here = {row["table"]: (row["before"], row["after"]) for row in said(river, "forget", KEY, "--apply", "--tombstone")["tables"]}
-    assert here["quarantine"] == (2, 0), "the refused record, and the one that it was redriven as"
-    assert here["bronze_tracking"] == (4, 0)
-    assert here["silver"][0] > here["silver"][1] == 0
+    left = {row["table"]: (row["before"], row["after"]) for row in said(river, "forget", KEY, "--apply", "--tombstone")["tables"]}
+    assert left["quarantine"] == (2, 0), "the refused record, and the one that it was redriven as"
+    assert left["bronze_tracking"] == (4, 0)
+    assert left["silver"][0] > left["silver"][1] == 0
     assert [m.key() for m in consume(river.kafka, river.sink, 2) if m.value() is None] == [KEY.encode()]
     assert river.broken_promises() == []
 
@@ -106,7 +125,7 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(kafka: str, tmp_pat
     for source in SOURCES:
         for p in range(2):
             river.send(source, p, heartbeat(9000))
-    river.finish()
+    finish_quickly(river)
     assert river.broken_promises() == []
 
 
