@@ -31,8 +31,8 @@ from pipelines.engine.session import spark_session
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
-from pipelines.owner import Owner
 from pipelines.run import create_missing
+from pipelines.running.owner import Owner
 from pipelines.settings import Settings, SilverSettings, load_settings
 from pipelines.silver import Silver
 

@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.columns import int64s
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import WRITER_SCHEMA
 from pipelines.engine import Engine, KafkaInput, Rows, Running
 from pipelines.errors import QuarantineLimitError
-from pipelines.events import Counts, Handled, Reached
 from pipelines.faults import reach
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.lake import tables
@@ -35,10 +35,10 @@ from pipelines.lake.commits import Commit, application_of, bronze_application, l
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import known_schemas
-from pipelines.observability import Reporter
-from pipelines.owner import Owner, now_ms
+from pipelines.monitoring.events import Counts, Handled, Reached
+from pipelines.monitoring.observability import Reporter
+from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
-from pipelines.settings_sources import RegistrySettings
 
 QUARANTINE_SAMPLE = 1000
 """The share of refused records is looked at once so many were read: of a few, half may well be bad."""

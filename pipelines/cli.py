@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 import pipelines
-from pipelines.answers import answer, print_json, print_text
-from pipelines.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms, parse_window
-from pipelines.asking import evaluator, questions_of, unchecked
 from pipelines.audit import show
-from pipelines.cli_broker import broker_app
+from pipelines.commands.answers import answer, print_json, print_text
+from pipelines.commands.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms, parse_window
+from pipelines.commands.asking import evaluator, questions_of, unchecked
+from pipelines.commands.broker import broker_app
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
-from pipelines.observability import log_as_json, logs_are_json, reporting, set_up_logging
+from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import load_settings, parse_duration
 
 app = typer.Typer(
@@ -123,9 +123,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
-    from pipelines.lineage import sending
-    from pipelines.metrics import serving
+    from pipelines.monitoring.metrics import serving
     from pipelines.run import LAYERS, Run, going_on
+    from pipelines.running.lineage import sending
 
     if log_format == "json":
         log_as_json()
@@ -155,9 +155,9 @@ def repartition(
     as_json: Json = False,
 ) -> None:
     """Write the topics of sources that have `repartition`, by their merge keys, until stopped (SIGINT, SIGTERM), or once."""
-    from pipelines.lineage import sending
-    from pipelines.metrics import serving
+    from pipelines.monitoring.metrics import serving
     from pipelines.repartition import repartition as write
+    from pipelines.running.lineage import sending
 
     stopping, settings = threading.Event(), load_settings(config)
     _set_by_signals(stopping)
@@ -250,7 +250,7 @@ def redrive(
     as_json: Json = False,
 ) -> None:
     """Send refused records to their source topic again, as they came, each once; says first how many."""
-    from pipelines.redrive import Redrive
+    from pipelines.operations.redrive import Redrive
 
     settings, since_ms = load_settings(config), None if since is None else parse_time_ms("--since", since)
     answer(Redrive(questions_of(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
@@ -266,7 +266,7 @@ def forget(
     as_json: Json = False,
 ) -> None:
     """Erase a key's records from every table; says where they are, and what holds them for longer and until when."""
-    from pipelines.forget import Forgetting, forgotten
+    from pipelines.operations.forget import Forgetting, forgotten
 
     settings = load_settings(config)
     with reporting() as reporter:
@@ -307,7 +307,7 @@ def report(
     from pipelines.audit.page import check_writable, write_page
     from pipelines.audit.report import read_report
     from pipelines.audit.report_page import page
-    from pipelines.owner import now_ms
+    from pipelines.running.owner import now_ms
 
     settings = load_settings(config)
     check_writable("--out", out)  # before the lake is read for it
@@ -323,7 +323,7 @@ def reset(
     as_json: Json = False,
 ) -> None:
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read again."""
-    from pipelines.reset import Reset
+    from pipelines.operations.reset import Reset
     from pipelines.run import LAYERS, Run
 
     settings, target = load_settings(config), parse_target(to)
@@ -345,8 +345,8 @@ def evolve(
     as_json: Json = False,
 ) -> None:
     """Compare the configuration's rules with the lake's, and record them as its next epoch; a run that goes on ends."""
-    from pipelines.evolve import evolve as record
-    from pipelines.evolve import preview
+    from pipelines.operations.evolve import evolve as record
+    from pipelines.operations.evolve import preview
 
     settings = load_settings(config)
     with reporting() as reporter:

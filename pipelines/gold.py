@@ -4,8 +4,8 @@ has a window by gap, of (closed at, due, key), and with tenants, of (closed at, 
 The sink itself says where the sequence stands. There is one publisher, the process that owns gold. A publication is made in these
 steps:
 
-1. *plan*: which finished, valid records silver has beyond the last published one (`pipelines.extent`), and from which Kafka
-   offsets a lost lake would be taken up again after them;
+1. *plan*: which finished, valid records silver has beyond the last published one (`pipelines.running.extent`), and from which
+   Kafka offsets a lost lake would be taken up again after them;
 2. *read* them in the order of publication, in pieces;
 3. *messages*: their keys, values, headers and timestamps (`core.message`);
 4. *transaction*: one for all partitions (`kafka.publisher`);
@@ -42,8 +42,6 @@ from pipelines.core.recovery import (
 )
 from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
 from pipelines.engine import Engine, Rows
-from pipelines.events import Handled, Published
-from pipelines.extent import Extent, Pending, finished, pending
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
@@ -55,7 +53,9 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
 from pipelines.lake.stretches import lags_of, longest, read_lived, stretches_of, windows_of
-from pipelines.owner import Owner, now_ms
+from pipelines.monitoring.events import Handled, Published
+from pipelines.running.extent import Extent, Pending, finished, pending
+from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000

@@ -37,7 +37,6 @@ from pipelines.errors import (
     TopicChangedError,
     WatersmeetError,
 )
-from pipelines.events import Behind, Handled, Observer, StepDone, all_of, ignore
 from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
@@ -45,9 +44,10 @@ from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.kafka.reading import Range, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
-from pipelines.observability import Reporter
+from pipelines.monitoring.events import Behind, Handled, Observer, StepDone, all_of, ignore
+from pipelines.monitoring.observability import Reporter
+from pipelines.running.streams import Patience
 from pipelines.settings import Settings
-from pipelines.streams import Patience
 
 log = logging.getLogger("watersmeet.repartition")
 

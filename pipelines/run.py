@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipelines.audit.validate import check_expressions, check_tables, has_expressions
-from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze
 from pipelines.core.inputs import of_source, source_of
 from pipelines.core.types import ddl, widened
@@ -22,7 +21,6 @@ from pipelines.engine import Engine, Running
 from pipelines.engine.choice import exclusive_append, open_engine
 from pipelines.engine.threads import RunningThread
 from pipelines.errors import ConfigurationError, KafkaUnreachableError, LeaseLostError, LeaseTakenError
-from pipelines.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
@@ -30,7 +28,6 @@ from pipelines.kafka.options import check_options
 from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
-from pipelines.keeping import expire
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, FORGETTING, application_of, bronze_application, last_commit
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
@@ -40,13 +37,16 @@ from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.order import due_columns
 from pipelines.lake.store import check_writable, stored
-from pipelines.letters import DeadLetters
-from pipelines.observability import Reporter
-from pipelines.owner import Owner, now_ms
-from pipelines.sampling import Sampler
+from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
+from pipelines.monitoring.observability import Reporter
+from pipelines.operations.keeping import expire
+from pipelines.running.beginning import Beginning
+from pipelines.running.letters import DeadLetters
+from pipelines.running.owner import Owner, now_ms
+from pipelines.running.sampling import Sampler
+from pipelines.running.streams import Gate, Patience, Stream, following
 from pipelines.settings import Settings
 from pipelines.silver import Silver
-from pipelines.streams import Gate, Patience, Stream, following
 
 if TYPE_CHECKING:
     from pipelines.quality.beside import Checker

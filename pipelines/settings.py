@@ -22,13 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from pipelines import settings_values as kinds
+from pipelines.configuration import values as kinds
+from pipelines.configuration.file import RefusedError, first_sentence, known_instead, read_values, sentence_of
+from pipelines.configuration.sources import Part, RepartitionSettings, SourceSettings
+from pipelines.configuration.values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
 from pipelines.core.inputs import input_of, of_source, source_of
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
-from pipelines.settings_file import RefusedError, first_sentence, known_instead, read_values, sentence_of
-from pipelines.settings_sources import Part, RepartitionSettings, SourceSettings
-from pipelines.settings_values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     from pipelines.core.reading import ReadingRules

@@ -2,7 +2,7 @@
 
 A batch is made in these steps:
 
-1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch (`pipelines.planning`; writes nothing);
+1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch (`pipelines.running.planning`; writes nothing);
 2. *read* the records of the ranges, and the open merge records;
 3. *merge* them (`core.merge`), by Kafka partition;
 4. *commit* the merge records that change. This one commit decides: its metadata holds the whole plan;
@@ -13,7 +13,7 @@ silver's last commit and completes the notes; each carries the transaction versi
 written once, by whichever process comes first.
 
 Where a source is silent, the idle policy may speak for it between two batches: its decision is a row of `idle_heartbeats`, and
-from then on as good as a record of bronze. A deliberate reset is a batch too (`pipelines.reset`).
+from then on as good as a record of bronze. A deliberate reset is a batch too (`pipelines.operations.reset`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine, Function, Rows
-from pipelines.events import Handled
 from pipelines.faults import reach
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
@@ -44,9 +43,10 @@ from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress
 from pipelines.lake.questions import Where, first_offsets, within
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived, read_since
-from pipelines.owner import Owner, now_ms
-from pipelines.planning import Planner, Tenants
-from pipelines.reset import note_reset, reset_rows, taken_back
+from pipelines.monitoring.events import Handled
+from pipelines.operations.reset import note_reset, reset_rows, taken_back
+from pipelines.running.owner import Owner, now_ms
+from pipelines.running.planning import Planner, Tenants
 from pipelines.settings import PublishSettings, Settings
 
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.validate import check_expressions, has_expressions
+from pipelines.configuration.file import known_instead
 from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import NEVER
@@ -41,9 +42,8 @@ from pipelines.errors import ConfigurationError
 from pipelines.gold import valued
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME, BY_TENANT
 from pipelines.lake.questions import answer
-from pipelines.planning import by_partition
+from pipelines.running.planning import by_partition
 from pipelines.settings import Settings, load_settings
-from pipelines.settings_file import known_instead
 from pipelines.silver import batch_of, judged
 
 LARGEST_PARTITION: Final = 2**31 - 1

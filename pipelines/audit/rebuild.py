@@ -40,7 +40,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.questions import Questions, Where
-from pipelines.owner import Owner, now_ms
+from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 

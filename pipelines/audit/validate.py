@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from pipelines.audit.homes import check_sample
 from pipelines.audit.problems import Problem, as_problem
-from pipelines.beginning import Beginning
 from pipelines.core.types import DUE, ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
@@ -30,6 +29,7 @@ from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.lake.store import check_writable
+from pipelines.running.beginning import Beginning
 from pipelines.settings import PublishSettings, Settings
 
 _JUDGED = frozenset(["valid", "invalid_reason", "batch"])

@@ -24,11 +24,11 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
-from pipelines.observability import reporting
-from pipelines.owner import now_ms
+from pipelines.monitoring.observability import reporting
 from pipelines.quality.check import check
 from pipelines.quality.suites import read_suites
 from pipelines.run import LAYERS, Run
+from pipelines.running.owner import now_ms
 from pipelines.settings import Settings, load_settings
 
 _MARK = "# The demo's configuration"

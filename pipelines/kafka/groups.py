@@ -17,9 +17,9 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from pipelines.core.plan import TopicPartition
 from pipelines.errors import KafkaUnreachableError, WatersmeetError
-from pipelines.events import Event, Reached, Standing
 from pipelines.kafka.failures import failure
 from pipelines.kafka.options import ListeningConsumer
+from pipelines.monitoring.events import Event, Reached, Standing
 from pipelines.settings import KafkaSettings, Settings
 
 log = logging.getLogger("watersmeet.groups")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from pipelines.configuration.sources import SourceSettings
 from pipelines.settings import Settings
-from pipelines.settings_sources import SourceSettings
 
 
 class Permission(NamedTuple):

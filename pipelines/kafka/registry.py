@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import AvroSchema, self_contained
 from pipelines.core.reading import ReadingRules
 from pipelines.errors import ConfigurationError, RegistryAccessError, RegistryUnreachableError, UnknownWriterSchemaError
 from pipelines.kafka.cluster import TIMEOUT_S
 from pipelines.settings import Settings
-from pipelines.settings_sources import RegistrySettings
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])

@@ -4,7 +4,7 @@ The table `leases` is a list of entries, numbered without a gap; Delta lets one 
 entry says that layers were taken, with its number as the fencing token, or released. The owner renews a file of its token every
 few seconds. A newcomer that finds a layer taken watches that file: if it changes, the newcomer is refused; if it stays the same
 for `SILENCE_S`, or the owner is known to be dead, the newcomer takes over and removes the file. An owner that was only paused
-learns of it so; what it tries to write until then is kept out by its token (`pipelines.owner.Owner.fence`).
+learns of it so; what it tries to write until then is kept out by its token (`pipelines.running.owner.Owner.fence`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Keeps the tables small: compaction, the deletion of rows that `keep` lets go (`pipelines.keeping`), and the removal of files
-that lie further back than `retention`.
+"""Keeps the tables small: compaction, the deletion of rows that `keep` lets go (`pipelines.operations.keeping`), and the removal
+of files that lie further back than `retention`.
 
 The owner of a layer does it between two batches, so nothing is ever rewritten under a writer's hands. Compaction changes no row,
 and only files that no version within the retention uses are deleted. The Delta log and the history reach back as far.

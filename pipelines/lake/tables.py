@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.configuration.sources import SourceSettings
 from pipelines.core.merge import late_schema, silver_schema
 from pipelines.core.reading import BRONZE, bronze_schema
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.settings import MergeSettings, Settings
-from pipelines.settings_sources import SourceSettings
 
 SILVER = "silver"
 LATE = "late"

@@ -8,11 +8,11 @@ from typing import Final
 
 from pipelines.engine import Engine
 from pipelines.errors import root_cause
-from pipelines.events import Checked, Event, Handled, Observer
-from pipelines.observability import Reporter
-from pipelines.owner import now_ms
+from pipelines.monitoring.events import Checked, Event, Handled, Observer
+from pipelines.monitoring.observability import Reporter
 from pipelines.quality.check import Check, check, unchecked
 from pipelines.quality.suites import read_suites
+from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.quality")

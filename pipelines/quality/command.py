@@ -10,10 +10,10 @@ from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake.identity import check_layout
 from pipelines.lake.quality import last_results
-from pipelines.owner import now_ms
 from pipelines.quality.check import Check, check
 from pipelines.quality.page import page
 from pipelines.quality.suites import read_suites
+from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 
 

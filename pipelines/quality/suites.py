@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from pipelines.configuration.file import known_instead
 from pipelines.dev.init import schemas_directory
 from pipelines.errors import ConfigurationError, WatersmeetError, lines_of
 from pipelines.lake import tables
 from pipelines.settings import Settings
-from pipelines.settings_file import known_instead
 
 SINK: Final = "sink"
 """What a suite calls the messages of the sink."""

@@ -26,7 +26,7 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import progress_rows
-from pipelines.planning import Planner
+from pipelines.running.planning import Planner
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, problems_in, richest_cases, settings_of, with_topics
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case

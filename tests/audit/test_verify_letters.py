@@ -18,7 +18,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import heartbeat, keyed

@@ -19,8 +19,8 @@ from pipelines.bronze import Bronze
 from pipelines.dev.init import write_example
 from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkQuestions, table_rows
-from pipelines.owner import Owner
 from pipelines.run import create_missing
+from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.lakes import engine_for, fill_bronze, quickly

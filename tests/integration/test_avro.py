@@ -20,7 +20,7 @@ from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
 from pipelines.live import live
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, content, encoded, framed, other_writers
 from tests.support.cases import SOURCES, expected_messages

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pipelines.engine.catalog import check_catalog
 from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here

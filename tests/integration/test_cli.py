@@ -27,7 +27,7 @@ from pipelines.audit.validate import check_expressions, check_kafka
 from pipelines.engine.spark import SparkEngine
 from pipelines.errors import ConfigurationError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster, dead_letter_settings, sink_settings
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
 from tests.support.configurations import settings_for

@@ -20,7 +20,7 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case

@@ -21,12 +21,12 @@ from pipelines.audit.rebuild import rebuild, verify_against
 from pipelines.audit.verify import verify
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.window import Window
-from pipelines.evolve import evolve, preview
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
+from pipelines.operations.evolve import evolve, preview
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES
 from tests.support.rivers import EMBEDDED, River

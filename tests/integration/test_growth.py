@@ -13,7 +13,7 @@ import yaml
 
 from pipelines.audit.status import status
 from pipelines.lake import tables
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.repartition import repartition
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.repartitioning import home

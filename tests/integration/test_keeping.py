@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.dev.clickstream import events
 from pipelines.lake import tables
 from pipelines.lake.maintenance import maintain
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run, kept_by
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import here, without_java

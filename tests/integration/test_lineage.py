@@ -14,8 +14,8 @@ import yaml
 
 from pipelines.dev.processes import free_port
 from pipelines.errors import ConfigurationError
-from pipelines.events import Handled
-from pipelines.lineage import Dataset, sending
+from pipelines.monitoring.events import Handled
+from pipelines.running.lineage import Dataset, sending
 from pipelines.settings import load_settings
 from tests.support.configurations import SMALLEST, settings_for
 from tests.support.rivers import Losses, River

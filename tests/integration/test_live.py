@@ -18,7 +18,7 @@ from pipelines.lake.by_spark import table_rows
 from pipelines.lake.decisions import decision_rows
 from pipelines.lake.location import Lake
 from pipelines.live import live
-from pipelines.owner import now_ms
+from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 from tests.support.cases import INPUTS, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for

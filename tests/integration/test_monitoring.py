@@ -20,8 +20,8 @@ from pipelines.errors import LeaseLostError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.lease import Lease
-from pipelines.metrics import Metrics
-from pipelines.observability import Reporter
+from pipelines.monitoring.metrics import Metrics
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.metrics import Exposed, asked, expressions, scrape

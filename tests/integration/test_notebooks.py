@@ -22,7 +22,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows
-from pipelines.owner import now_ms
+from pipelines.running.owner import now_ms
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, write_configuration

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.forget import forgotten
 from pipelines.lake import tables
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
+from pipelines.operations.forget import forgotten
 from tests.support.cases import KEYS, SOURCES, heartbeat, keyed
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import produce

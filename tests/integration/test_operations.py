@@ -11,11 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from pipelines import arguments, cli
+from pipelines import cli
+from pipelines.commands import arguments
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.maintenance import FEW_FILES, Maintenance, maintain
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run, kept_by
 from tests.support.cases import Case, expected_messages, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from pipelines.errors import ConfigurationError, KafkaRequestError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.redrive import Redrive
+from pipelines.operations.redrive import Redrive
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
 from tests.support.rivers import River, RunProcess, in_pieces

@@ -21,14 +21,14 @@ from pipelines.audit.validate import check_kafka, check_keys
 from pipelines.audit.verify import verify
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
-from pipelines.events import Behind, Event
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.lineage import sending
-from pipelines.metrics import Metrics
-from pipelines.observability import Reporter
-from pipelines.redrive import Redrive
+from pipelines.monitoring.events import Behind, Event
+from pipelines.monitoring.metrics import Metrics
+from pipelines.monitoring.observability import Reporter
+from pipelines.operations.redrive import Redrive
 from pipelines.repartition import repartition
+from pipelines.running.lineage import sending
 from pipelines.settings import LineageSettings
 from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
 from tests.support.lakes import late_of

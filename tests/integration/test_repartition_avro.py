@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.repartition import repartition
 from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, content, framed, other_writers
 from tests.support.cases import SOURCES, expected_messages, keyed

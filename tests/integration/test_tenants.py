@@ -10,10 +10,10 @@ from prometheus_client import generate_latest
 
 from pipelines.audit.explain import explain
 from pipelines.audit.status import status
-from pipelines.metrics import Metrics
-from pipelines.observability import Reporter
+from pipelines.monitoring.metrics import Metrics
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
-from pipelines.sampling import Sampler
+from pipelines.running.sampling import Sampler
 from tests.support.metrics import Exposed
 from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of

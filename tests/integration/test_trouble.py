@@ -18,9 +18,9 @@ from pipelines.dev import broker
 from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
 from pipelines.kafka import watch as watching
 from pipelines.kafka.watch import Watch
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
-from pipelines.streams import Patience
+from pipelines.running.streams import Patience
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until

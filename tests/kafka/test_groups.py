@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import Consumer
 
 from pipelines.core.plan import TopicPartition
-from pipelines.events import Reached, SourceStanding, Standing
 from pipelines.kafka.groups import Groups
 from pipelines.kafka.permissions import Permission
+from pipelines.monitoring.events import Reached, SourceStanding, Standing
 from pipelines.settings import KafkaSettings, Settings
 from tests.support.configurations import settings_for
 from tests.support.rivers import until

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from pipelines.configuration.values import OWN_OPTIONS
 from pipelines.errors import (
     ConfigurationError,
     DataLossError,
@@ -28,7 +29,6 @@ from pipelines.kafka.options import (
     producer_options,
 )
 from pipelines.settings import KafkaSettings
-from pipelines.settings_values import OWN_OPTIONS
 
 SECRET = "hunter2!secret"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import avro_schema
 from pipelines.dev.certificates import Authority
 from pipelines.dev.processes import HOST, free_port
@@ -21,7 +22,6 @@ from pipelines.errors import (
     WatersmeetError,
 )
 from pipelines.kafka.registry import Registry
-from pipelines.settings_sources import RegistrySettings
 from tests.support.avro import as_text, encoded, framed
 from tests.support.registry import TestRegistry, gate
 

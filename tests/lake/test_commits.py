@@ -25,7 +25,7 @@ from pipelines.lake.commits import (
     ranges_of,
 )
 from pipelines.lake.conflicts import is_conflict, suppress_conflict
-from pipelines.owner import Owner
+from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
 
 LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, last_batch, plan_of, progress_rows
-from pipelines.owner import Owner
+from pipelines.running.owner import Owner
 from tests.lake.conftest import Store, settings_for
 
 T = 1_700_000_000_000

@@ -9,8 +9,8 @@ import pytest
 from pipelines.bronze import Bronze
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
-from pipelines.owner import Owner
 from pipelines.run import create_missing
+from pipelines.running.owner import Owner
 from tests.support.cases import keyed
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at

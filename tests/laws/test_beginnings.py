@@ -12,7 +12,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
-from pipelines.beginning import EARLIEST, Beginning
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
@@ -20,9 +19,10 @@ from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.gold import Gold
 from pipelines.lake import tables
-from pipelines.observability import Reporter
-from pipelines.owner import Owner
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run, create_missing
+from pipelines.running.beginning import EARLIEST, Beginning
+from pipelines.running.owner import Owner
 from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders, mostly_in_folders
 from tests.laws.test_gold import extended

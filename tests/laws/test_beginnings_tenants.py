@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.beginning import Beginning
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import Told, encode_idle, encode_min_offsets, encode_told
@@ -19,6 +18,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.stretches import read_lived, read_since
+from pipelines.running.beginning import Beginning
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, keyed
 from tests.support.lakes import CaseLake

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze
 from pipelines.errors import QuarantineLimitError
 from pipelines.lake import tables
-from pipelines.owner import Owner
-from pipelines.reset import Reset
+from pipelines.operations.reset import Reset
+from pipelines.running.beginning import Beginning
+from pipelines.running.owner import Owner
 from tests.laws.conftest import MakeLake, in_folders, mostly_in_folders
 from tests.support.cases import (
     BAD_VALUES,

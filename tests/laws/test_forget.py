@@ -10,10 +10,10 @@ import pytest
 
 from pipelines.bronze import Bronze
 from pipelines.errors import ConfigurationError
-from pipelines.forget import Forgetting, forgotten
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
-from pipelines.observability import Reporter
+from pipelines.monitoring.observability import Reporter
+from pipelines.operations.forget import Forgetting, forgotten
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at

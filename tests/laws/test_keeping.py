@@ -18,13 +18,13 @@ from pipelines.audit.verify_eras import read_evidence
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
-from pipelines.keeping import expire
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.floors import batch_ends, read_floors
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
+from pipelines.operations.keeping import expire
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import letters, pieces
 from pipelines.errors import ForeignMessageError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
-from pipelines.letters import DeadLetters
+from pipelines.running import letters, pieces
+from pipelines.running.letters import DeadLetters
 from tests.laws.conftest import MakeLake, mostly_in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases

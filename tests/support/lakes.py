@@ -30,8 +30,8 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
-from pipelines.owner import Owner
 from pipelines.run import create_missing
+from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case

@@ -30,11 +30,11 @@ from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lineage import sending
-from pipelines.metrics import serving
-from pipelines.observability import Reporter
+from pipelines.monitoring.metrics import serving
+from pipelines.monitoring.observability import Reporter
 from pipelines.repartition import repartition
 from pipelines.run import LAYERS, Run
+from pipelines.running.lineage import sending
 from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
     BAD_VALUES,

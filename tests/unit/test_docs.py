@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from pipelines.audit.show import duration, utc
 from pipelines.cli import app
+from pipelines.configuration.values import COLUMNS_OF_TENANTS, COLUMNS_OF_WINDOWS
 from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
@@ -31,7 +32,6 @@ from pipelines.kafka.options import check_options
 from pipelines.kafka.permissions import permissions
 from pipelines.lake import tables
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
-from pipelines.settings_values import COLUMNS_OF_TENANTS, COLUMNS_OF_WINDOWS
 from tests.support.configurations import SMALLEST
 
 ROOT = Path(__file__).parent.parent.parent

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipelines.configuration.sources import SourceSettings
 from pipelines.core.json_schema import value_schema
 from pipelines.core.message_schema import message_schema
 from pipelines.core.types import columns_ddl
@@ -13,7 +14,6 @@ from pipelines.dev import init
 from pipelines.dev.init import schemas_directory, write_example
 from pipelines.errors import ConfigurationError
 from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, load_settings
-from pipelines.settings_sources import SourceSettings
 
 FILES = [
     "watersmeet.yml",

@@ -10,8 +10,8 @@ import pytest
 
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
-from pipelines.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone, TenantsSampled
-from pipelines.metrics import METRICS, STATES, Metrics
+from pipelines.monitoring.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone, TenantsSampled
+from pipelines.monitoring.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
 from tests.support.metrics import OF_PROMETHEUS, RESOURCES, Exposed, alerts, as_sent, asked, expressions, shown_labels, targets
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines import extent, planning
 from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
 from pipelines.core.sequence import Tail
-from pipelines.extent import Extent, Pending, pending
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
 from pipelines.lake.questions import FEW_ROWS, Aggregates, Questions, Where
-from pipelines.planning import Planner
+from pipelines.running import extent, planning
+from pipelines.running.extent import Extent, Pending, pending
+from pipelines.running.planning import Planner
 from tests.support.configurations import settings_for
 
 COMPARE: Mapping[str, Any] = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}

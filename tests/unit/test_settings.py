@@ -14,6 +14,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from pipelines.configuration.sources import Equality
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.settings import (
@@ -28,7 +29,6 @@ from pipelines.settings import (
     load_settings,
     parse_duration,
 )
-from pipelines.settings_sources import Equality
 from tests.support.configurations import SMALLEST
 
 SECRET = "hunter2!secret"

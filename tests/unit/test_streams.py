@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipelines import streams
 from pipelines.errors import (
     ConfigurationError,
     KafkaUnreachableError,
@@ -17,8 +16,9 @@ from pipelines.errors import (
     StoreUnreachableError,
     WatersmeetError,
 )
-from pipelines.observability import Reporter
-from pipelines.streams import Gate, Patience, Stream
+from pipelines.monitoring.observability import Reporter
+from pipelines.running import streams
+from pipelines.running.streams import Gate, Patience, Stream
 
 DEADLINE_S = 60
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo
 
+from pipelines.configuration.file import FromEnvironment, RefusedError
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.errors import ConfigurationError
-from pipelines.settings_file import FromEnvironment, RefusedError
 
 DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 SIZE_UNITS: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -9,11 +9,11 @@ from typing import Final
 
 from pipelines.core.plan import TopicPartition
 from pipelines.core.tenants import TenantClocks
-from pipelines.events import Committed, Event, Observer, Sampled, Standing, TenantsSampled
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
 from pipelines.lake.tenants import slowest, unfinished
+from pipelines.monitoring.events import Committed, Event, Observer, Sampled, Standing, TenantsSampled
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.sampling")

@@ -18,9 +18,9 @@ import pyarrow as pa
 from pipelines.core.inputs import source_of
 from pipelines.engine import Engine, Rows
 from pipelines.errors import LeaseLostError
-from pipelines.events import Committed, Observer, StepDone, ignore
 from pipelines.lake.commits import APPLICATION, Commit, last_commit, last_decision
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.monitoring.events import Committed, Observer, StepDone, ignore
 
 _ATTEMPTS = 20
 

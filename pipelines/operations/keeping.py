@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pipelines.core.inputs import of_source
 from pipelines.core.recovery import read_again_from
-from pipelines.extent import not_out
 from pipelines.lake import tables
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import read_epochs
@@ -29,10 +28,11 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Condition, Questions, Where, in_portions
 from pipelines.lake.stretches import longest, read_lived
-from pipelines.letters import not_sent
-from pipelines.owner import Owner, now_ms
-from pipelines.pieces import NOT_FORGOTTEN
-from pipelines.redrive import redriven_in_bronze
+from pipelines.operations.redrive import redriven_in_bronze
+from pipelines.running.extent import not_out
+from pipelines.running.letters import not_sent
+from pipelines.running.owner import Owner, now_ms
+from pipelines.running.pieces import NOT_FORGOTTEN
 from pipelines.settings import KeepSettings, Settings
 
 _APPLICATION = "watersmeet-keep"

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.beginning import Beginning
 from pipelines.core.columns import Int64s, int64s
 from pipelines.core.letters import again, redriven_offsets
 from pipelines.core.reading import Reason
@@ -29,7 +28,8 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.identity import differences, identity
 from pipelines.lake.questions import Condition, Questions, first_offsets, within
-from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, pieces_of, read_piece
+from pipelines.running.beginning import Beginning
+from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, pieces_of, read_piece
 from pipelines.settings import Settings
 
 SPAN = 1_000_000

@@ -39,10 +39,10 @@ from pipelines.lake.order import due_columns
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Condition, Questions
 from pipelines.lake.schemas import avro_schemas
-from pipelines.observability import Reporter
-from pipelines.owner import Owner, now_ms
-from pipelines.pieces import NOT_FORGOTTEN, pieces_of, read_piece
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
+from pipelines.running.owner import Owner, now_ms
+from pipelines.running.pieces import NOT_FORGOTTEN, pieces_of, read_piece
 from pipelines.settings import Settings
 
 ROWS = 5_000

@@ -30,9 +30,9 @@ from pipelines.core.plan import (
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import TENANT
 from pipelines.core.window import Window
-from pipelines.events import SourceStanding, Standing
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, bytes_of, first_offsets, within
+from pipelines.monitoring.events import SourceStanding, Standing
 from pipelines.settings import Settings
 
 MAX_BYTES = 32 * 1024 * 1024

@@ -13,7 +13,6 @@ from typing import Any
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
 from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
-from pipelines.beginning import Beginning
 from pipelines.core.schema_changes import refused_changes
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
@@ -24,9 +23,10 @@ from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.stretches import read_lived
-from pipelines.observability import Reporter
-from pipelines.owner import now_ms
+from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
+from pipelines.running.beginning import Beginning
+from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.answers import answer
-from pipelines.arguments import DEFAULT_CONFIG, Config, Json
+from pipelines.commands.answers import answer
+from pipelines.commands.arguments import DEFAULT_CONFIG, Config, Json
 from pipelines.settings import load_settings
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from pipelines.lake.commits import bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, within
-from pipelines.owner import Owner, now_ms
+from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings, StartOffsets, StartTimestamp
 
 EARLIEST = -2

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from pipelines.beginning import Beginning
 from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.inputs import source_of
 from pipelines.core.merge import REPLACING
@@ -26,7 +25,8 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Where, within
-from pipelines.owner import Owner, now_ms
+from pipelines.running.beginning import Beginning
+from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:

@@ -27,15 +27,15 @@ from pipelines.core.columns import int64s
 from pipelines.core.letters import LATE, NEXT_OFFSETS, Standing, letters, next_offsets
 from pipelines.engine import Engine
 from pipelines.errors import ForeignMessageError
-from pipelines.events import Handled
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.lake import tables
 from pipelines.lake.published import last_letters
 from pipelines.lake.questions import Questions, Where, within
-from pipelines.owner import Owner, now_ms
-from pipelines.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
+from pipelines.monitoring.events import Handled
+from pipelines.running.owner import Owner, now_ms
+from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.settings import Settings
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pipelines.engine import Running
 from pipelines.engine.threads import RunningThread
 from pipelines.errors import StoreError, WatersmeetError, is_known, is_of_registry, is_retriable, kind_of, root_cause
-from pipelines.events import Failed, Observer, ignore
-from pipelines.observability import Reporter
+from pipelines.monitoring.events import Failed, Observer, ignore
+from pipelines.monitoring.observability import Reporter
 
 RETRY_S = 1.0
 

@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from pipelines import settings_values as kinds
-from pipelines.settings_file import RefusedError, known_instead
+from pipelines.configuration import values as kinds
+from pipelines.configuration.file import RefusedError, known_instead
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa

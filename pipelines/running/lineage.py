@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pipelines
 from pipelines.errors import ConfigurationError
-from pipelines.events import Event, Handled, Observer
 from pipelines.lake import tables
 from pipelines.lake.location import local_path, scheme_of
+from pipelines.monitoring.events import Event, Handled, Observer
 from pipelines.settings import CatalogLake, Settings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pipelines
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import ConfigurationError, kinds
-from pipelines.events import (
+from pipelines.monitoring.events import (
     Behind,
     Checked,
     Committed,

@@ -1,0 +1,1 @@
+"""How the command line reads its arguments and prints its answers."""

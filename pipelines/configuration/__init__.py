@@ -1,0 +1,1 @@
+"""The configuration's file, and the types of its fields; `pipelines.settings` puts them together."""
