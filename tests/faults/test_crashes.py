@@ -18,7 +18,7 @@ KILLS = {
     FOLDER: ["silver.merge", "gold.note"],
     CATALOG: ["silver.notes", "gold.note"],
 }
-"""Every point where a start takes a second; with Spark some around its commits. (tests/integration kills in a catalog, too.)"""
+"""Every point where a start takes a second; with Spark some around its commits. (In a catalog test_catalogs.py has another.)"""
 
 
 def test_every_named_point_is_in_the_code_once() -> None:

@@ -140,7 +140,7 @@ def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Pa
 
 
 @pytest.mark.timeout(900)
-def test_with_spark_a_run_outlives_it_too(own_broker: Path, tmp_path: Path, root_session: SparkSession) -> None:
+def test_with_spark_a_run_outlives_a_killed_broker_too(own_broker: Path, tmp_path: Path, root_session: SparkSession) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", lake=FOLDER, partitions=1)
     river.flow()
     river.flow()
