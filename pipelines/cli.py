@@ -207,7 +207,7 @@ def verify(
     settings = load_settings(config)
     asked = questions_of(settings)
     if against is None:
-        found = find_broken(asked, settings, full=full, evaluate=evaluator(settings) if full else None)
+        found = find_broken(asked, settings, full=full, evaluate=evaluator(asked, settings) if full else None)
     else:
         found = verify_against(asked, unchecked(rebuilt_settings(settings, against)), settings, against)
     kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")

@@ -38,9 +38,11 @@ def unchecked(settings: Settings) -> Questions:
     return questions(Lake(settings), spark)
 
 
-def evaluator(settings: Settings) -> Any:
-    """What evaluates the SQL expressions of the configuration; None where it has none."""
+def evaluator(asked: Questions, settings: Settings) -> Any:
+    """What evaluates the SQL expressions of a lake's epochs; None where none of them has any."""
     from pipelines.audit.validate import has_expressions
     from pipelines.engine.choice import open_engine
+    from pipelines.lake.epochs import read_epochs
 
-    return open_engine(settings).evaluate if has_expressions(settings.publish) else None
+    is_needed = any(has_expressions(epoch.settings.publish) for epoch in read_epochs(asked, settings))
+    return open_engine(settings).evaluate if is_needed else None

@@ -1,0 +1,21 @@
+"""What commands ask a lake with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.asking import evaluator
+from pipelines.engine.choice import open_engine
+from pipelines.lake.epochs import begin_epoch
+from pipelines.run import create_missing
+from tests.support.configurations import settings_for
+
+
+def test_expressions_of_an_epoch_that_has_ended_are_evaluated_too(tmp_path: Path) -> None:
+    before, now = settings_for(tmp_path, publish__valid="size(orders) > 0"), settings_for(tmp_path)
+    engine = open_engine(now)
+    create_missing(engine)
+    assert evaluator(engine.questions, now) is None
+    for number, settings in enumerate((before, now)):
+        begin_epoch(engine.questions, engine.append, settings, number, 0)
+    assert evaluator(engine.questions, now) is not None
