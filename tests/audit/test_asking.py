@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.asking import evaluator
+from pipelines.commands.asking import evaluator
 from pipelines.engine.choice import open_engine
 from pipelines.lake.epochs import begin_epoch
 from pipelines.run import create_missing
