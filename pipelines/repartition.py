@@ -28,7 +28,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.letters import NEXT_OFFSETS
-from pipelines.core.repartition import ROUTED, Input, Lockstep, Written, copies, is_redriven, route, written
+from pipelines.core.repartition import ROUTED, InputPartition, Lockstep, Written, copies, is_redriven, route, written
 from pipelines.errors import (
     ConfigurationError,
     DataLossError,
@@ -104,7 +104,7 @@ def repartition(
         return [told for stage in stages for told in stage.told()]
 
 
-_Read: TypeAlias = tuple[pa.Table, dict[Input, int]]
+_Read: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
 """Records of one topic, and by input the offset where reading them ended."""
 
 
@@ -115,7 +115,7 @@ class _State:
     """
 
     written: Written
-    offsets: dict[Input, int]
+    offsets: dict[InputPartition, int]
     lockstep: Lockstep
     reading: Future[list[_Read]] | None = None
 
@@ -134,7 +134,7 @@ class Repartition:
     """So many were written, by the topic that they come from."""
     is_done: bool = False
     """Whether all is written that was there at the last look."""
-    _bounds: Mapping[Input, tuple[int, int]] = field(default_factory=dict)
+    _bounds: Mapping[InputPartition, tuple[int, int]] = field(default_factory=dict)
     _state: _State | None = None
     _looked: float | None = None
     _identities: Mapping[str, str] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Repartition:
             self._look_at_topics()
             self._looked = now
         found = {topic: self._cluster.bounds(topic, self._counts[topic]) for topic in self.origins}
-        self._bounds = {Input(topic, p): bounds for topic, of_topic in found.items() for p, bounds in of_topic.items()}
+        self._bounds = {InputPartition(topic, p): bounds for topic, of_topic in found.items() for p, bounds in of_topic.items()}
         self.is_done = False
 
     def _look_at_topics(self) -> None:
@@ -205,7 +205,7 @@ class Repartition:
         if taken.num_rows:
             self._show(state.written.offsets)
 
-    def _show(self, offsets: Mapping[Input, int]) -> None:
+    def _show(self, offsets: Mapping[InputPartition, int]) -> None:
         """Commits offsets to a consumer group, so that Kafka's own tools show the lag; that it fails stops nothing."""
         try:
             self._group.commit({(of.topic, of.partition): offset for of, offset in offsets.items()})
@@ -218,7 +218,7 @@ class Repartition:
 
     def told(self) -> Iterator[dict[str, Any]]:
         """What the command answers of this source: a row for each topic that is read."""
-        ends, offsets = {}, dict[Input, int]()
+        ends, offsets = {}, dict[InputPartition, int]()
         if self._state is not None:  # else it was stopped before anything was known
             ends = {p: end for p, (_, end) in self._cluster.settled_bounds(self.topic, self.partitions).items()}
             offsets = dict(sorted(self._state.written.offsets.items()))
@@ -252,7 +252,7 @@ class Repartition:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
             room = READ_BYTES * len(of_topic) // len(self._bounds)
             rows, reached = read_decoded(self.settings.kafka, of_topic, decode, ROUTED, room)
-            found.append((rows, {Input(topic, p): offset for p, offset in reached.items()}))
+            found.append((rows, {InputPartition(topic, p): offset for p, offset in reached.items()}))
         return found
 
     # -- what is written

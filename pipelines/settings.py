@@ -26,7 +26,7 @@ from pipelines.configuration import values as kinds
 from pipelines.configuration.file import RefusedError, first_sentence, known_instead, read_values, sentence_of
 from pipelines.configuration.sources import Part, RepartitionSettings, SourceSettings
 from pipelines.configuration.values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
-from pipelines.core.inputs import input_of, of_source, source_of
+from pipelines.core.inputs import InputPlace, input_of, of_source, source_of
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 
@@ -242,9 +242,9 @@ class Settings(Part):
             for topic in source.topics
         }
 
-    def place(self, name: str) -> tuple[str, str]:
+    def place(self, name: str) -> InputPlace:
         """The source and the topic of an input, as tables have them."""
-        return source_of(name), self.inputs[name]
+        return InputPlace(source_of(name), self.inputs[name])
 
     def input(self, source: str, topic: str) -> str:
         """The input that has a source and a topic, as tables have them."""

@@ -222,8 +222,7 @@ class _Life:
         return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
 
     def _place(self, tp: TopicPartition) -> Found:
-        source, topic = self.settings.place(tp.source)
-        return {"source": source, "topic": topic, "partition": tp.partition}
+        return {**self.settings.place(tp.source)._asdict(), "partition": tp.partition}
 
     def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int | None, int | None]]:
         """By offset, the last batch that has it in its range, the largest event time up to there, from the position that the

@@ -121,7 +121,7 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         if "partition" not in by or not questions.exists(name):
             continue
         owners = [each for each in settings.inputs if name == tables.bronze(source_of(each))] or settings.inputs
-        places = [dict(zip(("source", "topic"), settings.place(each), strict=True)) for each in owners]
+        places = [settings.place(each)._asdict() for each in owners]
         known = {tuple(each[column] for column in by[:-1]) for each in places}
         for row in questions.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()

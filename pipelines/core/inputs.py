@@ -8,9 +8,16 @@ rows of one topic in the table of a source.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 SEPARATOR: Final = "/"
+
+
+class InputPlace(NamedTuple):
+    """An input as tables have it: their columns `source` and `topic`."""
+
+    source: str
+    topic: str
 
 
 def input_of(source: str, topic: str) -> str:

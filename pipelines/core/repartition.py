@@ -45,7 +45,7 @@ PIECE_ROWS: Final = 10_000
 Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
 
 
-class Input(NamedTuple):
+class InputPartition(NamedTuple):
     """A partition of a topic that records come from."""
 
     topic: str
@@ -94,17 +94,17 @@ def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
 class Lockstep:
     """Records of some topics that were read and are not written yet, and which of them come next.
 
-    `heads`: by input the position (ms) of the last record that was added; absent where there was none.
+    `heads`: by input partition the position (ms) of the last record that was added; absent where there was none.
     """
 
     topics: Sequence[str]
     """All topics, in ascending order."""
-    heads: dict[Input, int]
+    heads: dict[InputPartition, int]
     _waiting: pa.Table = field(default_factory=ROUTED.empty_table)
     _positions: Int64s = field(default_factory=lambda: np.array([], np.int64))
 
     def add(self, rows: pa.Table) -> None:
-        """Takes the next records of some inputs: the columns of `ROUTED`, of each input in order of offset."""
+        """Takes the next records of some input partitions: the columns of `ROUTED`, of each in order of offset."""
         times = times_ms(rows["event_time"])
         positions = np.empty_like(times)
         for number, mine in groups(self._numbers(rows), int64s(rows["offset"])).items():
@@ -114,10 +114,11 @@ class Lockstep:
         self._waiting = pa.concat_tables([self._waiting, rows])
         self._positions = np.concatenate([self._positions, positions])
 
-    def take(self, unread: Iterable[Input]) -> tuple[pa.Table, dict[Input, int]]:
-        """The records that are written next, in their order, and by input the position (ms) of the last of them.
+    def take(self, unread: Iterable[InputPartition]) -> tuple[pa.Table, dict[InputPartition, int]]:
+        """The records that are written next, in their order, and by input partition the position (ms) of the last of them.
 
-        `unread`: the inputs of which more is there than was added. Nothing is taken that could come after such a record.
+        `unread`: the input partitions of which more is there than was added. Nothing is taken that could come after such a
+        record.
         """
         numbers = self._numbers(self._waiting)
         order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
@@ -131,34 +132,34 @@ class Lockstep:
         self._waiting, self._positions = self._waiting.take(pa.array(rest)), self._positions[rest]
         return taken, {self._input(number): position for number, position in reached.items() if position != NO_TIME}
 
-    def first_offsets(self) -> dict[Input, int]:
-        """By input, the offset of the first record that waits."""
+    def first_offsets(self) -> dict[InputPartition, int]:
+        """By input partition, the offset of the first record that waits."""
         found = self._waiting.group_by(["topic", "partition"]).aggregate([("offset", "min")])
-        inputs = map(Input, found["topic"].to_pylist(), found["partition"].to_pylist())
+        inputs = map(InputPartition, found["topic"].to_pylist(), found["partition"].to_pylist())
         return dict(zip(inputs, found["offset_min"].to_pylist(), strict=True))
 
     def _numbers(self, rows: pa.Table) -> Int64s:
-        """By row a number for its input; they are ordered as the inputs are."""
+        """By row a number for its input partition; they are ordered as the partitions are."""
         topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
         return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
 
-    def _number(self, of: Input) -> int:
+    def _number(self, of: InputPartition) -> int:
         return self.topics.index(of.topic) * _PARTITIONS + of.partition
 
-    def _input(self, number: int) -> Input:
+    def _input(self, number: int) -> InputPartition:
         topic, partition = divmod(number, _PARTITIONS)
-        return Input(self.topics[topic], partition)
+        return InputPartition(self.topics[topic], partition)
 
 
 @dataclass(frozen=True)
 class Written:
-    """How much was written: of which topics (each by its name, what it is called together with its identity), by input the next
-    offset, and the position (ms) there where there is one.
+    """How much was written: of which topics (each by its name, what it is called together with its identity), by input
+    partition the next offset, and the position (ms) there where there is one.
     """
 
     topics: Mapping[str, str]
-    offsets: Mapping[Input, int]
-    positions: Mapping[Input, int]
+    offsets: Mapping[InputPartition, int]
+    positions: Mapping[InputPartition, int]
 
     def headers(self) -> list[tuple[str, bytes]]:
         """As a message says it: three headers for each topic."""
@@ -178,15 +179,15 @@ def written(headers: Headers) -> Written:
     begin = max((i for i, (name, _) in enumerate(headers, 1) if name == ORIGIN), default=0)
     said = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
     topics: dict[str, str] = {}
-    offsets: dict[Input, int] = {}
-    positions: dict[Input, int] = {}
+    offsets: dict[InputPartition, int] = {}
+    positions: dict[InputPartition, int] = {}
     for of_topic in said or [()]:
         values: dict[str, Any] = dict(of_topic)
         identified = (values.get(FROM) or b"").decode()
         topic = identified.rpartition(" (")[0]
         topics[topic] = identified
-        offsets |= {Input(topic, int(p)): at for p, at in next_offsets(values).items()}
-        positions |= {Input(topic, int(p)): at for p, at in numbers_by_name(values, POSITIONS).items()}
+        offsets |= {InputPartition(topic, int(p)): at for p, at in next_offsets(values).items()}
+        positions |= {InputPartition(topic, int(p)): at for p, at in numbers_by_name(values, POSITIONS).items()}
     return Written(topics, offsets, positions)
 
 

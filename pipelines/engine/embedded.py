@@ -15,7 +15,6 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from pipelines.core.inputs import source_of
 from pipelines.core.reading import read_records
 from pipelines.core.types import has_tenants
 from pipelines.engine import Function, KafkaInput, replaced_row
@@ -84,7 +83,7 @@ class EmbeddedEngine:
     def _read_ranges(
         self, source: KafkaInput, ranges: Sequence[Range], max_bytes: int | None = None
     ) -> tuple[pa.Table, dict[int, int]]:
-        schema = self.lake.layout[tables.bronze(source_of(source.source))].schema
+        schema = self.lake.schema(tables.bronze(source.source))
         return read_decoded(source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes)
 
     def rows(self, found: pa.Table) -> pa.Table:
@@ -158,7 +157,7 @@ class EmbeddedEngine:
 
     def append(self, table: str, rows: pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
-        schema = self.lake.layout[source_of(table)].schema
+        schema = self.lake.schema(table)
         rows = rows.select(schema.names).cast(schema)
         self._commit(
             table,
@@ -182,12 +181,12 @@ class EmbeddedEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        condition = sql_where(narrowed(table, where), self.lake.layout[source_of(table)].schema)
+        condition = sql_where(narrowed(table, where), self.lake.schema(table))
         self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, commit_properties=how))
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
-        condition = sql_where(narrowed(table, where), self.lake.layout[source_of(table)].schema)
+        condition = sql_where(narrowed(table, where), self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         self._commit(
             table,
@@ -211,7 +210,7 @@ class EmbeddedEngine:
         before = found.version()
         write(found, how)
         if self.questions.version(table) == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(found, self.lake.layout[source_of(table)].schema.empty_table(), mode="append", commit_properties=how)
+            write_deltalake(found, self.lake.schema(table).empty_table(), mode="append", commit_properties=how)
 
     # -- following
 

@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.core.inputs import source_of
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
@@ -91,7 +90,7 @@ class SparkEngine:
         return self.spark.read.format(name).load()
 
     def _reading(self, source: KafkaInput) -> DecodedTopic:
-        schema = columns_ddl(self.lake.layout[tables.bronze(source_of(source.source))].schema)
+        schema = columns_ddl(self.lake.schema(tables.bronze(source.source)))
         decode = partial(read_records, rules=source.rules)
         return DecodedTopic(source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks)
 
@@ -191,7 +190,7 @@ class SparkEngine:
         if commit is not None:
             version = str(commit.transaction_version)
             options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
-        self._append(table, frame.select(*self.lake.layout[source_of(table)].schema.names), options)
+        self._append(table, frame.select(*self.lake.schema(table).names), options)
 
     def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
@@ -219,14 +218,14 @@ class SparkEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        times = [f.name for f in self.lake.layout[source_of(table)].schema if f.type == TIME]
+        times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(narrowed(table, where), times)
         with self._committing(commit):
             self.spark.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
-        times = [f.name for f in self.lake.layout[source_of(table)].schema if f.type == TIME]
+        times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(narrowed(table, where), times)
         changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
         with self._committing(commit):

@@ -87,8 +87,7 @@ class DeltaRsQuestions(Questions):
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
         while True:
-            found = self.opened(table)
-            commits = found.history(limit)
+            commits = self.opened(table).history(limit)
             # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
             if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
                 break

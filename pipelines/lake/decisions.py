@@ -39,7 +39,7 @@ def read_decisions(questions: Questions, before_ms: int | None = None) -> list[D
 def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int) -> pa.Table:
     """Decisions as rows of `idle_heartbeats`: with tenants, a row of nobody's and one for each that is told a time."""
     rows = [
-        {**dict(zip(("source", "topic"), settings.place(tp.source), strict=True)), "partition": tp.partition, "tenant": tenant}
+        {**settings.place(tp.source)._asdict(), "partition": tp.partition, "tenant": tenant}
         | {"after_offset": decision.after_offset, "event_time": time, "decided_at": decided_at_ms}
         for tp, decision in decided
         for tenant, time in [(None, decision.event_time), *decision.told]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import pyarrow as pa
+
 from pipelines.core.inputs import source_of
 from pipelines.lake.tables import Table, layout
 from pipelines.settings import CatalogLake, Settings
@@ -46,6 +48,10 @@ class Lake:
     def layout(self) -> dict[str, Table]:
         """Every table by name, as the configuration needs it."""
         return layout(self.settings)
+
+    def schema(self, table: str) -> pa.Schema:
+        """The columns of a table, or of the part of it that an input has (`core.inputs`)."""
+        return self.layout[source_of(table)].schema
 
     @property
     def is_catalog(self) -> bool:

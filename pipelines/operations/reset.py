@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from pipelines.bronze import Bronze, kafka_input, without_known
-from pipelines.core.inputs import source_of
 from pipelines.core.merge import REPLACING
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.reset import closed, published_again
@@ -107,7 +106,7 @@ class Reset:
         engine, table = self.owner.engine, tables.bronze(source)
         kafka = engine.read_kafka(kafka_input(self.settings, source, {}), back)
         known = engine.read(table, ["partition", "offset"], within(back))
-        missing = engine.per_partition(without_known, [kafka, known], engine.lake.layout[source_of(table)].schema)
+        missing = engine.per_partition(without_known, [kafka, known], engine.lake.schema(table))
         bronze = Bronze(self.owner, self.settings, source)
         with engine.held(missing) as rows:
             found = bronze.counted(rows)

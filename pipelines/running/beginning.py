@@ -207,8 +207,8 @@ class Beginning:
             lived = {p: state.lived(self.settings.merge.window) for p, state in states.items()}
             rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in lived.items() if told is not None]
         for name in self.settings.inputs:
-            begun, (source, topic) = self._chosen(name, self._bounds(name)), self.settings.place(name)
-            rows += [{"partition": p, "source": source, "topic": topic, "offset": offset} for p, offset in begun.items()]
+            begun, place = self._chosen(name, self._bounds(name)), self.settings.place(name)._asdict()
+            rows += [{"partition": p, **place, "offset": offset} for p, offset in begun.items()]
         known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
         if idle and not known["decisions"][0].as_py():
             self._write(tables.IDLE_HEARTBEATS, self._decision_rows(idle, now))

@@ -88,7 +88,7 @@ class Owner:
             decided = last_decision(self.engine.questions, table, application)
             facts = {} if decided is None else {"decided_in": decided[0], "decided": decided[1].metadata}
             with suppress_conflict():
-                nothing = self.engine.lake.layout[source_of(table)].schema.empty_table()
+                nothing = self.engine.lake.schema(table).empty_table()
                 self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
         raise LeaseLostError(self.engine.lake.location)
 

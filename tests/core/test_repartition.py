@@ -11,14 +11,14 @@ import pytest
 
 from pipelines.core import repartition
 from pipelines.core.reading import KAFKA, ReadingRules
-from pipelines.core.repartition import ORIGIN, Input, Written, copies, is_redriven, murmur2, route, written
+from pipelines.core.repartition import ORIGIN, InputPartition, Written, copies, is_redriven, murmur2, route, written
 from pipelines.core.types import TIME
 
 RULES = ReadingRules(event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat"))
 AFTER = Written(
     {"clicks": "clicks (1.2)", "web (old)": "web (old) (-1.2)"},
-    {Input("clicks", 0): 7, Input("clicks", 11): 9, Input("web (old)", 2): 4},
-    {Input("clicks", 11): 5},
+    {InputPartition("clicks", 0): 7, InputPartition("clicks", 11): 9, InputPartition("web (old)", 2): 4},
+    {InputPartition("clicks", 11): 5},
 )
 
 
@@ -130,7 +130,7 @@ def test_the_last_message_of_each_partition_says_how_much_was_written(monkeypatc
 
 def test_what_was_written_is_what_stands_behind_the_last_origin() -> None:
     """A topic that was repartitioned may be repartitioned again: its records bring such headers along."""
-    before = Written({"older": "older (1.1)"}, {Input("older", 0): 1}, {})
+    before = Written({"older": "older (1.1)"}, {InputPartition("older", 0): 1}, {})
     own = [(ORIGIN, b"older/0/0"), *before.headers()]
     assert written([*own, (ORIGIN, b"clicks/0/0"), *AFTER.headers()]) == AFTER
     with pytest.raises(ValueError, match=r"watersmeet\.next_offsets"):

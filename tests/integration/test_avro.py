@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -92,16 +92,6 @@ def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
 
 
 # -- with a registry
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[TestRegistry]:
-    """A registry that a test may break."""
-    (folder := tmp_path / "registry").mkdir()
-    found = TestRegistry(folder)
-    found.start()
-    yield found
-    found.kill()
 
 
 def register(registry: TestRegistry) -> dict[int, dict[str, Any]]:

@@ -18,15 +18,12 @@ from tests.integration.test_avro import (
     avro_river,
     register,
     registered_river,
-    registry,
     send,
 )
 from tests.integration.test_epochs import evolve, is_sound
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.rivers import EMBEDDED, FOLDER, River
 from tests.support.topics import published
-
-__all__ = ["registry"]
 
 FIELDS: dict[str, Any] = {field["name"]: field for field in CASE_SCHEMA["fields"]}
 PRICE = FIELDS["price"]["type"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,6 @@ from tests.support.topics import published
 
 COUNTS = ((2, 1), 3)
 PARTITIONS = 4
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[TestRegistry]:
-    (folder := tmp_path / "registry").mkdir()
-    found = TestRegistry(folder)
-    found.start()
-    yield found
-    found.kill()
 
 
 def register(registry: TestRegistry) -> dict[int, dict[str, Any]]:

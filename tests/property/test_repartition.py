@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.repartition import ROUTED, Input, Lockstep
+from pipelines.core.repartition import ROUTED, InputPartition, Lockstep
 from pipelines.core.types import TIME
 
-Inputs = dict[Input, list[int | None]]
+Inputs = dict[InputPartition, list[int | None]]
 """By topic and partition the event times (ms) of the records; None: of a record that has none."""
 
 TOPICS = ("a", "b", "c")
 
 law = settings(max_examples=200, deadline=None, derandomize=True)
 inputs = st.dictionaries(
-    st.builds(Input, st.sampled_from(TOPICS), st.integers(0, 9)),
+    st.builds(InputPartition, st.sampled_from(TOPICS), st.integers(0, 9)),
     st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=12),
     min_size=1,
     max_size=5,
@@ -32,7 +32,7 @@ class Model:
 
     inputs: Inputs
 
-    def order(self) -> list[tuple[Input, int]]:
+    def order(self) -> list[tuple[InputPartition, int]]:
         """Every record, as (input, offset)."""
         found, passed, heads = [], dict.fromkeys(self.inputs, 0), dict.fromkeys(self.inputs, NO_TIME)
         while ahead := [of for of, times in self.inputs.items() if passed[of] < len(times)]:
@@ -43,7 +43,7 @@ class Model:
         return found
 
 
-def rows(of: Input, times: list[int | None], first: int) -> pa.Table:
+def rows(of: InputPartition, times: list[int | None], first: int) -> pa.Table:
     columns = {name: pa.nulls(len(times), kind) for name, kind in zip(ROUTED.names, ROUTED.types, strict=True)}
     columns["topic"] = pa.array([of.topic] * len(times), pa.string())
     columns["partition"] = pa.array([of.partition] * len(times), pa.int32())
@@ -52,8 +52,8 @@ def rows(of: Input, times: list[int | None], first: int) -> pa.Table:
     return pa.table(columns, schema=ROUTED)
 
 
-def places(taken: pa.Table) -> list[tuple[Input, int]]:
-    inputs = map(Input, taken["topic"].to_pylist(), taken["partition"].to_pylist())
+def places(taken: pa.Table) -> list[tuple[InputPartition, int]]:
+    inputs = map(InputPartition, taken["topic"].to_pylist(), taken["partition"].to_pylist())
     return list(zip(inputs, taken["offset"].to_pylist(), strict=True))
 
 
@@ -61,8 +61,8 @@ def places(taken: pa.Table) -> list[tuple[Input, int]]:
 @given(inputs, st.data())
 def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(of_inputs: Inputs, data: st.DataObject) -> None:
     lockstep, read, found = Lockstep(TOPICS, {}), dict.fromkeys(of_inputs, 0), []
-    written: dict[Input, int] = {}
-    positions: dict[Input, int] = {}
+    written: dict[InputPartition, int] = {}
+    positions: dict[InputPartition, int] = {}
     while True:
         waiting = lockstep.first_offsets()
         for of in [of for of, times in of_inputs.items() if of not in waiting and read[of] < len(times)]:
@@ -94,8 +94,8 @@ def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(of_i
 
 
 @law
-@given(inputs, st.builds(Input, st.sampled_from(TOPICS), st.integers(0, 9)))
-def test_nothing_waits_for_a_partition_that_is_at_its_end(of_inputs: Inputs, silent: Input) -> None:
+@given(inputs, st.builds(InputPartition, st.sampled_from(TOPICS), st.integers(0, 9)))
+def test_nothing_waits_for_a_partition_that_is_at_its_end(of_inputs: Inputs, silent: InputPartition) -> None:
     lockstep = Lockstep(TOPICS, {silent: 0})
     for of, times in of_inputs.items():
         lockstep.add(rows(of, times, 0))
