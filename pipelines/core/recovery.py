@@ -117,14 +117,15 @@ class SinkState:
     def lived(self, window: Window) -> Told | None:
         """What the lost lake did with its windows, up to a moment at which the last message was finished; None where none was.
 
-        `window`: the one that it had, where the sink does not say. The moment is when the clock first closed the message: nobody
-        can tell how far it came after that, and nothing that is out depends on it.
+        `window`: the one that it had, where the sink does not say. The moment is when the clock first closed the message, but
+        after all the ends that it tells of, since its last window began there: nobody can tell how far the clock came after that,
+        and nothing that is out depends on it.
         """
         if self.last is None:
             return None
         told = self.told or Told(window, window, is_plain=window.is_timeout)
         closed_at = self.last.time + told.window.gap_ms + 1 if self.last.closed_at == PLAIN else self.last.closed_at
-        clock = max([closed_at, *(each.clock for each in told.stretches if each.offsets is None)])
+        clock = max([closed_at, *(each.clock + (each.offsets is not None) for each in told.stretches)])
         ended = [stretch for stretch in told.stretches if stretch.offsets is not None]
         return told._replace(stretches=(*ended, Stretch(told.window, clock, None)))
 

@@ -293,6 +293,16 @@ def test_messages_are_read_back_to_the_longest_timeout_that_may_have_held_their_
     assert lived.stretches == (TOLD.stretches[0], Stretch(SHORT, 531, None)), "until the last message was out"
 
 
+def test_a_lost_lakes_last_window_ends_after_all_ends_that_the_sink_tells_of() -> None:
+    """It began at the last of them, however early the message was that tells of it."""
+    told = Told(TIMEOUT, SHORT, None, (Stretch(TIMEOUT, 700, {"tracking": 7, "orders": 9}),))
+    state = sink_state(backwards((ReadBack(500, "c"), {**telling(500, "c", BEGIN)[1], EPOCHS: encode_told(told)})), TIMEOUT)
+    lived = state.lived(TIMEOUT)
+    assert lived is not None
+    assert lived.stretches == (*told.stretches, Stretch(SHORT, 701, None))
+    assert told_of(Told(TIMEOUT, SHORT), lived.stretches, 600).horizon is None
+
+
 def closed(closed_at: int, key: str, tenant: str = "", due: int = 0) -> ReadBack:
     return ReadBack(1, key, due, closed_at, tenant)
 

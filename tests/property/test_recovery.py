@@ -50,6 +50,8 @@ TIMEOUTS = tuple(map(Window, (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1,
 BY_GAP = tuple(Window(gap, gap * times + more) for gap in (1, 30, TIMEOUT_MS, 300) for times, more in ((1, 0), (1, 7), (3, 0)))
 
 Decisions = dict[str, list[IdleDecision]]
+Pending = tuple[int, MergeRecord]
+"""A message that is to be published: its number, and what it is made of."""
 Content = tuple[str, int, int, tuple[tuple[tuple[int, str, int], ...], ...], int | None, int | None]
 """Key, first and last event time, parts by source (event time, topic, offset), due and closed_at."""
 
@@ -210,7 +212,7 @@ class Lake:
             self.is_begun = False
         del self.ahead[: len(ended)]
 
-    def pending(self) -> list[tuple[int, MergeRecord]]:
+    def pending(self) -> list[Pending]:
         rows = [row for row in self.silver.published_order() if row.closed_at is None or row.closed_at <= (self.clock or 0)]
         finished = {place_of(row.event_time, row.key, row.due, row.closed_at): row for row in rows}
         last = self.kafka.sink[-1] if self.kafka.sink else None
@@ -282,6 +284,17 @@ class Life:
         """All that were taken, but for those that a loss made forgotten."""
         self.quiet: set[str] = set()
 
+    @classmethod
+    def of(cls, content: Mapping[str, Sequence[tuple[int, str | None]]], window: Window) -> Life:
+        """A life with these records (event time, key), all of them written, in which nothing happens by itself."""
+        arrivals = {source: [Record(source, n, *each) for n, each in enumerate(mine)] for source, mine in content.items()}
+        life = cls(0, windows=[window])
+        life.sources, life.arrivals = tuple(arrivals), arrivals
+        life.kafka = Kafka({source: [] for source in arrivals}, arrivals)
+        life.lake = Lake(life.sources, window, life.kafka, SinkState({}, {}, ()))
+        life.decisions = {source: [] for source in arrivals}
+        return life
+
     def _records(self, source: str) -> list[Record]:
         """Ties, several keys, heartbeats, holes between offsets; lateness where there is disorder."""
         rng = self.rng
@@ -301,6 +314,11 @@ class Life:
             self.step()
         while self.losses == 0:
             self.lose()
+        self.finish()
+        return self
+
+    def finish(self) -> None:
+        """Everything is written, merged and published."""
         for source in self.sources:
             self.kafka.write(source, 1000)
             self.lake.read(source, 1000)
@@ -309,7 +327,6 @@ class Life:
         while self.publish(is_cut_off=False):
             pass
         self.recovered = len(self.lake.silver.already_published)
-        return self
 
     def step(self) -> None:
         rng, source = self.rng, self.rng.choice(self.sources)
@@ -365,15 +382,19 @@ class Life:
         pending = self.lake.pending()
         batch = pending[: self.rng.choice([1, 2, 5, len(pending)])]
         out = batch[: self.rng.randint(0, len(batch))] if is_cut_off else batch
+        self.send(batch, out)
+        if is_cut_off and self.rng.random() < 0.3:
+            self.kafka.sink += self.kafka.sink[len(self.kafka.sink) - len(out) :][: self.rng.randint(0, len(out))]
+        return bool(batch)
+
+    def send(self, batch: Sequence[Pending], out: Sequence[Pending]) -> None:
+        """Of a batch of messages, those that come out."""
         decisions = {source: list(mine) for source, mine in self.decisions.items()}
         for seq, row in out:
             is_telling = seq == batch[-1][0] or (seq == batch[0][0] and not self.is_in_transactions)
             headers = self.lake.headers(row) if is_telling else {}
             stretches = (*self.lake.before, *self.lake.stretches())
             self.kafka.sink.append(Message(seq, as_content(row), headers, decisions, stretches, self.lake.window_told))
-        if is_cut_off and self.rng.random() < 0.3:
-            self.kafka.sink += self.kafka.sink[len(self.kafka.sink) - len(out) :][: self.rng.randint(0, len(out))]
-        return bool(batch)
 
     def lose(self) -> None:
         """Everything but Kafka."""
@@ -509,3 +530,25 @@ def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(d
 def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
     lives(disorder, seeds=FEWER_SEEDS, has_topics=True, is_changing=True, **how)
     lives(disorder, seeds=FEWER_SEEDS, has_topics=True, windows=BY_GAP, **how)
+
+
+def test_a_lake_that_is_lost_again_before_it_has_come_to_an_end_that_the_sink_tells_of_is_taken_up_exactly() -> None:
+    """The last window began at that end. So it ends later, and has no horizon before: else what is out would not be known."""
+    tracking = [(40, "b"), (45, "c"), (90, "b"), (150, None), (200, None)]
+    life = Life.of({"tracking": tracking, "orders": [(150, None), (200, None)]}, Window(TIMEOUT_MS))
+
+    def merged(orders: int) -> None:
+        life.lake.read("tracking", 5)
+        life.lake.read("orders", orders)
+        life.lake.merge(100)
+
+    merged(orders=2)
+    life.lake.evolve(Window(1))
+    for orders in (1, 1):
+        batch = life.lake.pending()[:1]
+        life.send(batch, batch)
+        life.lose()
+        merged(orders)
+    life.finish()
+    assert [message.content[:3] for message in life.kafka.sink] == [("b", 40, 90), ("c", 45, 45)]
+    assert life.published() == life.undisturbed()
