@@ -125,12 +125,9 @@ class Silver:
         if last is not None:
             plan, version, commit = last
             if not self._is_noted(plan):
-                before = clocks_after(questions, plan.batch - 1)
-                if ahead:
-                    planner.take_up(plan, before)
-                entered = {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
-                self._recover_tenants(planner, Moment(entered, before), left)
-                self._note(plan, commit, version, planner)
+                then = planner.before(plan, clocks_after(questions, plan.batch - 1))
+                self._recover_tenants(then, Moment(then.cursors, then.clocks), left)
+                self._note(plan, commit, version, then)
             planner.done(plan)
             self._recover_tenants(planner, Moment(planner.cursors, planner.clocks), left)
         return planner

@@ -272,17 +272,20 @@ def ahead_of(
     cursors: Mapping[TopicPartition, Cursor],
     available: Mapping[TopicPartition, Available],
     window: Window,
+    ends_here: int = 1,
 ) -> tuple[list[Stretch], dict[TopicPartition, Available]]:
     """Of a lost lake's stretches of a partition, those that have ended at its clock (ms); and what the next batch may see of it,
     so that it stops where the next one ends.
 
     A source stands at its first available record: what lies before that is a hole. Nothing stops at an open end after which the
-    window stays as it is.
+    window stays as it is. Where several ended at one clock and the same offsets, each has a batch that closes what its window
+    does: so of those that end where the partition stands, only the first ones are over (`ends_here`).
     """
     mine = {tp: cursor for tp, cursor in cursors.items() if tp.partition == partition}
     seen = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in mine}
     until = {tp.source: int(seen[tp].offsets[0]) if len(seen[tp].offsets) else c.next_offset for tp, c in mine.items()}
     ended = list(takewhile(lambda stretch: stretch.is_past(clock, until), stretches))
+    ended = ended[: sum(stretch.clock != clock for stretch in ended) + ends_here]
     for stretch in stretches[len(ended) : len(ended) + 1]:
         if stretch.offsets is not None or stretch.window != window:
             seen = {tp: stretch.within(tp.source, cursor, seen[tp]) for tp, cursor in mine.items()}

@@ -89,6 +89,8 @@ class Planner:
     tenants: Tenants | None = None
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
+    _ended: dict[int, int] = field(default_factory=dict, repr=False)
+    """By partition, the batch before which a stretch has ended where it stands: only one does before each."""
 
     def next(self) -> BatchPlan | None:
         """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`, and
@@ -253,32 +255,39 @@ class Planner:
         plan = plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.rules, beyond, begins_epoch=begins)
         return None if plan is None else replace(plan, epoch=number)
 
-    def take_up(self, plan: BatchPlan, clocks: Mapping[int, int]) -> None:
-        """Stands where it stood before a plan, after the batch with these clocks (ms)."""
-        self.cursors |= {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
-        self.clocks = clocks
-        self._shown()
+    def before(self, plan: BatchPlan, clocks: Mapping[int, int]) -> Planner:
+        """As it stood when it made a plan, after the batch with these clocks (ms).
 
-    def _shown(self) -> tuple[dict[TopicPartition, Available], bool]:
+        Of the stretches that ended where a partition stands, all were over before a plan that passes anything there; for another
+        one it does not matter.
+        """
+        cursors = self.cursors | {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
+        found = replace(self, cursors=cursors, clocks=clocks, plain_ahead=set(self.plain_ahead), _ended={})
+        found.horizons, found.begun = dict(self.horizons), dict(self.begun)
+        found._shown(max(map(len, self.ahead.values()), default=0))
+        return found
+
+    def _shown(self, ends_here: int = 1) -> tuple[dict[TopicPartition, Available], bool]:
         """What the next batch may see of what is available, stopping where a lost lake's stretches end; and whether one of them
         has ended at the clock where it stands: what the next timeout closes does not wait for the clock to go on.
         """
-        rows, is_here = dict(self._available), False
+        rows = dict(self._available)
         for p, stretches in self.ahead.items():
-            clock = self.clocks.get(p)
-            ended, seen = ahead_of(stretches, p, clock, self.cursors, rows, self.settings.merge.window)
+            clock, left = self.clocks.get(p), 0 if self._ended.get(p) == self.next_batch else ends_here
+            ended, seen = ahead_of(stretches, p, clock, self.cursors, rows, self.settings.merge.window, left)
             for stretch in ended:
                 at = stretch.clock if stretch.offsets is not None or clock is None else clock
                 self.horizons[p] = max(at - stretch.window.gap_ms, self.horizons.get(p, NO_TIME))
-                self.begun[p] = at
-                is_here |= at == clock
-            self.ahead = {**self.ahead, p: stretches[len(ended) :]}
-            if (window := self.window_ahead(p)) is not None and not window.is_timeout:
+                self.begun[p] = max(at, self.begun.get(p, NO_TIME))
+                if at == clock:
+                    self._ended[p] = self.next_batch
+            if not all(stretch.window.is_timeout for stretch in stretches[: len(ended) + 1]):
                 self.plain_ahead.discard(p)
+            self.ahead = {**self.ahead, p: stretches[len(ended) :]}
             rows |= {tp: shown for tp, shown in seen.items() if len(shown.offsets)}
             for tp in [tp for tp, shown in seen.items() if not len(shown.offsets)]:
                 rows.pop(tp, None)
-        return rows, is_here
+        return rows, self.next_batch in self._ended.values()
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
         """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""
