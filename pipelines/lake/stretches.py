@@ -73,16 +73,29 @@ def _is_reset(questions: Questions) -> bool:
     return questions.exists(tables.PROGRESS) and last_reset(questions) >= 0
 
 
+def just_taken_up(questions: Questions, lived: Mapping[int, Told], last_batch: int) -> list[int]:
+    """The partitions whose last stretch of a lost lake has ended with this batch, the last one: by this lake's own window nothing
+    was merged or closed there yet.
+    """
+    ends = {p: told.stretches[-1].clock for p, told in lived.items() if told.stretches[-1].offsets is not None}
+    return [p for p, batch in _first_batches(questions, ends).items() if batch == last_batch]
+
+
 def _ends(questions: Questions, last: Mapping[int, Stretch]) -> dict[int, Stretch]:
     """Where open ends came to be, in the first batch whose clock had reached them; absent where there was none yet."""
-    if not last or not questions.exists(tables.PROGRESS):
-        return {}
-    reached: Where = [[("partition", "=", p), ("clock", ">=", stretch.clock)] for p, stretch in last.items()]
-    firsts = questions.summary(tables.PROGRESS, ["partition"], {"batch": ("min", "batch")}, reached).to_pylist()
     found: dict[int, Stretch] = {}
-    for first in firsts:
-        where: Where = [[("partition", "=", first["partition"]), ("batch", "=", first["batch"])]]
+    for p, batch in _first_batches(questions, {p: stretch.clock for p, stretch in last.items()}).items():
+        where: Where = [[("partition", "=", p), ("batch", "=", batch)]]
         rows = questions.select(tables.PROGRESS, ["source", "until_offset", "clock"], where).to_pylist()
         until = {row["source"]: row["until_offset"] for row in rows}
-        found[first["partition"]] = Stretch(last[first["partition"]].window, rows[0]["clock"], until)
+        found[p] = Stretch(last[p].window, rows[0]["clock"], until)
     return found
+
+
+def _first_batches(questions: Questions, clocks: Mapping[int, int]) -> dict[int, int]:
+    """By partition, the first batch whose clock has reached this one (ms); absent where there was none yet."""
+    if not clocks or not questions.exists(tables.PROGRESS):
+        return {}
+    reached: Where = [[("partition", "=", p), ("clock", ">=", clock)] for p, clock in clocks.items()]
+    firsts = questions.summary(tables.PROGRESS, ["partition"], {"batch": ("min", "batch")}, reached).to_pylist()
+    return {first["partition"]: first["batch"] for first in firsts}

@@ -22,7 +22,7 @@ from pipelines.lake.epochs import Epochs, begin_epoch, changes, epoch_ends, read
 from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions, Where
-from pipelines.lake.stretches import read_lived
+from pipelines.lake.stretches import just_taken_up, read_lived
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.running.beginning import Beginning
@@ -81,16 +81,20 @@ def _too_early(
     """The window, and the lag of tenants, say which records a message holds that was left behind by a jump back: they stay until
     all of these are past.
 
-    What was read back from the sink does not depend on it: the lost lake's windows were kept (`lake.stretches`). And where merge
-    records say when they were closed, the clock of a partition that has merged something must have moved in each epoch: else
-    nobody could tell from a message in which epoch it was closed, when a lost lake is taken up. With tenants none is, after a
-    change.
+    What was read back from the sink does not depend on it: the lost lake's windows were kept (`lake.stretches`). But this lake's
+    own one must have had a batch after these: else it would count there, and had closed nothing. And where merge records say when
+    they were closed, the clock of a partition that has merged something must have moved in each epoch: else nobody could tell
+    from a message in which epoch it was closed, when a lost lake is taken up. With tenants none is, after a change.
     """
     field = next((field for field in ("merge.timeout", "merge.window", "merge.tenant_max_lag") if field in found), None)
     if field is None or last is None or not questions.exists(tables.RECOVERED):
         return
     before = epochs.current.settings
     lived = read_lived(questions)
+    for p in just_taken_up(questions, lived, last[0].batch):
+        if lived[p].window != before.merge.window:
+            what = f"partition {p} has just come to where the lost lake stood, and has no batch yet by this lake's own window"
+            yield Problem(what, field, "run the lake first")
     longest_ms = max(each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0) for each in (before, after))
     is_told = (before.merge.has_due or after.merge.has_due) and not after.merge.has_tenants
     ends = epoch_ends(questions, epochs, last_reset(questions), lived) if is_told else {}
