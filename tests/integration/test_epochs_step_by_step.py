@@ -1,0 +1,169 @@
+"""Lakes that are lost near changes of their window, batch by batch and message by message: each is taken up exactly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from pipelines import gold
+from pipelines.audit.verify import verify
+from pipelines.core.window import Window
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.monitoring.observability import Reporter
+from pipelines.operations.evolve import evolve, preview
+from pipelines.run import Run
+from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.rivers import River
+from tests.support.topics import published
+
+Rows = Sequence[tuple[int, str | None]]
+"""Of a source, event time and key of its next records; a heartbeat has no key."""
+
+
+class Lake:
+    """One partition, of which a batch sees one more record of each source, and a transaction publishes one message."""
+
+    def __init__(self, kafka: str, folder: Path, name: str, window: Window, tracking: Rows, orders: Rows) -> None:
+        self.river = River.make(kafka, folder, name, partitions=1)
+        self.configure(window)
+        self.write(tracking, orders)
+
+    def configure(self, window: Window) -> None:
+        by_gap = {"window": {"gap": f"{window.gap_ms}ms", "max": f"{window.max_ms}ms"}}
+        rule = {"timeout": f"{window.gap_ms}ms"} if window.is_timeout else by_gap
+        self.river.config["merge"] = {**rule, "max_records_per_batch": 2}
+        self.river.write()
+
+    def write(self, tracking: Rows, orders: Rows) -> None:
+        """Into the topics, and on into bronze."""
+        for source, rows in zip(SOURCES, (tracking, orders), strict=True):
+            for time, key in rows:
+                self.river.send(source, 0, heartbeat(time) if key is None else keyed(key, time))
+        Run(self.river.settings, ["bronze"], Reporter()).once()
+
+    def merge(self, until: int) -> None:
+        """Batch by batch, until the clock has come there, and no further."""
+        with Run(self.river.settings, ["silver"], Reporter()).owned() as owned:
+            assert any(plan.clocks.get(0, -1) >= until for plan in owned.silver.drain())
+
+    def merge_all(self) -> None:
+        Run(self.river.settings, ["silver"], Reporter()).once()
+
+    def publish(self, messages: int) -> None:
+        with Run(self.river.settings, ["gold"], Reporter()).owned() as owned:
+            assert len(list(islice(owned.gold.drain(), messages))) == messages
+
+    def change(self, window: Window) -> None:
+        """The next epoch has this window, and a batch, though nothing is new."""
+        self.configure(window)
+        assert evolve(self.river.questions, self.river.settings, Reporter())["applied"]
+        self.merge_all()
+
+    def lose(self, window: Window) -> None:
+        """And begin again at the sink, with this window in the configuration."""
+        shutil.rmtree(self.river.folder / "lake")
+        self.river.config["kafka"]["start"] = "sink"
+        self.configure(window)
+        self.write([], [])
+
+    def sent(self) -> list[tuple[str, list[int], list[int]]]:
+        """Of each message the key, and by source the event times of its records, once the lake has published all and is sound."""
+        Run(self.river.settings, ["bronze", "silver", "gold"], Reporter()).once()
+        assert verify(self.river.questions, self.river.settings, full=True)["problems"] == []
+        values: list[Mapping[str, Any]] = [orjson.loads(m.value or b"") for m in published(self.river.kafka, self.river.sink, 1)]
+        return [(value["key"], *([part["ts"] for part in value[source]] for source in SOURCES)) for value in values]
+
+
+@pytest.fixture(autouse=True)
+def _one_message_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gold, "MAX_PER_TRANSACTION", 1)
+
+
+def test_a_lake_that_is_lost_again_before_it_has_come_to_an_end_that_the_sink_tells_of_repeats_nothing(
+    kafka: str, tmp_path: Path
+) -> None:
+    tracking = [(40, "b"), (43, None), (45, "c"), (90, "b"), (150, None), (200, None)]
+    lake = Lake(kafka, tmp_path, "lost-again", Window(100), tracking, [(150, None), (200, None)])
+    lake.merge(200)
+    lake.change(Window(1))
+    lake.publish(1)
+    lake.lose(Window(1))
+    lake.merge(150)
+    lake.publish(1)
+    lake.lose(Window(1))
+    assert lake.sent() == [("b", [40, 90], []), ("c", [45], [])]
+
+
+def test_what_a_window_closed_while_the_clock_stood_is_closed_again(kafka: str, tmp_path: Path) -> None:
+    lake = Lake(kafka, tmp_path, "one-clock", Window(100), [(0, "a"), (50, "x"), (120, None)], [(120, None)])
+    lake.merge(120)
+    lake.change(Window(1))
+    lake.change(Window(100))
+    lake.publish(1)
+    lake.lose(Window(100))
+    lake.write([(130, "x"), (400, None)], [(400, None)])
+    assert lake.sent() == [("a", [0], []), ("x", [50], []), ("x", [130], [])]
+
+
+def test_a_window_changes_again_only_when_it_has_had_a_batch_after_those_of_the_lost_lake(kafka: str, tmp_path: Path) -> None:
+    lake = Lake(kafka, tmp_path, "no-batch-yet", Window(70), [(0, "a"), (50, "x"), (120, None)], [(120, None)])
+    lake.merge(120)
+    lake.change(Window(100))
+    lake.publish(1)
+    lake.lose(Window(10))
+    lake.write([(125, None), (150, None), (160, "x"), (900, None)], [(150, None), (900, None)])
+    lake.merge(121)
+    lake.configure(Window(300))
+    [problem] = preview(lake.river.questions, lake.river.settings)["problems"]
+    assert (
+        problem["what"]
+        == "partition 0 has just come to where the lost lake stood, and has no batch yet by this lake's own window"
+    )
+    lake.configure(Window(10))
+    lake.merge(150)
+    lake.change(Window(300))
+    assert lake.sent() == [("a", [0], []), ("x", [50], []), ("x", [160], [])]
+
+
+def test_what_is_closed_after_a_window_by_gap_of_a_lost_lake_says_so(kafka: str, tmp_path: Path) -> None:
+    """Also where no message has said it yet, in stretches with a timeout that come later, and after a restart."""
+    lake = Lake(kafka, tmp_path, "by-gap", Window(100), [(40, "b"), (45, "c"), (200, None)], [(200, None)])
+    lake.merge(200)
+    lake.change(Window(1, 8))
+    lake.write([(300, None)], [(300, None)])
+    lake.merge_all()
+    lake.change(Window(50))
+    lake.write([(310, "x"), (400, None), (450, None)], [(400, None), (450, None)])
+    lake.merge(450)
+    lake.change(Window(70))
+    lake.publish(1)
+    with pytest.raises(ConfigurationError, match="the messages of by-gap-merged were made with a window by gap"):
+        lake.lose(Window(70))
+    lake.lose(Window(70, 70))
+    lake.merge(301)
+    lake.merge(400)
+    lake.write([(600, None)], [(600, None)])
+    assert lake.sent() == [("b", [40], []), ("c", [45], []), ("x", [310], [])]
+
+
+def test_what_an_epoch_closes_at_once_is_closed_after_its_beginning_also_in_a_lake_that_was_taken_up(
+    kafka: str, tmp_path: Path
+) -> None:
+    tracking = [(0, "a"), (140, "x"), (150, None)]
+    lake = Lake(kafka, tmp_path, "closed-at-once", Window(100, 100), tracking, [(150, None)])
+    lake.merge(150)
+    lake.publish(1)
+    lake.lose(Window(100, 100))
+    lake.merge(150)
+    lake.change(Window(1, 1))
+    lake.write([(200, None)], [(200, None)])
+    assert lake.sent() == [("a", [0], []), ("x", [140], [])]
+    closed = lake.river.questions.select(tables.SILVER, ["merge_key", "closed_at"]).to_pylist()
+    assert closed == [{"merge_key": "x", "closed_at": 151}]
