@@ -10,8 +10,8 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
-	@echo "make test      every test that CI runs"
-	@echo "make test-long what \`make test\` leaves out: some of its promises on more kinds of lakes (ten minutes)"
+	@echo "make test      the tests for every change: the rules, the laws on both engines, whole runs in folders"
+	@echo "make test-long all others: catalogs, clusters, registries, secured brokers, kills with Spark (an hour)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
@@ -41,11 +41,11 @@ demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
 # In the order of their names: those that take minutes come first, the many quick ones fill the gaps at the end.
-test: install $(VENV)/jars/registry
+test: install
 	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-long: install
-	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
+test-long: install $(VENV)/jars/registry
+	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # A schema registry for the tests of Avro, fetched the first time (109 MB).
 $(VENV)/jars/registry: tests/registry/ivy.xml tests/registry/ivysettings.xml | install
@@ -70,7 +70,7 @@ faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
 
-# What `make test` has a short form of.
+# What `make test-long` has a short form of.
 cluster-test: install
 	$(BIN)/python -m pytest tests/cluster/kills.py tests/cluster/test_standalone.py
 

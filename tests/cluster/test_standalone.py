@@ -10,6 +10,8 @@ from tests.support.rivers import FOLDER, Losses, River
 from tests.support.standalone import StandaloneCluster
 from tests.support.submitting import Submission
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.timeout(900)
 def test_executors_lost_with_the_batch_that_they_held_lose_and_repeat_nothing(kafka: str, tmp_path: Path) -> None:

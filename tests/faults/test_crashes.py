@@ -27,7 +27,7 @@ def test_every_named_point_is_in_the_code_once() -> None:
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER, pytest.param(CATALOG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lake", [EMBEDDED, *(pytest.param(lake, marks=pytest.mark.long) for lake in (FOLDER, CATALOG))])
 def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
     """One lake, killed at one point after the other; each start has to complete what the kill before left, the last one without
     Spark.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.cases import expected_messages
 from tests.support.rivers import Losses, River, in_pieces, until
 from tests.support.topics import published
+
+pytestmark = pytest.mark.long
 
 PIECE = 3
 """So many messages are produced at a time."""

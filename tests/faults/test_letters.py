@@ -6,7 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.rivers import Losses, River, in_pieces
+
+pytestmark = pytest.mark.long
 
 KILLS = [
     ("publisher.begin", 2),

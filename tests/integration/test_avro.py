@@ -29,6 +29,8 @@ from tests.support.registry import TestRegistry
 from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, until
 from tests.support.topics import published
 
+pytestmark = pytest.mark.long
+
 
 def avro_river(kafka: str, folder: Path, name: str, lake: str = EMBEDDED) -> River:
     """Both topics are bare Avro."""

@@ -25,6 +25,8 @@ from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.rivers import EMBEDDED, FOLDER, River
 from tests.support.topics import published
 
+pytestmark = pytest.mark.long
+
 FIELDS: dict[str, Any] = {field["name"]: field for field in CASE_SCHEMA["fields"]}
 PRICE = FIELDS["price"]["type"]
 MORE: dict[str, Any] = {

@@ -24,6 +24,8 @@ from tests.support.configurations import settings_for
 from tests.support.rivers import CATALOG, SCHEMA, Losses, River, warehouse
 from tests.support.topics import consume
 
+pytestmark = pytest.mark.long
+
 ANALYST = """
 import io, json, sys
 from contextlib import redirect_stdout

@@ -16,6 +16,8 @@ from tests.support.configurations import SMALLEST
 from tests.support.connect import DELTA, connect_server, without_spark
 from tests.support.rivers import CATALOG, FOLDER, SCHEMA, Losses, River, catalog_lake
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:

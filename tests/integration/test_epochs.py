@@ -22,6 +22,8 @@ from tests.support.commands import here, without_java
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import consume, published
 
+pytestmark = pytest.mark.long
+
 POINTS = ("silver.merge", "silver.notes", "gold.publish", "publisher.committed", "silver.progress")
 FIRST: dict[str, Any] = {"ts": {"type": "integer"}, "k": {"type": "string"}, "n": {"type": "integer"}, "type": {"type": "string"}}
 
@@ -137,7 +139,7 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
 
 @pytest.mark.timeout(900)
 # (That Spark adds the columns, and reads each value by its own epoch, is in test_avro_epochs.py, too.)
-@pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
 def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
     river = on_spark(River.make(kafka, tmp_path, f"fields-{lake}", lake=lake))
     with_schema(river, FIRST)

@@ -19,6 +19,8 @@ from tests.support.commands import here
 from tests.support.rivers import River, RunProcess, until
 from tests.support.topics import consume, dead_letters, published
 
+pytestmark = pytest.mark.long
+
 KEY = "alice-1234"
 
 

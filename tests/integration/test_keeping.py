@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pipelines.dev.clickstream import events
 from pipelines.lake import tables
 from pipelines.lake.maintenance import maintain
@@ -14,6 +16,8 @@ from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import here, without_java
 from tests.support.rivers import River
 from tests.support.topics import produce, published
+
+pytestmark = pytest.mark.long
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
 WEEKS = 12

@@ -12,6 +12,8 @@ from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.rivers import EMBEDDED, FOLDER, TIMEOUT_MS, Losses, River
 from tests.support.topics import consume, create_topics
 
+pytestmark = pytest.mark.long
+
 CODECS = ("zstd", "lz4", "snappy", "gzip")
 LARGE = 5_000_000
 

@@ -25,6 +25,8 @@ from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, place_of
 from tests.support.tenants import TenantModels, tenant_cases
 
+pytestmark = pytest.mark.long
+
 RANDOM = 8
 
 

@@ -28,6 +28,8 @@ from tests.support.metrics import Exposed, asked, expressions, scrape
 from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, until
 from tests.support.topics import committed, produce
 
+pytestmark = pytest.mark.long
+
 PARTITIONS = 2
 SECRET = "hunter2!secret"
 

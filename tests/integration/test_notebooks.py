@@ -28,6 +28,8 @@ from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, write_configuration
 from tests.support.tenants import tenant_cases
 
+pytestmark = pytest.mark.long
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 SOURCES = ("clicks", "orders", "refunds")
 SEEDS = (5370, 15, 4014)  # partition 1 has no clock; the others have records of every kind

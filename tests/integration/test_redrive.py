@@ -21,6 +21,8 @@ from tests.support.commands import here
 from tests.support.rivers import River, RunProcess, in_pieces
 from tests.support.topics import consume, produce
 
+pytestmark = pytest.mark.long
+
 FUTURE = "event_time_in_future"
 BEGINNING_MS = 1_000
 """When Kafka says that it took the records that are refused for their time: so they lie a day and more in its future."""

@@ -37,6 +37,8 @@ from tests.support.rivers import River, until
 from tests.support.tenants import merge_of
 from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
 
+pytestmark = pytest.mark.long
+
 
 def name_of(request: pytest.FixtureRequest) -> str:
     return re.sub(r"[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")

@@ -22,6 +22,8 @@ from tests.support.repartitioning import Raws, as_cases, confluence, copied, raw
 from tests.support.rivers import River, until
 from tests.support.topics import published
 
+pytestmark = pytest.mark.long
+
 COUNTS = ((2, 1), 3)
 PARTITIONS = 4
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import quote
 
+import pytest
 from prometheus_client import generate_latest
 
 from pipelines.audit.explain import explain
@@ -18,6 +19,8 @@ from tests.support.metrics import Exposed
 from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of
 from tests.support.topics import consume
+
+pytestmark = pytest.mark.long
 
 SECOND: Window = (60, None, 800)
 

@@ -10,6 +10,8 @@ from tests.support.rivers import EMBEDDED, Losses, River, until
 from tests.support.three_brokers import three_brokers
 from tests.support.topics import published
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_while_one_of_three_brokers_is_dead(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from tests.support.lakes import decisions_of
 from tests.support.rivers import FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, consume, published
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:

@@ -26,6 +26,8 @@ from tests.support.configurations import settings_for
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
 from tests.support.topics import create_topics, published
 
+pytestmark = pytest.mark.long
+
 
 class Told(Reporter):
     """Keeps everything that was told."""

@@ -11,6 +11,8 @@ from pipelines.lake import tables
 from tests.support.kept import FOLDER_OF_ARCHIVES, kept_river
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 
+pytestmark = pytest.mark.long
+
 LAYOUTS = sorted(int(archive.name.partition(".")[0]) for archive in FOLDER_OF_ARCHIVES.iterdir())
 
 
@@ -21,11 +23,7 @@ def test_a_lake_of_every_layout_is_kept() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("layout", "lake"),
-    [
-        *((layout, EMBEDDED) for layout in LAYOUTS),
-        (LAYOUTS[0], FOLDER),  # which takes every step
-        *(pytest.param(layout, FOLDER, marks=pytest.mark.long) for layout in LAYOUTS[1:]),
-    ],
+    [(layout, lake) for lake in (EMBEDDED, FOLDER) for layout in LAYOUTS],
 )
 def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
     with kept_river(layout, tmp_path, lake) as kept:

@@ -25,6 +25,8 @@ from pipelines.kafka.registry import Registry
 from tests.support.avro import as_text, encoded, framed
 from tests.support.registry import TestRegistry, gate
 
+pytestmark = pytest.mark.long
+
 USER, PASSWORD = "reader", "s3cret:words"
 
 

@@ -22,6 +22,8 @@ from tests.support.configurations import SMALLEST
 from tests.support.secured import PASSWORD, SecuredBroker
 from tests.support.topics import create_topics, produce
 
+pytestmark = pytest.mark.long
+
 SECONDS = 5
 
 

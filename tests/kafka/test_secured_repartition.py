@@ -20,6 +20,8 @@ from tests.support.rivers import River, until
 from tests.support.secured import SecuredBroker
 from tests.support.topics import committed
 
+pytestmark = pytest.mark.long
+
 COUNTS = ((1, 2), 1)
 PARTITIONS = 2
 SECONDS = 60

@@ -27,6 +27,8 @@ from tests.support.secured import SecuredBroker
 from tests.support.tokens import SECRET, new_key
 from tests.support.topics import dead_letters, published
 
+pytestmark = pytest.mark.long
+
 SECONDS = 60
 """A process is up, has found the cause and is gone: some seconds, more on a busy machine. What may pass is waited for longer."""
 

@@ -13,27 +13,21 @@ from pipelines.core.model import PartitionMerge
 from pipelines.settings import Settings
 from tests.support.cases import Case
 from tests.support.configurations import settings_for
-from tests.support.lakes import KINDS, CaseLake, engine_for, place_of
+from tests.support.lakes import CaseLake, engine_for, place_of
 
 QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
 
-in_folders = pytest.mark.parametrize("kind", ["embedded-folder", "spark-folder"], indirect=True, scope="module")
-"""For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
+FOLDERS = ["embedded-folder", "spark-folder"]
 
-mostly_in_folders = pytest.mark.parametrize(
-    "kind",
-    ["embedded-folder", "spark-folder", pytest.param("spark-catalog", marks=pytest.mark.long)],
-    indirect=True,
-    scope="module",
-)
-"""The same for a law that takes long; `make test-long` tries it in a catalog, too."""
+in_folders = pytest.mark.parametrize("kind", FOLDERS, indirect=True, scope="module")
+"""For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*FOLDERS, pytest.param("spark-catalog", marks=pytest.mark.long)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

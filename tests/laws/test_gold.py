@@ -11,13 +11,11 @@ import pytest
 
 from pipelines.gold import Gold
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake, mostly_in_folders
+from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import Published, consume, delete_records, delete_topic, published
-
-pytestmark = mostly_in_folders
 
 PARTITIONS = 6
 EMPTIED = 2

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipelines.audit.status import status
 from pipelines.dev.processes import free_port
 from pipelines.lake.quality import last_results
@@ -15,6 +17,8 @@ from tests.support.metrics import scrape
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import published
+
+pytestmark = pytest.mark.long
 
 NEVER = expected("expect_table_row_count_to_be_between", "more rows than there are", min_value=10**9)
 

@@ -19,6 +19,8 @@ from tests.support.owners import assert_changes_nothing, assert_refused
 from tests.support.rivers import Losses, River, until
 from tests.support.stores import READER, SECRET, Store
 
+pytestmark = pytest.mark.long
+
 WRITERS = 8
 
 
