@@ -7,6 +7,7 @@ since they have no options; everything else says its own as options, which go be
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,11 @@ from pipelines.lake.tables import Table
 
 FROM_KAFKA = "1 second"
 """How often bronze asks Kafka: each batch costs about as much as a thousand records, and the later layers need the cores too."""
+
+LONGEST_REST_S = 5.0
+"""After a batch, bronze rests for as long as the batch took, at most so long: a batch of a few records costs as much as one of
+thousands, and what comes meanwhile makes the next one larger. The later layers get the cores.
+"""
 
 FROM_TABLES = "200 milliseconds"
 """How often a query looks for new commits: each look lists a folder."""
@@ -261,7 +267,16 @@ class SparkEngine:
         kafka = kafka_source(name, self._reading(source), source.offsets, span)
         stream = self.spark.readStream.format(register(self.spark, kafka)).load()
         trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
-        return self._start(tables.bronze(source.source), stream, lambda rows, _: work(rows), trigger)
+        is_ending = threading.Event()
+
+        def take(rows: DataFrame, _: int) -> None:
+            """Works, and rests unless the query ends."""
+            began = time.monotonic()
+            work(rows)
+            if not once:
+                is_ending.wait(min(time.monotonic() - began, LONGEST_REST_S))
+
+        return self._start(tables.bronze(source.source), stream, take, trigger, is_ending)
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """See `Engine.follow`. The streams begin with the last commit of each table, and their rows are not looked at."""
@@ -274,13 +289,20 @@ class SparkEngine:
         address = self.lake.address(table)
         return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(F.lit(1).alias("news"))
 
-    def _start(self, name: str, stream: DataFrame, work: Callable[[DataFrame, int], None], trigger: dict[str, Any]) -> _Query:
+    def _start(
+        self,
+        name: str,
+        stream: DataFrame,
+        work: Callable[[DataFrame, int], None],
+        trigger: dict[str, Any],
+        is_ending: threading.Event | None = None,
+    ) -> _Query:
         """The tables say where a stream stands. Spark insists on a checkpoint, so it gets one, which is never read again."""
         folder = f"{self.lake.settings.checkpoints}/{name}"
         self._files.delete(folder)
         checkpoint = f"{folder}/{uuid.uuid4()}"
         writer = stream.writeStream.queryName(f"watersmeet {name}").option("checkpointLocation", checkpoint)
-        return _Query(writer.trigger(**trigger).foreachBatch(work).start())
+        return _Query(writer.trigger(**trigger).foreachBatch(work).start(), is_ending or threading.Event())
 
     # -- keeping
 
@@ -304,8 +326,8 @@ class SparkEngine:
 class _Query:
     """A streaming query as the engine's `Running`."""
 
-    def __init__(self, query: StreamingQuery) -> None:
-        self._query = query
+    def __init__(self, query: StreamingQuery, is_ending: threading.Event) -> None:
+        self._query, self._is_ending = query, is_ending
 
     @property
     def is_active(self) -> bool:
@@ -319,6 +341,7 @@ class _Query:
 
     def stop(self) -> None:
         """Stops the query; returns once it has ended."""
+        self._is_ending.set()
         self._query.stop()
 
 
