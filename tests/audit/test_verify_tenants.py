@@ -39,6 +39,8 @@ from tests.support.model_lakes import ModelLake, Row, rewrite
 from tests.support.tenants import case_of_records, tenant_cases
 from tests.support.topics import consume, create_topics
 
+pytestmark = pytest.mark.long
+
 
 def settings_of(folder: Path, gap_ms: int = 100, max_ms: int | None = None, lag_ms: int = 1000, **overrides: Any) -> Settings:
     window: dict[str, Any] = {"merge__timeout": None, "merge__window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}

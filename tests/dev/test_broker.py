@@ -23,6 +23,8 @@ from pipelines.dev import broker
 from pipelines.dev.broker import BrokerStatus
 from pipelines.errors import BrokerError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

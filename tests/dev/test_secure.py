@@ -29,6 +29,8 @@ from pipelines.kafka.permissions import permissions
 from pipelines.settings import KafkaSettings, load_settings
 from tests.support.configurations import SMALLEST
 
+pytestmark = pytest.mark.long
+
 QUICKLY = "-Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 

@@ -26,6 +26,8 @@ from pipelines.silver import Silver
 from tests.support.lakes import engine_for, fill_bronze, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 
+pytestmark = pytest.mark.long
+
 PAGE = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 

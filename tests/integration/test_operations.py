@@ -24,6 +24,8 @@ from tests.support.lakes import CaseLake, engine_for, silver_of
 from tests.support.rivers import River
 from tests.support.topics import published
 
+pytestmark = pytest.mark.long
+
 
 def run_once(river: River, *layers: str) -> None:
     """In this process, whose Spark is there already."""

@@ -18,10 +18,18 @@ from tests.support.lakes import CaseLake, engine_for, place_of
 QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
 
-FOLDERS = ["embedded-folder", "spark-folder"]
+FOLDERS = [QUICK, "spark-folder"]
 
 in_folders = pytest.mark.parametrize("kind", FOLDERS, indirect=True, scope="module")
 """For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
+
+mostly_embedded = pytest.mark.parametrize(
+    "kind",
+    [QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))],
+    indirect=True,
+    scope="module",
+)
+"""For a law that takes long: with Spark, `make test-long` tries it."""
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]

@@ -516,6 +516,7 @@ def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how
     lives(disorder, seeds=FEWER_SEEDS, windows=BY_GAP, **how)
 
 
+@pytest.mark.long
 @DISORDERS
 @pytest.mark.parametrize(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
@@ -526,6 +527,7 @@ def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(d
     assert sum(life.stretches for life in found) >= 80
 
 
+@pytest.mark.long
 @DISORDERS
 @pytest.mark.parametrize(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
