@@ -114,6 +114,12 @@ class SinkState:
     last: Place | None = None
     since: int | None = None
 
+    @property
+    def had_gap(self) -> bool:
+        """Whether the lost lake had a window by gap at any time, as its last message tells."""
+        was_closed_by_gap = self.last is not None and self.last.closed_at != PLAIN
+        return was_closed_by_gap or (self.told is not None and self.told.longest_ms is not None)
+
     def lived(self, window: Window) -> Told | None:
         """What the lost lake did with its windows, up to a moment at which the last message was finished; None where none was.
 

@@ -252,9 +252,7 @@ class Beginning:
             early = [p for p, state in found.items() if state.told is None]
             found |= {p: replace(read(p, first), told=Told(first, first, is_plain=first.is_timeout)) for p in early}
         for state in found.values():
-            had_window = state.last is not None and state.last.closed_at != PLAIN
-            had_window |= state.told is not None and state.told.longest_ms is not None
-            if had_window and not merge.has_due:
+            if state.had_gap and not merge.has_due:
                 raise ConfigurationError(
                     f"merge.timeout: the messages of {topic} were made with a window by gap; give the `window` of the lake, "
                     f"or one whose gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"

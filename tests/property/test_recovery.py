@@ -37,7 +37,7 @@ from pipelines.core.recovery import (
     sink_state,
     told_of,
 )
-from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, PLAIN, Tail, place_of
+from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, Tail, place_of
 from pipelines.core.window import Window
 from tests.support.cases import KEYS, rules_of
 from tests.support.sequences import by_key, in_sequence
@@ -406,9 +406,7 @@ class Life:
         if last is not None and (self.is_repeating or not any(EPOCHS in each.headers for each in self.kafka.sink)):
             wanted = last.window  # a change that no message has told of is made again, afterwards
         state = sink_state(sink, wanted)
-        had_window = state.last is not None and state.last.closed_at != PLAIN
-        had_window |= state.told is not None and state.told.longest_ms is not None
-        if wanted.is_timeout and had_window:
+        if wanted.is_timeout and state.had_gap:
             wanted = Window(wanted.gap_ms, wanted.gap_ms)  # a configuration with a timeout is refused
         self.decisions = {source: list(last.decisions.get(source, ()) if last else ()) for source in self.sources}
         self.told += sum(map(len, state.decisions.values()))
