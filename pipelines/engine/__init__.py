@@ -76,6 +76,10 @@ class Engine(Protocol):
     """
 
     lake: Lake
+    compact_every: int
+    """After so many commits of a layer its tables are compacted: each makes a few small files, and whatever is read next opens
+    most of them.
+    """
 
     @property
     def questions(self) -> Questions:
@@ -183,8 +187,10 @@ class Engine(Protocol):
         """Calls `work` once soon, and again whenever one of the tables has new commits."""
         ...
 
-    def compact(self, table: str) -> None:
-        """Rewrites small files into few; no row changes. Where another writer was quicker, it is left for the next time."""
+    def compact(self, table: str, file_bytes: int) -> None:
+        """Rewrites smaller files into few of up to about this size; no row changes. Where another writer was quicker, it is left
+        for the next time.
+        """
         ...
 
     def vacuum(self, table: str) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.core.reading import read_records
@@ -30,14 +30,13 @@ from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
-from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.questions import Where, answer
 from pipelines.lake.tables import Table
 
 if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
 
-FROM_KAFKA_S: Final = 0.2
+FROM_KAFKA_S: Final = 0.4
 """How often bronze asks Kafka for new records."""
 
 FROM_TABLES_S: Final = 0.1
@@ -46,11 +45,16 @@ FROM_TABLES_S: Final = 0.1
 BATCH_BYTES: Final = 160 * 1024 * 1024
 """About so many bytes of decoded records are read at a time."""
 
+CLEAN_UP_EVERY: Final = 50
+"""After so many commits to a table, the files of its log that are older than the retention are deleted."""
+
 _WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
 
 
 class EmbeddedEngine:
     """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for."""
+
+    compact_every = 20
 
     def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine]) -> None:
         # What Arrow's own allocators keep for later made a fifth of the memory of a run.
@@ -162,7 +166,7 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda found, how: write_deltalake(found, rows, mode="append", writer_properties=_WRITER, commit_properties=how),
+            lambda found, how: write_deltalake(found, rows, mode="append", writer_properties=_WRITER, **how),
         )
 
     def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
@@ -171,9 +175,9 @@ class EmbeddedEngine:
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
 
-        def write(found: DeltaTable, how: CommitProperties | None) -> None:
+        def write(found: DeltaTable, how: _How) -> None:
             """Merges the changed rows into the table, in one commit with these properties."""
-            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_WRITER, commit_properties=how)
+            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_WRITER, **how)
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
@@ -182,7 +186,7 @@ class EmbeddedEngine:
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
         condition = sql_where(narrowed(table, where), self.lake.schema(table))
-        self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, commit_properties=how))
+        self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, **how))
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
@@ -191,26 +195,26 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda found, how: found.update(updates, None, condition, writer_properties=_WRITER, commit_properties=how),
+            lambda found, how: found.update(updates, None, condition, writer_properties=_WRITER, **how),
         )
 
-    def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, CommitProperties | None], Any]) -> None:
+    def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]) -> None:
         """One commit, unless the table has seen its transaction version. Of one that another process makes meanwhile for the
         same application, delta-rs tells as of a conflict.
         """
         found = self.questions.opened(table)
         if commit is None:
-            write(found, None)
+            write(found, _how(found, None))
             return
         seen = found.transaction_version(commit.application)
         if seen is not None and seen >= commit.transaction_version:
             return
         once = Transaction(commit.application, commit.transaction_version)
-        how = CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once])
+        how = _how(found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]))
         before = found.version()
         write(found, how)
-        if self.questions.version(table) == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(found, self.lake.schema(table).empty_table(), mode="append", commit_properties=how)
+        if found.version() == before:  # delta-rs makes no commit where no row changes
+            write_deltalake(found, self.lake.schema(table).empty_table(), mode="append", **how)
 
     # -- following
 
@@ -241,10 +245,11 @@ class EmbeddedEngine:
 
     # -- keeping
 
-    def compact(self, table: str) -> None:
+    def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
         with suppress_conflict():
-            self.questions.opened(table).optimize.compact(target_size=FILE_BYTES, writer_properties=_WRITER)
+            found = self.questions.opened(table)
+            found.optimize.compact(target_size=file_bytes, writer_properties=_WRITER, **_how(found, None))
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
@@ -253,3 +258,21 @@ class EmbeddedEngine:
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
         self.questions.opened(table).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+
+
+class _How(TypedDict):
+    """How delta-rs makes a commit."""
+
+    commit_properties: CommitProperties | None
+    post_commithook_properties: PostCommitHookProperties
+
+
+def _how(found: DeltaTable, properties: CommitProperties | None) -> _How:
+    """With these properties; after some commits, what the log's retention lets go is deleted. To look for it lists the log, and
+    delta-rs would do it after each commit.
+    """
+    is_due = (found.version() + 1) % CLEAN_UP_EVERY == 0
+    return {
+        "commit_properties": properties,
+        "post_commithook_properties": PostCommitHookProperties(cleanup_expired_logs=None if is_due else False),
+    }

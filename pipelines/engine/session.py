@@ -57,9 +57,6 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
     "parquet.enable.dictionary#value": "false",
     "parquet.enable.dictionary#merge_key": "false",
-    # Compaction leaves files of this size alone: by default it writes those of up to 1 GB again each time, history and all.
-    "spark.databricks.delta.optimize.minFileSize": str(64 * 1024 * 1024),
-    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }

@@ -57,6 +57,8 @@ PIECE_BYTES = 32 * 1024 * 1024
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
+_MIN_FILE_SIZE, _MAX_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize"
+
 _FINDS_KEYS = {"parquet.bloom.filter.enabled#merge_key": "true", "parquet.bloom.filter.adaptive.enabled": "true"}
 """Compacted files say which keys they may have, so that a question for one key opens few of them. (In small files that would take
 more than it saves.)
@@ -65,6 +67,8 @@ more than it saves.)
 
 class SparkEngine:
     """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
+
+    compact_every = 50
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         self.spark, self.lake = spark, lake
@@ -306,10 +310,11 @@ class SparkEngine:
 
     # -- keeping
 
-    def compact(self, table: str) -> None:
-        """See `Engine.compact`."""
+    def compact(self, table: str, file_bytes: int) -> None:
+        """See `Engine.compact`. Files of at least half that size are left alone."""
         has_keys = "merge_key" in self.lake.layout[table].schema.names
-        with suppress_conflict(), self._set(_FINDS_KEYS if has_keys else {}):
+        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
+        with suppress_conflict(), self._set(sizes | (_FINDS_KEYS if has_keys else {})):
             self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
 
     def vacuum(self, table: str) -> int:

@@ -40,6 +40,7 @@ class DeltaRsQuestions(Questions):
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
+        self._files = Files(lake.storage)
         self._with_topics = lake.settings.with_topics
         self._known = threading.local()
 
@@ -127,10 +128,19 @@ class DeltaRsQuestions(Questions):
         table = source_of(table)
         known: dict[str, DeltaTable] = vars(self._known)
         try:
-            known[table].update_incremental()
+            if self._has_news(table, known[table].version()):
+                known[table].update_incremental()
         except (KeyError, DeltaError):  # not read yet; or the log was cleaned up beyond what was read, or the table made again
             known[table] = self._open(table)
         return known[table]
+
+    def _has_news(self, table: str, version: int) -> bool:
+        """Whether a table has a commit after this one: Delta numbers its files, and deletes the oldest first.
+
+        To update lists the whole log, which may be long.
+        """
+        log = f"{self.path(table)}/_delta_log"
+        return self._files.exists(f"{log}/{version + 1:020}.json") or not self._files.exists(f"{log}/{version:020}.json")
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pipelines.engine import Engine
 
-COMPACT_EVERY: Final = 50
-"""Commits between two compactions: each makes a few small files, and a merge opens every file of open rows."""
-
 FILE_BYTES: Final = 128 * 1024 * 1024
-"""The embedded engine's compaction makes files of about this size."""
+"""Compaction makes files of up to about this size."""
+
+GATHERED: Final = ((64, FILE_BYTES), (8, 16 * 1024 * 1024), (1, 2 * 1024 * 1024))
+"""Up to which size files are gathered by each 64th compaction of a run, by each eighth of the others, and by the rest. If each
+made the largest files, each would write anew what those before it have gathered, and all that stays until the retention is over.
+"""
 
 FEW_FILES: Final = 4
 """A table of no more files is left as it is: fewer gain nothing, and the old ones stay until the retention is over."""
@@ -34,7 +36,8 @@ class Maintenance:
 
     engine: Engine
     names: Sequence[str]
-    every: int = COMPACT_EVERY
+    every: int | None = None
+    """After how many commits tables are compacted; None for as many as the engine says."""
     expire: Callable[[str], None] = lambda _: None
     """Deletes the rows of a table that are old enough."""
     now_s: Callable[[], float] = time.monotonic
@@ -46,12 +49,14 @@ class Maintenance:
         self._commits += 1
         if self._vacuumed_at_s is None:
             self._vacuumed_at_s = self.now_s()
-        if self._commits % self.every == 0:
+        compacted, rest = divmod(self._commits, self.every or self.engine.compact_every)
+        if rest == 0:
+            file_bytes = next(size for every, size in GATHERED if compacted % every == 0)
             is_due = self.now_s() - self._vacuumed_at_s > VACUUM_EVERY_S
             for name in self.names:
                 if is_due:
                     self.expire(name)
-                _compact(self.engine, name)
+                _compact(self.engine, name, file_bytes)
             if is_due:
                 for name in self.names:
                     _vacuum(self.engine, name)
@@ -79,11 +84,11 @@ def keep_properties(engine: Engine, table: str) -> None:
         engine.set_properties(table, wanted)
 
 
-def _compact(engine: Engine, table: str) -> int:
+def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:
     """Compacts a table that has more than few files; how many it had."""
     before = engine.questions.file_count(table)
     if before > FEW_FILES:
-        engine.compact(table)
+        engine.compact(table, file_bytes)
     return before
 
 

@@ -22,9 +22,11 @@ def read_lived(questions: Questions) -> dict[int, Told]:
     where this lake has come to it; nothing after a reset.
     """
     is_told = questions.exists(tables.RECOVERED) and "epochs" in questions.columns(tables.RECOVERED).names
-    if not is_told or _is_reset(questions):
+    if not is_told:
         return {}
     rows = questions.select(tables.RECOVERED, ["partition", "epochs"], [[("epochs", "is not null", None)]]).to_pylist()
+    if not rows or _is_reset(questions):
+        return {}
     lived = {row["partition"]: parse_told(row["epochs"].encode()) for row in rows}
     ends = _ends(questions, {p: told.stretches[-1] for p, told in lived.items() if told.stretches[-1].offsets is None})
     return {p: told._replace(stretches=(*told.stretches[:-1], ends.get(p, told.stretches[-1]))) for p, told in lived.items()}

@@ -19,7 +19,7 @@ from pipelines.lake.epochs import Epoch, Epochs, changes
 from pipelines.lake.files import Files
 from pipelines.lake.identity import check_layout, check_rules_of_layout_1, differences, identity, keep_identity, rules_of_layout_1
 from pipelines.lake.location import Lake
-from pipelines.lake.maintenance import FEW_FILES, VACUUM_EVERY_S, Maintenance, maintain
+from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
 from pipelines.lake.questions import Questions
 from tests.lake.conftest import Store, settings_for
 
@@ -312,9 +312,11 @@ class Kept:
     lake: Lake
     questions: Questions
     done: list[tuple[str, str]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
-    def compact(self, table: str) -> None:
+    def compact(self, table: str, file_bytes: int) -> None:
         self.done.append(("compact", table))
+        self.sizes.append(file_bytes)
 
     def vacuum(self, table: str) -> int:
         self.done.append(("vacuum", table))
@@ -340,6 +342,20 @@ def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(fol
     for _ in range(3):
         maintenance.after_commit()
     assert kept.done[3:] == [("compact", "late")]
+
+
+def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
+    folder_store.create("late")
+    for _ in range(FEW_FILES + 1):
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
+    kept = Kept(folder_store.lake, folder_store.questions)
+    maintenance = Maintenance(kept, ["late"], every=2)  # type: ignore[arg-type]
+    for _ in range(2 * 64):
+        maintenance.after_commit()
+    assert kept.sizes[63] == FILE_BYTES
+    assert kept.sizes[7:63:8] == [FILE_BYTES // 8] * 7
+    assert {size for n, size in enumerate(kept.sizes) if n % 8 != 7} == {FILE_BYTES // 64}
+    assert len(kept.sizes) == 64
 
 
 def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_configuration(folder_store: Store) -> None:

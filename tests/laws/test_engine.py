@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,9 +18,12 @@ from pyspark.sql import SparkSession
 
 from pipelines.core.types import TIME
 from pipelines.engine import Engine
+from pipelines.engine.embedded import CLEAN_UP_EVERY
 from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from tests.laws.conftest import MakeSettings
@@ -306,12 +310,35 @@ def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:
     for seq in range(3):
         engine.append(tables.PUBLISHED, published(engine, 10, seq))
     before, files = seqs(engine, 10), engine.questions.file_count(tables.PUBLISHED)
-    engine.compact(tables.PUBLISHED)
+    engine.compact(tables.PUBLISHED, FILE_BYTES)
     assert engine.questions.file_count(tables.PUBLISHED) < files
     assert engine.vacuum(tables.PUBLISHED) == 0, "what lies within the retention stays"
     assert seqs(engine, 10) == before
     engine.set_properties(tables.PUBLISHED, {"delta.logRetentionDuration": "interval 9 days"})
     assert engine.questions.properties(tables.PUBLISHED)["delta.logRetentionDuration"] == "interval 9 days"
+
+
+@pytest.mark.parametrize("kind", ["embedded-folder"], indirect=True)
+def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(engine: Engine) -> None:
+    log = Path(folder_of(engine.lake.settings), tables.SILVER, "_delta_log")
+    engine.set_properties(tables.SILVER, {"delta.logRetentionDuration": "interval 0 seconds"})
+    reader = DeltaRsQuestions(engine.lake)
+    known, lengths = reader.version(tables.SILVER), list[int]()
+    for number in range(1, 2 * CLEAN_UP_EVERY + 1):
+        engine.merge(tables.SILVER, changed(engine, (12, f"k{number}", "open", 10, None)), Commit("cleaned", 1, number))
+        lengths.append(len(list(log.glob("*.json"))))
+    cleaned = [n for n in range(1, len(lengths)) if lengths[n] < lengths[n - 1]]
+    assert 1 <= len(cleaned) <= 2
+    assert not (log / f"{known:020}.json").exists()
+    assert reader.version(tables.SILVER) == engine.questions.version(tables.SILVER) >= known + 2 * CLEAN_UP_EVERY
+
+
+def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
+    for seq in range(3):
+        engine.append(tables.PUBLISHED, published(engine, 12, seq))
+    files = engine.questions.file_count(tables.PUBLISHED)
+    engine.compact(tables.PUBLISHED, 1)
+    assert engine.questions.file_count(tables.PUBLISHED) == files
 
 
 @pytest.mark.parametrize("kind", ["spark-folder", "spark-catalog"], indirect=True)
@@ -320,7 +347,7 @@ def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) 
     for time in (10, 20):
         rows: list[tuple[Any, ...]] = [(11, "a", "timed_out", time, time, [], [], True, None, 0)]
         engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].rows(rows))
-    engine.compact(tables.SILVER)
+    engine.compact(tables.SILVER, FILE_BYTES)
     uris = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}").file_uris()
     [file] = [unquote(uri) for uri in uris if "status=timed_out" in uri]
     group = parquet.ParquetFile(file).metadata.row_group(0)

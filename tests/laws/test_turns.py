@@ -12,6 +12,7 @@ from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
+from pipelines.lake.maintenance import FILE_BYTES
 from tests.support.cases import expected_late, expected_silver, random_case
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
@@ -37,7 +38,7 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: Spar
         lake.token += 1
         lake.merge()
         for name in (tables.SILVER, tables.bronze("tracking")):
-            lake.engine.compact(name)
+            lake.engine.compact(name, FILE_BYTES)
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
     assert spark.questions.version(tables.SILVER) == embedded.questions.version(tables.SILVER)
