@@ -40,7 +40,7 @@ class DeltaRsQuestions(Questions):
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._files = Files(lake.storage)
+        self._files: dict[str, Files] = {}
         self._with_topics = lake.settings.with_topics
         self._known = threading.local()
 
@@ -139,8 +139,13 @@ class DeltaRsQuestions(Questions):
 
         To update lists the whole log, which may be long.
         """
-        log = f"{self.path(table)}/_delta_log"
-        return self._files.exists(f"{log}/{version + 1:020}.json") or not self._files.exists(f"{log}/{version:020}.json")
+        files, log = self._files_of(table), f"{self.path(table)}/_delta_log"
+        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(f"{log}/{version:020}.json")
+
+    def _files_of(self, table: str) -> Files:
+        """The files beside a table, opened as its lake is: a borrowed one may have other options."""
+        home = self._lake.home(table)
+        return self._files.setdefault(home.location, Files(home.storage))
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:
@@ -159,7 +164,7 @@ class DeltaRsQuestions(Questions):
             raise VersionGoneError(table, version) from None
 
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
-        files, path = Files(self._storage(table)), self.path(table)
+        files, path = self._files_of(table), self.path(table)
         named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in named)
 

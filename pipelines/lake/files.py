@@ -96,10 +96,16 @@ class Files:
         """Whether there is a file or folder of that name."""
         if scheme_of(address) is None:
             return Path(local_path(address)).exists()
+        return self.has_file(address) or bool(self._below(address))
+
+    def has_file(self, address: str) -> bool:
+        """Whether there is a file of that name."""
+        if scheme_of(address) is None:
+            return Path(local_path(address)).is_file()
         with self._at(address, "listing") as (store, path), suppress(FileNotFoundError):
             obstore.head(store, path)
             return True
-        return bool(self._below(address))
+        return False
 
     def delete(self, address: str) -> None:
         """Afterwards there is neither file nor folder of that name, nor anything in it."""

@@ -387,6 +387,8 @@ def test_a_small_file_is_written_read_and_deleted(scheme: str, tmp_path: Path) -
         assert files.read_text(f"{folder}/a/b") == text
     assert (tmp_path / "it's a %20 `folder` é" / "a" / "b").read_text() == "é\nmore"
     assert files.exists(f"{folder}/a")
+    assert files.has_file(f"{folder}/a/b")
+    assert not files.has_file(f"{folder}/a")
     files.write_text(f"{folder}/a/c/d", "x")
     files.delete(f"{folder}/a/b")
     assert files.read_text(f"{folder}/a/b") is None
