@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
 
 FROM_KAFKA_S: Final = 0.4
-"""How often bronze asks Kafka for new records."""
+"""How often bronze asks Kafka for new records: each answer is a commit, and with twice as many no message comes sooner."""
 
 FROM_TABLES_S: Final = 0.1
-"""How often a layer looks for new commits: each look lists a folder."""
+"""How often a layer looks for new commits: each look asks whether a table has the file of the next one."""
 
 BATCH_BYTES: Final = 160 * 1024 * 1024
 """About so many bytes of decoded records are read at a time."""
