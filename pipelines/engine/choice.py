@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake.commits import Append
-from pipelines.lake.location import Lake, has_store
+from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,13 +34,14 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
 
 
 def exclusive_append(engine: Engine) -> Append:
-    """An append that fails where another process has made the same version of the table, also where the engine's own does not.
+    """An append that fails where another process has made the same version of the table, for what a process writes of its own
+    accord: leases, and the results of checks. delta-rs makes it wherever it can open the lake.
 
     Spark looks whether S3 has a commit of that number, and then writes its own: of two at once, the later one replaces the other.
-    delta-rs leaves it to the store to refuse one of them.
+    And the first commit of a session takes it seconds, which a run that finds nothing new need not wait for.
     """
     lake = engine.lake
-    if lake.settings.engine == "embedded" or lake.needs_spark or not has_store(lake.location):
+    if lake.settings.engine == "embedded" or lake.needs_spark:
         return engine.append
     from pipelines.engine.embedded import EmbeddedEngine
 

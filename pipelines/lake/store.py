@@ -1,12 +1,15 @@
-"""Whether the object store of a lake can be used, found out by using it. A folder needs no such look."""
+"""Whether the place of a lake can be used, found out by using it: an object store, or a folder."""
 
 from __future__ import annotations
 
+import os
 import uuid
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pipelines.errors import ConfigurationError
 from pipelines.lake.files import Files
-from pipelines.lake.location import Lake, has_store
+from pipelines.lake.location import Lake, has_store, local_path, scheme_of
 
 
 def stored(lake: Lake) -> list[str]:
@@ -22,11 +25,14 @@ def check_readable(lake: Lake) -> None:
 
 
 def check_writable(lake: Lake) -> None:
-    """Raises WatersmeetError where the store of the lake or of its checkpoints is away, refuses, or lets two writers make a file.
+    """Raises WatersmeetError where the lake's folder takes no commits, or where the store of the lake or of its checkpoints
+    is away, refuses, or lets two writers make a file.
 
-    A file is made there, tried to be made again, and deleted. Only a store that refuses the second try keeps one commit from
-    replacing another: that takes conditional puts (`If-None-Match`), which not every store that speaks S3 knows.
+    In a store, a file is made, tried to be made again, and deleted. Only a store that refuses the second try keeps one commit
+    from replacing another: that takes conditional puts (`If-None-Match`), which not every store that speaks S3 knows.
     """
+    if not lake.is_catalog and scheme_of(lake.location) is None:
+        _check_folder(Path(local_path(lake.location)))
     for place in stored(lake):
         files, probe = Files(lake.storage), f"{place}/_probe-{uuid.uuid4()}"
         first, second = files.create(probe), files.create(probe)
@@ -37,3 +43,21 @@ def check_writable(lake: Lake) -> None:
                 f"lake: the object store of {place} lets two writers make the same file, so that one commit could replace "
                 "another; use one with conditional puts (If-None-Match), such as Amazon S3 itself"
             )
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises ConfigurationError where a folder, which need not exist, cannot be written to, or has no hard links.
+
+    delta-rs makes the file of a commit as one, so that it replaces no other. Folders mounted from a store often lack them.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with TemporaryDirectory(prefix="watersmeet-", dir=existing) as name:
+            probe = Path(name, "probe")
+            probe.touch()
+            os.link(probe, Path(name, "linked"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"lake: the folder {folder} takes no commits ({error.strerror}); make it writable, or name one on a file system with "
+            "hard links, an object store by its URI, or a schema of a catalog"
+        ) from None
