@@ -49,7 +49,7 @@ LAYER_SETTINGS: Mapping[str, str] = {
     "spark.sql.adaptive.enabled": "false",
     # MERGE reads its source twice; without this the whole merge would run twice.
     "spark.databricks.delta.merge.materializeSource": "all",
-    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
     # Spark's default is a type of twelve bytes that other readers call deprecated.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A batch of bronze is kept for as long as it takes to write it: packing it costs more than it saves.
@@ -96,6 +96,8 @@ _OWN_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 1, 16) * 2),
+    # A cycle of the layers generates more classes than the hundred that Spark keeps: each was compiled again in every cycle.
+    "spark.sql.codegen.cache.maxEntries": "3000",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
