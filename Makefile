@@ -10,8 +10,8 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
-	@echo "make test      the tests for every change: the rules, the laws on both engines, whole runs in folders"
-	@echo "make test-long all others: catalogs, clusters, registries, secured brokers, kills with Spark (an hour)"
+	@echo "make test      the tests for every change: the rules, the laws (most on the embedded engine), whole runs in folders on both"
+	@echo "make test-long all others: every law and kills with Spark, catalogs, clusters, registries, secured brokers (an hour)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"

@@ -241,6 +241,7 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSe
     assert "silver" in where
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Following) -> None:
     until(lambda: "java" in following.programs(), "Spark is being started")
     family = following.descendants()
@@ -260,6 +261,7 @@ def assert_one_sentence(said: str) -> None:
     assert "\tat " not in said
 
 
+@pytest.mark.long
 def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) -> None:
     produce(project.kafka, SINK, [(1, b"not ours")])
     failing = Following(project)
@@ -274,6 +276,7 @@ def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) ->
     assert_one_sentence(failing.errors.read_text())
 
 
+@pytest.mark.long
 def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSession, project: Project, tmp_path: Path) -> None:
     create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])

@@ -23,6 +23,8 @@ from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.rivers import River
 from tests.support.topics import published
 
+pytestmark = pytest.mark.long
+
 Rows = Sequence[tuple[int, str | None]]
 """Of a source, event time and key of its next records; a heartbeat has no key."""
 

@@ -18,6 +18,8 @@ from tests.support.cases import expected_silver, random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, silver_of
 
+pytestmark = pytest.mark.long
+
 Rows = list[tuple[object, ...]]
 COLUMNS = "partition, merge_key, status, event_time, last_event_time, tracking, orders"
 

@@ -18,24 +18,20 @@ from tests.support.lakes import CaseLake, engine_for, place_of
 QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
 
-FOLDERS = [QUICK, "spark-folder"]
+SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))
+"""The layers are written once: `make test` tries what Spark does of its own, and `make test-long` all the laws with it."""
 
-in_folders = pytest.mark.parametrize("kind", FOLDERS, indirect=True, scope="module")
+in_folders = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
 """For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
 
-mostly_embedded = pytest.mark.parametrize(
-    "kind",
-    [QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))],
-    indirect=True,
-    scope="module",
-)
-"""For a law that takes long: with Spark, `make test-long` tries it."""
+ON_BOTH_ENGINES = [QUICK, "spark-folder", SPARK_CATALOG]
+"""For the laws of the engines themselves, and the first ones of the layers, which `make test` tries with Spark, too."""
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]
 
 
-@pytest.fixture(scope="module", params=[*FOLDERS, pytest.param("spark-catalog", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[QUICK, SPARK_FOLDER, SPARK_CATALOG])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

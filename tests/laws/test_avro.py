@@ -10,12 +10,10 @@ import pytest
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
-from tests.laws.conftest import MakeLake, mostly_embedded
+from tests.laws.conftest import MakeLake
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text, avro_case, decoded, in_a_column
 from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, late_of, silver_of
-
-pytestmark = mostly_embedded
 
 CASES = rich_cases(12, 300)
 

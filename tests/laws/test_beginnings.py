@@ -24,7 +24,7 @@ from pipelines.run import Run, create_missing
 from pipelines.running.beginning import EARLIEST, Beginning
 from pipelines.running.owner import Owner
 from pipelines.settings import KafkaSettings, Settings
-from tests.laws.conftest import MakeLake, MakeSettings, in_folders, mostly_embedded
+from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
 from tests.support.lakes import CaseLake, engine_for, fill_bronze, quickly
@@ -123,7 +123,6 @@ def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
     assert begun.resets() == []
 
 
-@mostly_embedded
 def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
     topic = begun.settings.inputs["tracking"]
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
@@ -191,7 +190,6 @@ def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
     return begun
 
 
-@mostly_embedded
 def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, kind: str) -> None:
     name, cases = f"lost-{kind}", rich_cases(4, 5200)
     cases[0] = Case({"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100)

@@ -16,7 +16,7 @@ from pipelines.lake import tables
 from pipelines.operations.reset import Reset
 from pipelines.running.beginning import Beginning
 from pipelines.running.owner import Owner
-from tests.laws.conftest import MakeLake, in_folders, mostly_embedded
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
@@ -85,7 +85,6 @@ def expected(cases: Mapping[int, Case], source: str) -> list[tuple[object, ...]]
     return sorted(rows, key=repr)
 
 
-@mostly_embedded
 def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_lake: MakeLake, kafka: str, kind: str) -> None:
     cases = dict(enumerate(islice(filter(is_refused_in_part, map(random_case, range(4100, 10**6))), PARTITIONS)))
     begins = {p: len(case.values["tracking"]) // 2 for p, case in cases.items()}

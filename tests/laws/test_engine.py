@@ -26,12 +26,17 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
-from tests.laws.conftest import MakeSettings
+from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings
 from tests.support.lakes import delta_table, engine_for, folder_of
 
 APPLICATION = "test"
 DEADLINE_S = 120
 NAMES = (tables.PUBLISHED, tables.SILVER, tables.RESETS)
+
+
+@pytest.fixture(scope="module", params=ON_BOTH_ENGINES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")

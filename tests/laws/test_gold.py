@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.gold import Gold
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import ON_BOTH_ENGINES, MakeLake
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -53,6 +53,11 @@ class River:
 
     def published(self) -> list[Published]:
         return published(self.kafka, self.sink, PARTITIONS)
+
+
+@pytest.fixture(scope="module", params=ON_BOTH_ENGINES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")

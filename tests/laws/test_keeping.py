@@ -143,6 +143,7 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: Cas
     assert counts(lake) == before, "what is gone is gone"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: MakeLake, kind: str) -> None:
     cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
@@ -271,6 +272,7 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     assert counts(lake)[tables.LATE] < before[tables.LATE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_history_may_begin_in_any_epoch(lake: CaseLake, kind: str, tmp_path: Path) -> None:
     for number, (step, timeout_ms) in enumerate(zip(steps(lake, kind), cycle([100, 30, 250]), strict=False)):

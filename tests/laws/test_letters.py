@@ -13,14 +13,12 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.running import letters, pieces
 from pipelines.running.letters import DeadLetters
-from tests.laws.conftest import MakeLake, mostly_embedded
+from tests.laws.conftest import MakeLake
 from tests.laws.test_gold import extended
 from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import KAFKA_TIME_US, CaseLake, headers_of, key_of
 from tests.support.topics import Letter, consume, create_topics, dead_letters, delete_records, delete_topic, produce
-
-pytestmark = mostly_embedded
 
 PARTITIONS = 6
 EMPTIED = 2

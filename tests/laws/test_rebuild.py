@@ -23,7 +23,7 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.decisions import decision_rows
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
-from tests.laws.conftest import MakeLake, mostly_embedded
+from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, late_of, silver_of
@@ -46,7 +46,6 @@ def jump(lake: CaseLake) -> None:
     silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
 
 
-@mostly_embedded
 def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake, spark: SparkSession, tmp_path: Path) -> None:
     cases = rich_cases(RANDOM, 700, refused=False)
     silent: dict[str, list[bytes | None]] = {

@@ -6,10 +6,8 @@ from typing import Any
 
 from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake, mostly_embedded
+from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, rich_cases
-
-pytestmark = mostly_embedded
 
 CASES = rich_cases(24)
 WINDOW = {"gap": "100ms", "max": "250ms"}

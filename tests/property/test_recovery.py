@@ -491,11 +491,13 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_idle_decisions_that_published_
     assert sum(life.woken for life in found) >= 300
 
 
+@pytest.mark.long
 @DISORDERS
 def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: int) -> None:
     lives(disorder, is_idling=True, is_in_transactions=False)
 
 
+@pytest.mark.long
 @DISORDERS
 @pytest.mark.parametrize(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]

@@ -293,6 +293,7 @@ def test_a_lake_without_tenants_is_promised_nothing_of_them(sound: Sound, sound_
     assert {each for each in with_tenants - said if each[0] != "bronze_orders"} == planted | exist
 
 
+@pytest.mark.long
 def test_spark_finds_what_is_found_in_memory(
     root_session: SparkSession, sound: Sound, broken: dict[str, pa.Table], found: dict[str, list[Outcome]]
 ) -> None:
@@ -304,6 +305,7 @@ def test_spark_finds_what_is_found_in_memory(
         assert in_spark.storageLevel == StorageLevel.NONE  # nothing of the rows is kept in memory
 
 
+@pytest.mark.long
 def test_spark_finds_in_silver_with_tenants_what_is_found_in_memory(
     root_session: SparkSession, sound_with_tenants: Sound
 ) -> None:
