@@ -261,7 +261,6 @@ def assert_one_sentence(said: str) -> None:
     assert "\tat " not in said
 
 
-@pytest.mark.long
 def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) -> None:
     produce(project.kafka, SINK, [(1, b"not ours")])
     failing = Following(project)
