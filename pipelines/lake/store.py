@@ -50,8 +50,8 @@ def _check_folder(folder: Path) -> None:
 
     delta-rs makes the file of a commit as one, so that it replaces no other. Folders mounted from a store often lack them.
     """
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         with TemporaryDirectory(prefix="watersmeet-", dir=existing) as name:
             probe = Path(name, "probe")
             probe.touch()
