@@ -74,7 +74,7 @@ class Run:
     """They are told what happens; with none, nothing is sampled for them."""
 
     def __post_init__(self) -> None:
-        """Asks Kafka and the object store before it starts an engine: trouble there is told at once. Raises WatersmeetError."""
+        """Asks Kafka and the lake's place before it starts an engine: trouble there is told at once. Raises WatersmeetError."""
         if problems := check_options(self.settings.kafka):
             raise ConfigurationError(problems[0])
         for source in self.settings.sources.values():

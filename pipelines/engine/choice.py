@@ -34,8 +34,7 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
 
 
 def exclusive_append(engine: Engine) -> Append:
-    """An append that fails where another process has made the same version of the table, for what a process writes of its own
-    accord: leases, and the results of checks. delta-rs makes it wherever it can open the lake.
+    """An append that fails where another process has made the same version of the table: by delta-rs, where it can open the lake.
 
     Spark looks whether S3 has a commit of that number, and then writes its own: of two at once, the later one replaces the other.
     And the first commit of a session takes it seconds, which a run that finds nothing new need not wait for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,9 +31,17 @@ MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]
 
 
-@pytest.fixture(scope="module", params=[QUICK, SPARK_FOLDER, SPARK_CATALOG])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def one_of(kinds: Sequence[Any]) -> Any:
+    """The fixture `kind`, for laws that are tried on each of these; a module may have one of its own."""
+
+    @pytest.fixture(scope="module", params=kinds)
+    def kind(request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    return kind
+
+
+kind = one_of([QUICK, SPARK_FOLDER, SPARK_CATALOG])
 
 
 @pytest.fixture(scope="module")

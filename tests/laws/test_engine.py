@@ -26,7 +26,7 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
-from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings
+from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings, one_of
 from tests.support.lakes import delta_table, engine_for, folder_of
 
 APPLICATION = "test"
@@ -34,9 +34,7 @@ DEADLINE_S = 120
 NAMES = (tables.PUBLISHED, tables.SILVER, tables.RESETS)
 
 
-@pytest.fixture(scope="module", params=ON_BOTH_ENGINES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+kind = one_of(ON_BOTH_ENGINES)
 
 
 @pytest.fixture(scope="module")

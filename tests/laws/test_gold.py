@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.gold import Gold
 from pipelines.lake import tables
-from tests.laws.conftest import ON_BOTH_ENGINES, MakeLake
+from tests.laws.conftest import ON_BOTH_ENGINES, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -55,9 +55,7 @@ class River:
         return published(self.kafka, self.sink, PARTITIONS)
 
 
-@pytest.fixture(scope="module", params=ON_BOTH_ENGINES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+kind = one_of(ON_BOTH_ENGINES)
 
 
 @pytest.fixture(scope="module")

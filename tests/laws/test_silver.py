@@ -13,7 +13,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
-from tests.laws.conftest import ON_BOTH_ENGINES, QUICK, MakeLake, in_folders
+from tests.laws.conftest import ON_BOTH_ENGINES, QUICK, MakeLake, in_folders, one_of
 from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, delta_table
 
@@ -23,9 +23,7 @@ MAX_BYTES = 250
 SHARE = 20
 
 
-@pytest.fixture(scope="module", params=ON_BOTH_ENGINES)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+kind = one_of(ON_BOTH_ENGINES)
 
 
 @pytest.fixture(scope="module")
