@@ -31,10 +31,14 @@ class ConfigurationError(WatersmeetError):
     exit_code = 2
 
 
-class KafkaUnreachableError(WatersmeetError):
-    """No broker answered at the configured address within the time given."""
+class KafkaTransientError(WatersmeetError):
+    """Kafka did not do what was asked, and may do it a little later."""
 
     retriable = True
+
+
+class KafkaUnreachableError(KafkaTransientError):
+    """No broker answered at the configured address within the time given."""
 
     def __init__(self, bootstrap_servers: str, detail: str) -> None:
         super().__init__(
@@ -42,6 +46,17 @@ class KafkaUnreachableError(WatersmeetError):
             "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. options in kafka.options"
         )
         self.bootstrap_servers = bootstrap_servers
+
+
+class KafkaUnsettledError(KafkaTransientError):
+    """A broker answered that it could not do it just now: leaders or coordinators move while one of the brokers is away."""
+
+    def __init__(self, bootstrap_servers: str, resource: str, detail: str) -> None:
+        super().__init__(
+            f"Kafka at {bootstrap_servers} cannot serve {resource} just now ({detail}); "
+            "if this goes on, look whether one of its brokers is down"
+        )
+        self.bootstrap_servers, self.resource = bootstrap_servers, resource
 
 
 class KafkaAccessError(WatersmeetError):

@@ -33,7 +33,7 @@ from pipelines.errors import (
     ConfigurationError,
     DataLossError,
     ForeignMessageError,
-    KafkaUnreachableError,
+    KafkaTransientError,
     TopicChangedError,
     WatersmeetError,
 )
@@ -209,7 +209,7 @@ class Repartition:
         """Commits offsets to a consumer group, so that Kafka's own tools show the lag; that it fails stops nothing."""
         try:
             self._group.commit({(of.topic, of.partition): offset for of, offset in offsets.items()})
-        except KafkaUnreachableError:  # the next step says so itself
+        except KafkaTransientError:  # the next step says so itself
             return
         except WatersmeetError as error:
             if not self._is_warned:

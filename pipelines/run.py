@@ -20,7 +20,7 @@ from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import exclusive_append, open_engine
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import ConfigurationError, KafkaUnreachableError, LeaseLostError, LeaseTakenError
+from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, kind_of
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
@@ -142,10 +142,10 @@ class Run:
             stream.raise_failure()
 
     def _watch(self) -> Watch:
-        def away(news: str) -> None:
-            """Tells people and observers that no broker answers."""
+        def away(error: KafkaTransientError, news: str) -> None:
+            """Tells people and observers that Kafka is waited for."""
             self.reporter.tell("kafka", news)
-            self.tell(Failed(KafkaUnreachableError.__name__, is_retried=True))
+            self.tell(Failed(kind_of(error), is_retried=True))
 
         return Watch(self.settings, self.partitions, away, self.patience_s)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, TopicPartition
-from pipelines.errors import KafkaUnreachableError
+from pipelines.errors import KafkaTransientError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
@@ -61,7 +61,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         bounds: Bounds | None = None
         try:
             bounds = of_kafka.result()
-        except KafkaUnreachableError as error:
+        except KafkaTransientError as error:
             log.warning("%s; records that are not in bronze yet are not counted", error)
         partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
         every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]

@@ -66,7 +66,7 @@ def verify(
     """The answer of `verify --json`; of each check at most `SHOWN` problems, and how many more there are.
 
     `full`: every key, batch and version is looked at, not a sample. `evaluate` evaluates `publish.valid` and `publish.value`
-    where they are the user's own; without it `notes` says what was not checked. Raises KafkaUnreachableError and the other
+    where they are the user's own; without it `notes` says what was not checked. Raises KafkaTransientError and the other
     errors of Kafka, and ConfigurationError where a source's topic is gone.
     """
     settings = read_epochs(questions, settings).current.settings

@@ -58,7 +58,7 @@ class Letter(NamedTuple):
 def read_boxes(questions: Questions, settings: Settings, partitions: int, counts: Mapping[str, int]) -> list[Box]:
     """The ends of the topics of dead letters as they are now; `counts`: has the topics that exist.
 
-    What was noted as sent is read first, so it is in the topic. Raises KafkaUnreachableError and the other errors of Kafka.
+    What was noted as sent is read first, so it is in the topic. Raises KafkaTransientError and the other errors of Kafka.
     """
     cluster, found = Cluster(settings.kafka), []
     for table, topic in settings.publish.dead_letter_topics.items():

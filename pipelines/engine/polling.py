@@ -35,7 +35,7 @@ def followed_source(
 
 
 def has_news(source: KafkaInput) -> bool:
-    """Whether Kafka has offsets of a source beyond where reading begins. Raises KafkaUnreachableError and the like."""
+    """Whether Kafka has offsets of a source beyond where reading begins. Raises KafkaTransientError and the like."""
     return any(end > source.offsets[p] for p, end in _ends(Cluster(source.kafka), source).items())
 
 

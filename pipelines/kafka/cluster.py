@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from pipelines.core.inputs import source_of
-from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaUnreachableError, TopicChangedError
+from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError, TopicChangedError
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningAdmin
 from pipelines.settings import KafkaSettings, Settings
@@ -32,6 +32,7 @@ BESIDE_VALUES = 1024 * 1024
 
 _UNBOUNDED = str(2**63 - 1)
 _LOOK_S = 0.05
+_FIRST_ATTEMPT = 0.2
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _Answer = TypeVar("_Answer")
@@ -41,7 +42,7 @@ class Cluster:
     """Questions to one Kafka cluster; each is answered within `timeout_s`, once transactions of others have had `settling_s` to
     end where that is the question.
 
-    Every method raises KafkaUnreachableError where no broker answers in time, and at once KafkaAccessError where the login, a
+    Every method raises KafkaTransientError where no broker answers in time, and at once KafkaAccessError where the login, a
     certificate or a permission is refused, TopicChangedError for a topic that does not exist (unless it says otherwise), and
     KafkaRequestError for any other refusal.
     """
@@ -131,16 +132,21 @@ class Cluster:
     def _offsets(
         self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     ) -> dict[int, int]:
-        """A partition that was just made has no leader yet: the question is asked again until the timeout."""
+        """A partition that was just made has no leader yet, and of a dead one librdkafka asks the same broker until its own
+        timeout: so the question is asked again, at first soon, until ours.
+        """
         deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
+        patience_s = self.timeout_s * _FIRST_ATTEMPT
         while True:
-            asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=self.timeout_s)
+            left_s = max(deadline - time.monotonic(), _LOOK_S)
+            asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=min(left_s, patience_s))
             try:
                 return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
-            except KafkaUnreachableError:
-                if time.monotonic() > deadline - _LOOK_S:  # a broker that is away took the whole timeout: no second one
+            except KafkaTransientError:
+                if time.monotonic() > deadline - _LOOK_S:
                     raise
             time.sleep(_LOOK_S)
+            patience_s = self.timeout_s  # a broker that is merely slow gets the time
 
     @cached_property
     def _admin(self) -> ListeningAdmin:
@@ -165,8 +171,9 @@ class Cluster:
         if reason.code() == KafkaError._NOENT:  # no partition has a leader: a description of the topic tells why
             is_missing = topic not in self._described([topic])
             reason = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE)
-        if is_passing(reason) and reason.code() < 0:  # so librdkafka itself says, and no broker
-            # A client may wait on and on for a broker that is gone: the next question makes another one.
+        if is_passing(reason):
+            # A client may wait on and on for a broker that is gone, or ask in the name of a leader that is none any more: the
+            # next question makes another one.
             self._is_used = False
             del self._admin
         raise failure(self.kafka, reason, permission, resource)

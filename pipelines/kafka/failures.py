@@ -11,7 +11,14 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from pipelines.errors import KafkaAccessError, KafkaRequestError, KafkaUnreachableError, TopicChangedError, WatersmeetError
+from pipelines.errors import (
+    KafkaAccessError,
+    KafkaRequestError,
+    KafkaUnreachableError,
+    KafkaUnsettledError,
+    TopicChangedError,
+    WatersmeetError,
+)
 from pipelines.settings import KafkaSettings
 
 _LOGIN: Final = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM}
@@ -95,7 +102,7 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
     """The one sentence for an error of Kafka; `permission` on `resource` (such as READ on `topic orders`) is what it takes.
 
     KafkaAccessError for a refused login, certificate or permission; TopicChangedError for a topic that does not exist;
-    KafkaUnreachableError for what may pass; KafkaRequestError for all else.
+    KafkaUnreachableError and KafkaUnsettledError for what may pass; KafkaRequestError for all else.
     """
     code, servers = error.code(), kafka.bootstrap_servers
     # librdkafka's own words on one line, without how often and in which of its states it met the error
@@ -129,7 +136,8 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
     if code in _MISSING_TOPIC:
         return TopicChangedError(f"{resource} does not exist at {servers}, or was deleted; create it, or correct its name")
     if is_passing(error):
-        return KafkaUnreachableError(servers, detail)
+        # librdkafka numbers what it noticed itself below zero, and what a broker has answered above
+        return KafkaUnreachableError(servers, detail) if code < 0 else KafkaUnsettledError(servers, resource, detail)
     return KafkaRequestError(f"Kafka at {servers} refused {permission} on {resource}: {detail} ({error.name()})")
 
 

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from pipelines.core.plan import TopicPartition
-from pipelines.errors import KafkaUnreachableError, WatersmeetError
+from pipelines.errors import KafkaTransientError, WatersmeetError
 from pipelines.kafka.failures import failure
 from pipelines.kafka.options import ListeningConsumer
 from pipelines.monitoring.events import Event, Reached, Standing
@@ -42,7 +42,7 @@ class Group:
         self._consumer = ListeningConsumer(kafka, group_id=name, on_commit=self._answer, **timeouts)
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commits offsets by topic and partition. Raises KafkaUnreachableError where no broker answers in time, and another
+        """Commits offsets by topic and partition. Raises KafkaTransientError where no broker answers in time, and another
         WatersmeetError where Kafka refuses it.
         """
         self._consumer.poll(0)  # answers to commits before this one do not count
@@ -119,7 +119,7 @@ class Groups:
                 place = topics[tp.source], tp.partition
                 least[place] = min(offset, least.get(place, offset))
             self._groups[layer].commit(least)
-        except KafkaUnreachableError:  # the run itself says so
+        except KafkaTransientError:  # the run itself says so
             with self._lock:
                 self._new.add(layer)
         except WatersmeetError as error:

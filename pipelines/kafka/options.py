@@ -17,7 +17,11 @@ from pipelines.errors import ConfigurationError
 from pipelines.kafka.failures import Heard
 from pipelines.settings import KafkaSettings
 
+# Where a broker dies, librdkafka asks for the leaders at once, mostly before there are new ones, and then as rarely as this says:
+# every five minutes, if it were left to it.
+_DEFAULTS = {"topic.metadata.refresh.interval.ms": 5_000}
 _READER_DEFAULTS = {
+    **_DEFAULTS,
     "queued.min.messages": 200_000,  # messages that are fetched ahead
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
@@ -32,6 +36,7 @@ _READER = {
     "auto.offset.reset": "error",  # an offset that Kafka does not have is never passed over
 }
 _WRITER_DEFAULTS = {
+    **_DEFAULTS,
     "linger.ms": 20,
     "queue.buffering.max.kbytes": 64 * 1024,
 }
@@ -43,7 +48,7 @@ _ANY_LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "anybody", "sasl.passw
 
 def admin_options(kafka: KafkaSettings) -> dict[str, Any]:
     """For questions about the cluster and its topics."""
-    return {**kafka.options, **_own(kafka)}
+    return {**_DEFAULTS, **kafka.options, **_own(kafka)}
 
 
 def consumer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:

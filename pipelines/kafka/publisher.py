@@ -83,7 +83,7 @@ class Publisher:
         """Fences the previous publisher of this name and topic and settles its open transaction; without transactions, too, since
         an earlier run may have had them.
 
-        Raises KafkaAccessError where the client or its permission is refused, KafkaUnreachableError where no broker answers.
+        Raises KafkaAccessError where the client or its permission is refused, KafkaTransientError where no broker answers.
         """
         self._producer = None
         producer = self._made(transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
@@ -126,7 +126,7 @@ class Publisher:
 
         Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it is sent), headers.
         Raises FencedError where another publisher has taken over, PublishingError (which says whether to try again),
-        KafkaUnreachableError, KafkaAccessError; after any error `begin` comes first.
+        KafkaTransientError, KafkaAccessError; after any error `begin` comes first.
         """
         producer = self._producer
         if producer is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pipelines.core.plan import TopicPartition
-from pipelines.errors import KafkaUnreachableError
+from pipelines.errors import KafkaTransientError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import Settings
@@ -51,6 +51,6 @@ class Silence:
                 first, end = cluster.bounds_of(topic, [tp.partition])[tp.partition]
                 if any(read_range(kafka, Range(topic, tp.partition, max(first, offset + 1), end), max_records=1)):
                     return False
-        except KafkaUnreachableError:
+        except KafkaTransientError:
             return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pipelines.errors import KafkaUnreachableError, TopicChangedError
+from pipelines.errors import KafkaTransientError, TopicChangedError
 from pipelines.kafka.cluster import Cluster
 from pipelines.settings import Settings
 
@@ -13,16 +13,18 @@ LOOK_EVERY_S = 5.0
 
 
 class Watch:
-    """Looks at the sources every few seconds; `tell` is given the news of a broker that is away for `limit_s` at most."""
+    """Looks at the sources every few seconds; `tell` is given the news of Kafka being waited for, for `limit_s` at most."""
 
-    def __init__(self, settings: Settings, partitions: int, tell: Callable[[str], None], limit_s: float) -> None:
+    def __init__(
+        self, settings: Settings, partitions: int, tell: Callable[[KafkaTransientError, str], None], limit_s: float
+    ) -> None:
         self._tell, self._limit_s, self._partitions = tell, limit_s, partitions
         self._cluster = Cluster(settings.kafka)
         self._ids = self._cluster.topic_ids(settings.inputs.values())
         self._looked = self._answered = time.monotonic()
 
     def look(self) -> None:
-        """Raises TopicChangedError where a source's partitions or identity changed; KafkaUnreachableError where no broker has
+        """Raises TopicChangedError where a source's partitions or identity changed; KafkaTransientError where no broker has
         answered for longer than the limit.
         """
         if time.monotonic() - self._looked < LOOK_EVERY_S:
@@ -30,11 +32,11 @@ class Watch:
         try:
             self._check()
             self._answered = time.monotonic()
-        except KafkaUnreachableError as error:
+        except KafkaTransientError as error:
             silent_s = time.monotonic() - self._answered
             if silent_s > self._limit_s:
                 raise
-            self._tell(f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s")
+            self._tell(error, f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s")
         self._looked = time.monotonic()
 
     def _check(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pipelines.engine import Engine
 from pipelines.engine.choice import exclusive_append
-from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaUnreachableError
+from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from pipelines.lake import tables
 from pipelines.lake.quality import Checked, append_results, last_versions
 from pipelines.lake.questions import Questions
@@ -107,7 +107,7 @@ def check(
                 done.nothing_new.append(name)
             elif until >= 0:
                 done.results += _results(engine, settings, batches, name, Span(after, until), wanted, now_ms)
-        except (KafkaUnreachableError, KafkaRequestError) as error:
+        except (KafkaTransientError, KafkaRequestError) as error:
             done.skipped[name] = str(error)
             log.warning("%s; %s is not checked", error, name)
     done.nothing_new = sorted(set(done.nothing_new))

@@ -25,7 +25,7 @@ def test_a_run_goes_on_while_one_of_three_brokers_is_dead(tmp_path: Path) -> Non
         cluster.kill(2)
         river.flow()
         river.flow()
-        until(lambda: len(published(river.kafka, river.sink, river.partitions)) > before, "messages without one broker", 180)
+        until(lambda: len(published(river.kafka, river.sink, river.partitions)) > before, "messages without one broker", 60)
         assert run.process.poll() is None, run.said()
         cluster.start(2)
         river.flow()

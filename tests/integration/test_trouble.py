@@ -206,7 +206,7 @@ def watched(kafka: str, folder: Path, *topics: str) -> Watch:
     first, second = topics
     settings = settings_for(folder, bootstrap=kafka, sources__tracking__topic=first, sources__orders__topic=second)
     told = Told()
-    return Watch(settings, 1, lambda news: told.tell("kafka", news), limit_s=60)
+    return Watch(settings, 1, lambda _, news: told.tell("kafka", news), limit_s=60)
 
 
 def test_partitions_added_under_way_stop_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from pipelines.errors import (
     DataLossError,
     KafkaAccessError,
     KafkaRequestError,
+    KafkaTransientError,
     KafkaUnreachableError,
+    KafkaUnsettledError,
     PublishingError,
     TopicChangedError,
     is_retriable,
@@ -49,6 +51,7 @@ def test_options_that_tune_give_way_and_those_that_carry_a_promise_do_not() -> N
     assert (options["queued.min.messages"], options["fetch.wait.max.ms"]) == ("7", "500")
     assert (options["isolation.level"], options["auto.offset.reset"]) == ("read_committed", "error")
     assert producer_options(kafka(linger_ms="5"))["linger.ms"] == "5"
+    assert admin_options(kafka(topic_metadata_refresh_interval_ms="9"))["topic.metadata.refresh.interval.ms"] == "9"
 
 
 def test_everything_that_is_set_and_does_not_only_tune_is_refused_in_the_configuration() -> None:
@@ -57,7 +60,10 @@ def test_everything_that_is_set_and_does_not_only_tune_is_refused_in_the_configu
         *producer_options(kafka(), transactional_id="x", transaction_timeout_ms=1, delivery_timeout_ms=1, message_max_bytes=1),
         "error_cb",
     }  # fmt: skip
-    tuning = {"queued.min.messages", "fetch.queue.backoff.ms", "fetch.wait.max.ms", "linger.ms", "queue.buffering.max.kbytes"}
+    tuning = {
+        "queued.min.messages", "fetch.queue.backoff.ms", "fetch.wait.max.ms", "linger.ms", "queue.buffering.max.kbytes",
+        "topic.metadata.refresh.interval.ms",
+    }  # fmt: skip
     assert {name for name in set_here if not OWN_OPTIONS.fullmatch(name)} == tuning
 
 
@@ -136,7 +142,8 @@ def test_the_log_goes_nowhere_unless_it_is_asked_for() -> None:
         (KafkaError._ALL_BROKERS_DOWN, KafkaUnreachableError, "no Kafka broker answers"),
         (KafkaError._TIMED_OUT, KafkaUnreachableError, "no Kafka broker answers"),
         (KafkaError._RESOLVE, KafkaUnreachableError, "no Kafka broker answers"),
-        (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnreachableError, "no Kafka broker answers"),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaUnsettledError, "Kafka at h:1 cannot serve topic t just now"),
+        (KafkaError.FENCED_LEADER_EPOCH, KafkaUnsettledError, "cannot serve topic t"),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicChangedError, "topic t does not exist at h:1"),
         (KafkaError.INVALID_CONFIG, KafkaRequestError, "refused READ on topic t: .*INVALID_CONFIG"),
     ],
@@ -147,7 +154,7 @@ def test_each_error_is_one_sentence_and_only_what_may_pass_is_waited_for(code: i
     assert re.search(sentence, str(error))
     assert "\n" not in str(error)
     assert "in state" not in str(error)
-    assert is_retriable(error) == (kind is KafkaUnreachableError)
+    assert is_retriable(error) == issubclass(kind, KafkaTransientError)
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,10 @@ def delete_topic(kafka: Access, topic: str) -> None:
 
 
 def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none") -> None:
-    """Each record is (partition, value), compressed by this codec; returns once the broker has them all."""
-    producer = Producer({**client_options(kafka), "message.max.bytes": 8_000_000, "compression.type": codec})
+    """Each record is (partition, value), compressed by this codec; returns once the broker has them all, each once."""
+    options = {"message.max.bytes": 8_000_000, "compression.type": codec, "enable.idempotence": True}
+    options["topic.metadata.refresh.interval.ms"] = 1000  # for the leaders of dead brokers
+    producer = Producer({**client_options(kafka), **options})
     failed = []
     for partition, value in records:
         producer.produce(topic, value, partition=partition, on_delivery=lambda e, _: failed.append(e) if e else None)

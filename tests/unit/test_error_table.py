@@ -15,7 +15,7 @@ from pipelines import errors
 from pipelines.errors import WatersmeetError
 
 ROOT = Path(__file__).parent.parent.parent
-FAMILIES = (errors.StoreError, errors.RegistryError)
+FAMILIES = (errors.KafkaTransientError, errors.StoreError, errors.RegistryError)
 """Classes that only others are made of."""
 KINDS = {
     name: kind
