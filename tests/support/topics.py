@@ -117,6 +117,7 @@ def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
             "group.id": "test",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,
+            "topic.metadata.refresh.interval.ms": 1000,  # for topics that come to exist, and leaders that are others now
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
