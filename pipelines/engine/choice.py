@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError
-from pipelines.lake.commits import Append
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 
@@ -33,18 +32,18 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
     return EmbeddedEngine(lake, lambda: _spark_engine(lake))
 
 
-def exclusive_append(engine: Engine) -> Append:
-    """An append that fails where another process has made the same version of the table: by delta-rs, where it can open the lake.
+def without_spark(engine: Engine) -> Engine:
+    """The engine that makes tables, and appends what only one of two processes may append: delta-rs, where it can open the lake.
 
     Spark looks whether S3 has a commit of that number, and then writes its own: of two at once, the later one replaces the other.
-    And the first commit of a session takes it seconds, which a run that finds nothing new need not wait for.
+    Its first commit in a session takes seconds, which a run that finds nothing new need not wait for; so do a lake's tables.
     """
     lake = engine.lake
     if lake.settings.engine == "embedded" or lake.needs_spark:
-        return engine.append
+        return engine
     from pipelines.engine.embedded import EmbeddedEngine
 
-    return EmbeddedEngine(lake, lambda: _spark_engine(lake)).append
+    return EmbeddedEngine(lake, lambda: _spark_engine(lake))
 
 
 def _spark_engine(lake: Lake) -> SparkEngine:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipelines.engine import Engine
-from pipelines.engine.choice import exclusive_append
+from pipelines.engine.choice import without_spark
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from pipelines.lake import tables
 from pipelines.lake.quality import Checked, append_results, last_versions
@@ -112,8 +112,9 @@ def check(
             log.warning("%s; %s is not checked", error, name)
     done.nothing_new = sorted(set(done.nothing_new))
     if done.results:
-        engine.create(table)  # a lake may have been made before there was one
-        append_results(questions, exclusive_append(engine), table, done.checked())
+        keeper = without_spark(engine)
+        keeper.create(table)  # a lake may have been made before there was one
+        append_results(questions, keeper.append, table, done.checked())
     return done
 
 
