@@ -75,6 +75,9 @@ def in_pieces(piece: int) -> tuple[str, ...]:
     return (sys.executable, "-c", _IN_PIECES.format(piece=piece))
 
 
+STARTED: list[RunProcess] = []
+
+
 class RunProcess:
     """`watersmeet run`, or another command, in a process of its own, held at a fault point where one is armed."""
 
@@ -99,6 +102,14 @@ class RunProcess:
             words = [*program, command, *arguments, "-c", str(config)]
             self.process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, cwd=config.parent)
         self._family = psutil.Process(self.process.pid)
+        STARTED.append(self)
+
+    @staticmethod
+    def end_all() -> None:
+        """Ends what a test that failed has left running."""
+        while STARTED:
+            if (run := STARTED.pop()).process.poll() is None:
+                run.kill()
 
     @property
     def is_held(self) -> bool:
