@@ -42,10 +42,10 @@ demo: install
 
 # In the order of their names: those that take minutes come first, the many quick ones fill the gaps at the end.
 test: install
-	$(BIN)/python -m pytest -m "not long" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-long: install $(VENV)/jars/registry
-	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m long --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # A schema registry for the tests of Avro, fetched the first time (109 MB).
 $(VENV)/jars/registry: tests/registry/ivy.xml tests/registry/ivysettings.xml | install

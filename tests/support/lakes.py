@@ -153,8 +153,7 @@ class CaseLake:
 
     def __post_init__(self) -> None:
         self.quick = open_engine(quickly(self.settings))
-        # Spark takes four seconds for it, once for every law. (That it makes the same tables is a law of its own.)
-        create_missing(self.engine if self.engine.lake.is_catalog else self.quick)
+        create_missing(self.engine)
         self._arrived = dict.fromkeys(self.cases, 0)
 
     @property

@@ -296,10 +296,10 @@ class River:
         self.cases[partition].arrivals.append(source)
         produce(self.kafka, self.topic(source), [(partition, self.encode(value))], codec=codec)
 
-    def flow(self, *sources: str, records: int = 12, codec: str = "none") -> None:
+    def flow(self, *sources: str, records: int = 12, codec: str = "none", is_idempotent: bool = False) -> None:
         """Sends the next stretch of event time to every topic-partition: keys that come again, disorder, late and bad records,
         and a heartbeat at its end, so that a part of it is finished in the stretch after. With `sources`, only of those;
-        compressed by this codec.
+        compressed by this codec. `is_idempotent`: as for `produce`.
         """
         rng = random.Random(f"{self.seed}/{self.chunks}")
         begin, self.chunks = self.chunks * 1000, self.chunks + 1
@@ -317,7 +317,7 @@ class River:
                 case.values[source] += [value for p, value in sent if p == partition]
                 case.arrivals += [source] * (records + 1)
             encoded = [(partition, self.encode(value)) for partition, value in sent]
-            produce(self.kafka, self.topic(source), encoded, codec=codec)
+            produce(self.kafka, self.topic(source), encoded, codec=codec, is_idempotent=is_idempotent)
 
     def run(self, *arguments: str, point: str | None = None, count: int = 1, command: str = "run") -> RunProcess:
         program, environment = self.program, self.environment

@@ -83,9 +83,13 @@ def delete_topic(kafka: Access, topic: str) -> None:
         done.result(30)
 
 
-def produce(kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none") -> None:
-    """Each record is (partition, value), compressed by this codec; returns once the broker has them all, each once."""
-    options = {"message.max.bytes": 8_000_000, "compression.type": codec, "enable.idempotence": True}
+def produce(
+    kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none", is_idempotent: bool = False
+) -> None:
+    """Each record is (partition, value), compressed by this codec; returns once the broker has them all. `is_idempotent`: each
+    once, even where a broker dies meanwhile; it takes half a second to begin.
+    """
+    options = {"message.max.bytes": 8_000_000, "compression.type": codec, "enable.idempotence": is_idempotent}
     options["topic.metadata.refresh.interval.ms"] = 1000  # for the leaders of dead brokers
     producer = Producer({**client_options(kafka), **options})
     failed = []
