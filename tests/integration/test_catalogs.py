@@ -45,10 +45,10 @@ print(json.dumps([json.loads(said.getvalue()), *found, names]))
 
 
 @pytest.mark.timeout(1200)
-def test_a_lake_in_a_catalog_is_made_killed_taken_up_and_queried_by_processes_of_their_own(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(kafka: str, tmp_path: Path) -> None:
+    """Kills of such processes are in tests/faults."""
     river = River.make(kafka, tmp_path, "catalog", lake=CATALOG)
     river.flow()
-    river.kill_at("silver.notes", "--once")
     river.flow()
     river.finish()
     assert river.losses() == Losses()
