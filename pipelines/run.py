@@ -18,7 +18,7 @@ from pipelines.bronze import Bronze
 from pipelines.core.inputs import of_source, source_of
 from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
-from pipelines.engine.choice import open_engine, without_spark
+from pipelines.engine.choice import create_tables, open_engine, without_spark
 from pipelines.engine.threads import RunningThread
 from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, kind_of
 from pipelines.gold import Gold
@@ -348,11 +348,7 @@ class Owned:
 
 def create_missing(engine: Engine) -> None:
     """Afterwards every table of the lake's layout exists, those that did as they were; a catalog has the live view, too."""
-    missing = [
-        t for t in engine.lake.layout.values() if t.name not in engine.lake.borrowed and not engine.questions.exists(t.name)
-    ]
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(without_spark(engine).create, missing))
+    create_tables(engine)
     create_view(engine)
 
 

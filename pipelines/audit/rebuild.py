@@ -31,7 +31,7 @@ from pipelines.core.reset import open_before
 from pipelines.core.types import TENANT, TIME
 from pipelines.core.window import Window
 from pipelines.engine import Engine
-from pipelines.engine.choice import open_engine, without_spark
+from pipelines.engine.choice import create_tables, open_engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, passed, read_epochs
@@ -84,10 +84,7 @@ def rebuild(
 
     wanted = rebuilt(settings)
     into = open_engine(wanted, dict.fromkeys(tables.inputs_of(settings), Lake(settings)))
-    maker = without_spark(into)
-    for table in into.lake.layout.values():
-        if table.name not in into.lake.borrowed:
-            maker.create(table)
+    create_tables(into)
     here = open_engine(settings)
     if evidence.history:
         _begin(here, into, wanted, evidence)

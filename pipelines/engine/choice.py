@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pipelines.engine import Engine
@@ -44,6 +45,16 @@ def without_spark(engine: Engine) -> Engine:
     from pipelines.engine.embedded import EmbeddedEngine
 
     return EmbeddedEngine(lake, lambda: _spark_engine(lake))
+
+
+def create_tables(engine: Engine) -> None:
+    """Afterwards every table of the lake's layout that is its own exists, those that did as they were."""
+    lake, maker = engine.lake, without_spark(engine)
+    missing = [
+        table for table in lake.layout.values() if table.name not in lake.borrowed and not engine.questions.exists(table.name)
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(maker.create, missing))
 
 
 def _spark_engine(lake: Lake) -> SparkEngine:

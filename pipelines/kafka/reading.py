@@ -60,7 +60,7 @@ def read_range(
 
     Yields nothing for a range without records. Raises DataLossError where Kafka has deleted offsets of the range,
     TopicChangedError where the partition ends before it begins, KafkaAccessError at once where the client is refused, and
-    KafkaUnreachableError where nothing comes for `timeout_s` before the range has ended.
+    KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
     """
     held: list[Message] = []
     for messages in _messages(kafka, wanted, max_records, timeout_s):

@@ -89,8 +89,12 @@ def produce(
     """Each record is (partition, value), compressed by this codec; returns once the broker has them all. `is_idempotent`: each
     once, even where a broker dies meanwhile; it takes half a second to begin.
     """
-    options = {"message.max.bytes": 8_000_000, "compression.type": codec, "enable.idempotence": is_idempotent}
-    options["topic.metadata.refresh.interval.ms"] = 1000  # for the leaders of dead brokers
+    options = {
+        "message.max.bytes": 8_000_000,
+        "compression.type": codec,
+        "enable.idempotence": is_idempotent,
+        "topic.metadata.refresh.interval.ms": 1000,  # for the leaders of dead brokers
+    }
     producer = Producer({**client_options(kafka), **options})
     failed = []
     for partition, value in records:
