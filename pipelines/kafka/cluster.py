@@ -67,8 +67,8 @@ class Cluster:
         """
         return f"{topic} ({self.topic_ids([topic]).get(topic, 'missing')})"
 
-    def _described(self, topics: Iterable[str]) -> dict[str, Any]:
-        asked = self._admin.describe_topics(TopicCollection(sorted(set(topics))), request_timeout=self.timeout_s)
+    def _described(self, topics: Iterable[str], timeout_s: float | None = None) -> dict[str, Any]:
+        asked = self._admin.describe_topics(TopicCollection(sorted(set(topics))), request_timeout=timeout_s or self.timeout_s)
         found = {}
         for topic, answer in asked.items():
             with suppress(TopicChangedError):
@@ -133,14 +133,18 @@ class Cluster:
         self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     ) -> dict[int, int]:
         """A partition that was just made has no leader yet, and of a dead one librdkafka asks the same broker until its own
-        timeout: so the question is asked again, at first soon, until ours.
+        timeout: so the question is asked again, at first soon, until ours. A new client is asked for the topic first: else its
+        request for the leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one by broker id.
         """
         deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
         patience_s = self.timeout_s * _FIRST_ATTEMPT
         while True:
             left_s = max(deadline - time.monotonic(), _LOOK_S)
-            asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=min(left_s, patience_s))
+            attempt_s = min(left_s, patience_s)
             try:
+                if not self._is_used:
+                    self._described([topic], attempt_s)
+                asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=attempt_s)
                 return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
             except KafkaTransientError:
                 if time.monotonic() > deadline - _LOOK_S:

@@ -28,7 +28,8 @@ EVERY_S: Final = 1.0
 """How often offsets are committed, where there are new ones."""
 
 TIMEOUT_S: Final = 6.0
-_LOOK_S: Final = 0.1
+_LOOK_S: Final = 0.01
+"""How long a look for the answer takes: librdkafka hands it over in the midst of one, which goes on to its end."""
 
 
 class Group:
