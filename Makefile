@@ -40,7 +40,7 @@ ENGINE ?= spark
 demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
-# In the order of their names: those that take minutes come first, the many quick ones fill the gaps at the end.
+# In the order of collection (tests/conftest.py): what takes minutes comes first, the many quick ones fill the gaps at the end.
 test: install
 	$(BIN)/python -m pytest -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

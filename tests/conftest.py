@@ -24,6 +24,11 @@ os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_DEFAULTS))
 os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that no process of a run is left with it at the end."""
+    items.sort(key=lambda item: "property" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def root_session() -> Iterator[SparkSession]:
     """One Spark for the whole run: starting it costs more than most tests."""
