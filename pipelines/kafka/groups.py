@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from confluent_kafka import KafkaError
@@ -96,8 +97,8 @@ class Groups:
         with self._lock:
             new = {layer: dict(self._offsets[layer]) for layer in self._new}
             self._new.clear()
-        for layer, offsets in new.items():
-            self._commit(layer, offsets)
+        with ThreadPoolExecutor(len(self._offsets)) as pool:  # a first commit waits for the group's coordinator
+            list(pool.map(self._commit, new.keys(), new.values()))
 
     def name(self, layer: str) -> str:
         """The group of a layer."""
