@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.dev import broker
 from pipelines.engine.session import JAVA_OPTIONS, spark_session
-from tests.support.rivers import River, RunProcess
+from tests.support.rivers import STARTED, River, RunProcess
 
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
 # (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
@@ -56,8 +56,10 @@ def on_spark(request: pytest.FixtureRequest) -> Callable[[River], River]:
 
 @pytest.fixture(autouse=True)
 def no_run_outlives_its_test() -> Iterator[None]:
+    """One that a module shares was started before."""
+    before = len(STARTED)
     yield
-    RunProcess.end_all()
+    RunProcess.end_all(since=before)
 
 
 @pytest.fixture(scope="session")

@@ -105,9 +105,9 @@ class RunProcess:
         STARTED.append(self)
 
     @staticmethod
-    def end_all() -> None:
-        """Ends what a test that failed has left running."""
-        while STARTED:
+    def end_all(since: int) -> None:
+        """Ends what a test that failed has left running: of the runs that were started, all but the first so many."""
+        while len(STARTED) > since:
             if (run := STARTED.pop()).process.poll() is None:
                 run.kill()
 
