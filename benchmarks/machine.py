@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from types import TracebackType
 import psutil
 
 _INTERVAL_S = 0.2
+_AT_LEAST_EVERY_S = 1.0
 _GRACE_S = 10.0
 
 
@@ -40,7 +42,9 @@ def _java_version() -> str:
 class PeakMemory:
     """Samples the memory of a process and all that it starts; `peak_bytes` is the largest sum seen.
 
-    A page that processes share counts in each of them in proportion (PSS), so that the sum is what the machine needs.
+    A page that processes share counts in each of them in proportion (PSS), so that the sum is what the machine needs. The kernel
+    walks through all pages for it, which took a tenth of two cores where it was asked five times a second: it is asked once a
+    second, and whenever the resident sizes, which cost nothing, are larger than ever.
     """
 
     def __init__(self, pid: int) -> None:
@@ -70,15 +74,26 @@ class PeakMemory:
                 member.kill()
 
     def _keep_looking(self) -> None:
+        largest, asked_at = 0, 0.0
         while not self._ended.wait(_INTERVAL_S):
             self._find_family()
-            self.peak_bytes = max(self.peak_bytes, sum(map(_bytes_of, self._family)))
+            resident, now = sum(map(_resident_bytes, self._family)), time.monotonic()
+            if resident > largest or now - asked_at > _AT_LEAST_EVERY_S:
+                largest, asked_at = max(resident, largest), now
+                self.peak_bytes = max(self.peak_bytes, sum(map(_bytes_of, self._family)))
 
     def _find_family(self) -> None:
         """Whoever was seen once stays in it: a child may outlive its parent."""
         with suppress(psutil.NoSuchProcess):
             self._family |= set(self._root.children(recursive=True))
         self._family = {member for member in self._family if member.is_running()}
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def _bytes_of(process: psutil.Process) -> int:
