@@ -150,8 +150,6 @@ def _converted(found: Any, where: _Outline) -> Any:
 
 # -- from columns to JSON
 
-_NOTHING = pa.scalar("", pa.large_string())
-_NULL = pa.scalar("null", pa.large_string())
 _ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {ord(char): f"\\{char}" for char in '"\\'}
 _ESCAPES |= {ord(char): f"\\{letter}" for char, letter in zip("\b\t\n\f\r", "btnfr", strict=True)}
 _TO_ESCAPE = r'["\\\x00-\x1f]'
@@ -189,7 +187,7 @@ def json_texts(values: pa.Array) -> pa.Array:
         texts = concatenated('"', _escaped(values.cast(pa.large_string())), '"')
     else:
         raise TypeError(f"no value of a source has the Arrow type {kind}")
-    return pc.if_else(values.is_valid(), texts, _NULL) if values.null_count else texts
+    return pc.if_else(values.is_valid(), texts, pa.scalar("null", pa.large_string())) if values.null_count else texts
 
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
@@ -200,7 +198,7 @@ def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
 def concatenated(*pieces: pa.Array | str) -> pa.Array:
     """Row by row the pieces one after the other (large_string); a string is the same in each row. At least one is an array."""
     columns = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
-    return pc.binary_join_element_wise(*columns, _NOTHING)
+    return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string()))
 
 
 def number_text(number: float) -> str:
