@@ -7,6 +7,7 @@ still tries is skipped, or found in conflict.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ class Owner:
     token: int = 0
     tell: Observer = ignore
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
+    _appending: dict[tuple[str, str], threading.Lock] = field(default_factory=dict)
+    """The streams of the inputs begin at once, and may append to the same table under the same application."""
 
     def next_commit(self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None) -> Commit:
         """The next commit to a table. Raises LeaseLostError where a later owner has written to it."""
@@ -61,9 +64,10 @@ class Owner:
         self, table: str, rows: Rows | pa.Table, application: str = APPLICATION, facts: Mapping[str, Any] | None = None
     ) -> Commit:
         """Appends rows in one commit. Raises LeaseLostError, and writes nothing, where a later owner has written to the table."""
-        commit = self.next_commit(table, application, facts)
-        self.engine.append(table, rows, commit)
-        self.confirm(table, commit)
+        with self._appending.setdefault((source_of(table), application), threading.Lock()):
+            commit = self.next_commit(table, application, facts)
+            self.engine.append(table, rows, commit)
+            self.confirm(table, commit)
         return commit
 
     @contextmanager

@@ -166,8 +166,8 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end."""
-        return self.ends and not self.is_active and self._failure() is None
+        """Whether it was begun and has come to its end."""
+        return self.ends and self._running is not None and not self.is_active and self._failure() is None
 
     def look_after(self) -> None:
         """Begins anew what has ended for a reason that may pass; raises WatersmeetError where it ended for another one."""
@@ -232,7 +232,7 @@ class Stream:
 def following(gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> Running:
     """Drains what other streams of this process hand on, until they are done; the drain under way is the last once a run stops.
 
-    `upstream` have been started; `news` is set whenever one of them has handed something on.
+    `news` is set whenever one of them has handed something on.
     """
 
     def upstream_is_done() -> bool:
