@@ -41,7 +41,7 @@ from pipelines.core.recovery import (
     told_of,
 )
 from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
-from pipelines.engine import Engine, Rows
+from pipelines.engine import Engine
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
@@ -189,8 +189,8 @@ class Gold:
         for epoch in reversed(self._epochs):
             of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]
             mine = where if len(self._epochs) == 1 else [[*terms, *of_batches] for terms in where]
-            rows = self._engine.read(tables.SILVER, columns, mine)
-            found.append(valued(self._engine, rows, epoch.settings, is_current=until is None))
+            rows = self._engine.questions.rows(tables.SILVER, columns, mine)
+            found.append(valued(self._engine, rows, epoch.settings))
             until = epoch.from_batch
         return pa.concat_tables(found)
 
@@ -305,20 +305,16 @@ class Gold:
         return self.owner.engine
 
 
-def valued(engine: Engine, rows: Rows, settings: Settings, *, is_current: bool = True) -> pa.Table:
+def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
     """Rows of silver with `value` (large_binary): that of their message, by the rules of the epoch that finished them. An earlier
     epoch than the current one knew fewer fields of the values, so its messages have those alone.
     """
     sources, value = settings.sources, settings.publish.value
-    if is_current and value is not None:
-        found = engine.fetched(rows, value)
-        return found.set_column(found.column_names.index("value"), "value", found["value"].cast(pa.large_binary()))
-    found = engine.fetched(rows)
     if value is None:
-        of_epoch = as_read(found, {name: source.read_type for name, source in sources.items()})
-        return found.append_column("value", message_values(of_epoch, list(sources)))
-    of_epoch = as_read(found, {name: source.value_type for name, source in sources.items()})
-    return found.append_column("value", engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary()))
+        of_epoch = as_read(rows, {name: source.read_type for name, source in sources.items()})
+        return rows.append_column("value", message_values(of_epoch, list(sources)))
+    of_epoch = as_read(rows, {name: source.value_type for name, source in sources.items()})
+    return rows.append_column("value", engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary()))
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:

@@ -18,7 +18,7 @@ from pipelines.bronze import Bronze
 from pipelines.core.inputs import of_source, source_of
 from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
-from pipelines.engine.choice import create_tables, open_engine, without_spark
+from pipelines.engine.choice import create_tables, open_engine
 from pipelines.engine.threads import RunningThread
 from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, kind_of
 from pipelines.gold import Gold
@@ -180,7 +180,7 @@ class Run:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
-        lease = Lease(self.engine.lake, questions, without_spark(self.engine).append, self.layers, change, on_lost=lost)
+        lease = Lease(self.engine.lake, questions, self.engine.append, self.layers, change, on_lost=lost)
 
         def largest_known() -> int:
             """The largest fencing token that the last commits of the layers' tables name; 0 where they name none."""

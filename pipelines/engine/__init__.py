@@ -130,10 +130,8 @@ class Engine(Protocol):
         """
         ...
 
-    def fetched(self, rows: Rows, value: str | None = None) -> pa.Table:
-        """Rows, no more than memory holds, in this process. With `value` (Spark SQL over silver's columns), its bytes are the
-        column `value`.
-        """
+    def fetched(self, rows: Rows) -> pa.Table:
+        """Rows, no more than memory holds, in this process."""
         ...
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:

@@ -33,28 +33,14 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
     return EmbeddedEngine(lake, lambda: _spark_engine(lake))
 
 
-def without_spark(engine: Engine) -> Engine:
-    """The engine that makes tables, and appends what only one of two processes may append: delta-rs, where it can open the lake.
-
-    Spark looks whether S3 has a commit of that number, and then writes its own: of two at once, the later one replaces the other.
-    Its first commit in a session takes seconds, which a run that finds nothing new need not wait for; so do a lake's tables.
-    """
-    lake = engine.lake
-    if lake.settings.engine == "embedded" or lake.needs_spark:
-        return engine
-    from pipelines.engine.embedded import EmbeddedEngine
-
-    return EmbeddedEngine(lake, lambda: _spark_engine(lake))
-
-
 def create_tables(engine: Engine) -> None:
     """Afterwards every table of the lake's layout that is its own exists, those that did as they were."""
-    lake, maker = engine.lake, without_spark(engine)
+    lake = engine.lake
     missing = [
         table for table in lake.layout.values() if table.name not in lake.borrowed and not engine.questions.exists(table.name)
     ]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(maker.create, missing))
+        list(pool.map(engine.create, missing))
 
 
 def _spark_engine(lake: Lake) -> SparkEngine:

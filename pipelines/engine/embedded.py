@@ -52,15 +52,17 @@ _WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
 
 
 class EmbeddedEngine:
-    """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for."""
+    """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for;
+    `questions` are the lake's, where they are answered already.
+    """
 
     compact_every = 20
 
-    def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine]) -> None:
+    def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine], questions: DeltaRsQuestions | None = None) -> None:
         # What Arrow's own allocators keep for later made a fifth of the memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
         self.lake, self._open_expressions = lake, expressions
-        self.questions = DeltaRsQuestions(lake)
+        self.questions = questions or DeltaRsQuestions(lake)
 
     # -- reading
 
@@ -118,11 +120,9 @@ class EmbeddedEngine:
         by_spark = self._expressions
         return by_spark.fetched(by_spark.judged(by_spark.rows(rows), valid, value, max_bytes)).cast(rows.schema)
 
-    def fetched(self, rows: pa.Table, value: str | None = None) -> pa.Table:
+    def fetched(self, rows: pa.Table) -> pa.Table:
         """See `Engine.fetched`."""
-        if value is None:
-            return rows
-        return self._expressions.fetched(self._expressions.rows(rows), value)
+        return rows
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""

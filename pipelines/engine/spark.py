@@ -1,5 +1,9 @@
 """The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are DataFrames.
 
+Spark writes records. Tables are made, and what a run itself says is written, by delta-rs wherever it can open the lake: a commit
+takes hundredths of a second, and with Spark one. On S3 two processes cannot both make it, while Spark looks whether there is a commit
+of that number, and then writes its own; so no table is written by both at once.
+
 Only documented calls are used. MERGE and DELETE take a commit's transaction version and metadata from the session's settings,
 since they have no options; everything else says its own as options, which go before the settings.
 """
@@ -24,12 +28,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
+from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem
 from pipelines.engine.polling import has_news
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
 from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
@@ -38,7 +44,7 @@ from pipelines.lake.files import Files
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Where, answer, questions
-from pipelines.lake.tables import Table
+from pipelines.lake.tables import Table, has_records
 
 FROM_KAFKA = "1 second"
 """How often bronze asks Kafka: each batch costs about as much as a thousand records, and the later layers need the cores too."""
@@ -142,10 +148,8 @@ class SparkEngine:
             "valid", F.when(is_finished, F.col("invalid_reason").isNull())
         )
 
-    def fetched(self, rows: DataFrame, value: str | None = None) -> pa.Table:
+    def fetched(self, rows: DataFrame) -> pa.Table:
         """See `Engine.fetched`."""
-        if value is not None:
-            rows = rows.withColumn("value", F.expr(value).cast("binary"))
         # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long as it lives.
         return rows.toArrow().combine_chunks()
 
@@ -165,6 +169,9 @@ class SparkEngine:
         """See `Engine.create`. A schema that is missing is created too, like a folder; nobody asks for one that is there, since
         that takes a permission.
         """
+        if (by_delta_rs := self._by_delta_rs) is not None:
+            by_delta_rs.create(table)
+            return
         partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
         name, columns = sql_name(self.lake, table.name), columns_ddl(table.schema)
         statement = (
@@ -195,12 +202,23 @@ class SparkEngine:
 
     def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
-        frame = self.rows(rows).coalesce(1) if isinstance(rows, pa.Table) else rows
+        if isinstance(rows, pa.Table):
+            if (by_delta_rs := self._by_delta_rs) is not None:
+                by_delta_rs.append(table, rows, commit)
+                return
+            rows = self.rows(rows).coalesce(1)
         options = {}
         if commit is not None:
             version = str(commit.transaction_version)
             options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
-        self._append(table, frame.select(*self.lake.schema(table).names), options)
+        self._append(table, rows.select(*self.lake.schema(table).names), options)
+
+    @property
+    def _by_delta_rs(self) -> EmbeddedEngine | None:
+        """What makes tables, and writes rows of this process, where delta-rs can open the lake; None where Spark has to."""
+        if not isinstance(self.questions, DeltaRsQuestions):
+            return None
+        return EmbeddedEngine(self.lake, lambda: self, self.questions)
 
     def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
@@ -312,6 +330,9 @@ class SparkEngine:
 
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`. Files of at least half that size are left alone."""
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+            by_delta_rs.compact(table, file_bytes)
+            return
         has_keys = "merge_key" in self.lake.layout[table].schema.names
         sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
         with suppress_conflict(), self._set(sizes | (_FINDS_KEYS if has_keys else {})):
@@ -319,6 +340,8 @@ class SparkEngine:
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+            return by_delta_rs.vacuum(table)
         before = self.spark.sql(f"VACUUM {sql_name(self.lake, table)} DRY RUN").count()
         self.spark.sql(f"VACUUM {sql_name(self.lake, table)}")
         return before

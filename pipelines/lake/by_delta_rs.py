@@ -54,7 +54,7 @@ class DeltaRsQuestions(Questions):
         return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
 
     def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
-        """As `select`, with times as they are in the table."""
+        """See `Questions`."""
         found = self._ask(table, columns, {}, where, version, "")
         return found.cast(plain_schema(found.schema))
 

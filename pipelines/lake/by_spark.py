@@ -69,10 +69,13 @@ class SparkQuestions(Questions):
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
-        wanted = asked(columns, table, self._lake.layout, self._with_topics)
-        rows = self._rows(table, version, wanted, where)
-        found = self._answer(table, version, rows.select(*map(_column, wanted)))
-        return named(found, columns, self._with_topics)
+        wanted, with_topics = asked(columns, table, self._lake.layout, self._with_topics), self._with_topics
+        return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
+
+    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+        """See `Questions`."""
+        found = self._fetched(table, version, self._rows(table, version, columns, where).select(*map(_column, columns)))
+        return found.cast(plain_schema(found.schema))
 
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
@@ -80,7 +83,8 @@ class SparkQuestions(Questions):
         """See `Questions`."""
         wanted = asked(by, table, self._lake.layout, self._with_topics)
         rows = self._rows(table, version, wanted, where, values)
-        return named(self._answer(table, version, summarised(rows, wanted, values)), [*by, *values], self._with_topics)
+        found = self._fetched(table, version, summarised(rows, wanted, values))
+        return named(answer(found), [*by, *values], self._with_topics)
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
@@ -135,9 +139,9 @@ class SparkQuestions(Questions):
                 raise NoTableError(table, self._lake.home(table).location) from None
             raise
 
-    def _answer(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
+    def _fetched(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
         try:
-            return answer(wanted.toArrow())
+            return wanted.toArrow()
         except Exception:  # what a task fails of has no class in Python
             if version is not None and self._lacks_files(wanted):
                 raise VersionGoneError(table, version) from None

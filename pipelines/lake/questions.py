@@ -93,6 +93,9 @@ class Questions(Protocol):
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """The columns of exactly the rows that meet the conditions, in no particular order."""
 
+    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+        """As `select` answers, but with times as they are in the table: timestamp[us, UTC]."""
+
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
     ) -> pa.Table:

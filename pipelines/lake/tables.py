@@ -93,6 +93,13 @@ def bronze(source: str) -> str:
     return f"bronze_{source}"
 
 
+def has_records(table: str) -> bool:
+    """Whether a table, or the part of one, has records: as they came, merged, late or refused. The others have what a run itself
+    says, a few rows a batch.
+    """
+    return table.startswith(bronze("")) or table in (SILVER, LATE, QUARANTINE)
+
+
 def inputs_of(settings: Settings) -> frozenset[str]:
     """The tables that the merge reads and never writes: what Kafka said, how to read it, and what the idle policy has decided."""
     registered = [WRITER_SCHEMAS] if has_registry(settings) else []

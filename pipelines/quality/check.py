@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipelines.engine import Engine
-from pipelines.engine.choice import without_spark
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from pipelines.lake import tables
 from pipelines.lake.quality import Checked, append_results, last_versions
@@ -112,9 +111,8 @@ def check(
             log.warning("%s; %s is not checked", error, name)
     done.nothing_new = sorted(set(done.nothing_new))
     if done.results:
-        keeper = without_spark(engine)
-        keeper.create(table)  # a lake may have been made before there was one
-        append_results(questions, keeper.append, table, done.checked())
+        engine.create(table)  # a lake may have been made before there was one
+        append_results(questions, engine.append, table, done.checked())
     return done
 
 

@@ -15,6 +15,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
+from pipelines.core.types import TIME
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -103,6 +104,9 @@ def test_columns_come_as_asked_with_times_in_ms_and_plain_types(either_store: St
     assert (found.column_names, found.schema.types) == (columns, kinds)
     assert found["event_time"].to_pylist() == times
     assert found["headers"][0].as_py() == [{"key": "h", "value": b"v"}]
+    rows = either_store.questions.rows("bronze_tracking", columns).sort_by("offset")
+    assert (rows.column_names, rows.schema.types) == (columns, [TIME, *kinds[1:]])
+    assert rows["event_time"].cast(pa.int64()).to_pylist() == [None if time is None else 1000 * time for time in times]
     stored = either_store.questions.columns("bronze_tracking")
     assert stored.names == either_store.lake.layout["bronze_tracking"].schema.names
     assert stored.types == either_store.lake.layout["bronze_tracking"].schema.types

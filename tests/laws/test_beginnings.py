@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
-from pipelines.engine.choice import open_engine, without_spark
+from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.gold import Gold
 from pipelines.lake import tables
@@ -66,9 +66,8 @@ def begun(new_settings: MakeSettings, root_session: SparkSession, kafka: str, ki
     settings = new_settings(bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()})
     engine = engine_for(root_session, settings)
     wanted = [*map(tables.bronze, SOURCES), tables.RESETS, tables.RECOVERED, tables.SILVER, tables.PROGRESS]
-    maker = without_spark(engine)
     for name in wanted:
-        maker.create(engine.lake.layout[name])
+        engine.create(engine.lake.layout[name])
     return Begun(engine, settings)
 
 

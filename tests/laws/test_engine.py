@@ -26,6 +26,7 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
+from pipelines.running.owner import Owner
 from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings, one_of
 from tests.support.lakes import delta_table, engine_for, folder_of
 
@@ -231,6 +232,18 @@ def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> Non
     assert read(engine, nothing, schema.names) == []
 
 
+def test_what_streams_append_at_once_to_one_table_is_all_there(engine: Engine) -> None:
+    owner, together = Owner(engine, token=1), threading.Barrier(4)
+
+    def append(seq: int) -> None:
+        together.wait()
+        owner.append(tables.PUBLISHED, published(engine, 19, seq))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append, range(4)))
+    assert seqs(engine, 19) == [0, 1, 2, 3]
+
+
 def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
     engine.append(tables.PUBLISHED, published(engine, 8, 1, 2, 3, times=[100, 200, 300]))
     where = [[("partition", "=", 8), ("last_event_time", ">=", 200), ("last_seq", "in", [1, 2])]]
@@ -238,15 +251,15 @@ def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
     assert read(engine, rows, ["last_seq", "source"]) == [(2, "it's")]
 
 
-def test_fetched_rows_are_those_that_were_read_and_what_an_expression_makes_of_them(engine: Engine) -> None:
+def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_each_in_order(engine: Engine) -> None:
     part = {"offset": 0, "event_time": -5, "value": "é"}
     rows: list[tuple[Any, ...]] = [(p, key, "timed_out", -5, 7, [], [part], True, None, 0) for p in range(3) for key in "ab"]
     found = engine.lake.layout[tables.SILVER].rows(rows)
     fetched = engine.fetched(engine.rows(found))
     assert sorted(map(str, fetched.to_pylist())) == sorted(map(str, found.to_pylist()))
     assert engine.fetched(engine.rows(found.slice(0, 0))).num_rows == 0
-    judged = engine.fetched(engine.rows(found), "concat(merge_key, orders[0].value)")
-    assert sorted(judged["value"].to_pylist()) == sorted(f"{key}é".encode() for key in "ab" for _ in range(3))
+    answers = engine.evaluate(found, {"value": "concat(merge_key, orders[0].value)"})
+    assert answers["value"].to_pylist() == [f"{key}é" for _ in range(3) for key in "ab"]
 
 
 def judge(engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6) -> dict[str, tuple[Any, Any]]:
