@@ -1,8 +1,8 @@
 """The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are DataFrames.
 
 Spark writes records. Tables are made, and what a run itself says is written, by delta-rs wherever it can open the lake: a commit
-takes hundredths of a second, and with Spark one. On S3 two processes cannot both make it, while Spark looks whether there is a commit
-of that number, and then writes its own; so no table is written by both at once.
+takes hundredths of a second, and with Spark a whole one. On S3, two processes cannot both make it, while Spark looks whether
+there is a commit of that number, and then writes its own; so no table is written by both at once.
 
 Only documented calls are used. MERGE and DELETE take a commit's transaction version and metadata from the session's settings,
 since they have no options; everything else says its own as options, which go before the settings.
