@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -44,7 +44,7 @@ from pipelines.running.beginning import Beginning
 from pipelines.running.letters import DeadLetters
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
-from pipelines.running.streams import Gate, Patience, Stream, following
+from pipelines.running.streams import Gate, Patience, Stream, following, start_all
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
@@ -127,7 +127,7 @@ class Run:
     def _look_after(self, owned: Owned, streams: Sequence[Stream]) -> None:
         watch = self._watch()
         try:
-            self._start(streams)
+            start_all(streams)
             while not (self.stopping.wait(LOOK_EVERY_S) or all(stream.is_done for stream in streams)):
                 watch.look()
                 for stream in streams:
@@ -139,14 +139,6 @@ class Run:
         owned.raise_if_lost()
         for stream in streams:
             stream.raise_failure()
-
-    def _start(self, streams: Sequence[Stream]) -> None:
-        """Starts them side by side: an engine may take seconds for each. Raises what one of them could not be started for."""
-        with ThreadPoolExecutor(max(1, len(streams))) as pool:
-            for started in as_completed([pool.submit(stream.start) for stream in streams]):
-                if started.exception() is not None:
-                    self.stopping.set()  # so that no other one waits for Kafka any longer
-                started.result()
 
     def _watch(self) -> Watch:
         def away(error: KafkaTransientError, news: str) -> None:

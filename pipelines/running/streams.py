@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from pipelines.engine import Running
@@ -227,6 +228,19 @@ class Stream:
 
     def _failure(self) -> Exception | None:
         return None if self._running is None else self._running.failure
+
+
+def start_all(streams: Sequence[Stream]) -> None:
+    """Starts the streams of a run side by side: an engine may take seconds for each.
+
+    Raises what one cannot be started for. The run then stops, so that no other one waits for Kafka any longer.
+    """
+    with ThreadPoolExecutor(max(1, len(streams))) as pool:
+        starting = {pool.submit(stream.start): stream for stream in streams}
+        for started in as_completed(starting):
+            if started.exception() is not None:
+                starting[started].gate.stopping.set()
+            started.result()
 
 
 def following(gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> Running:

@@ -207,6 +207,24 @@ def test_a_stream_begins_again_while_kafka_is_away() -> None:
     assert len(begun) == 1
 
 
+def test_streams_are_started_at_once_and_none_waits_where_another_cannot_start() -> None:
+    passage, together = gate(), threading.Barrier(2, timeout=DEADLINE_S)
+
+    def begin(failure: Exception) -> Callable[[Gate], Fake]:
+        met = list[int]()
+
+        def fail(_: Gate) -> Fake:
+            if not met:
+                met.append(together.wait())
+            raise failure
+
+        return fail
+
+    with pytest.raises(ConfigurationError, match="bad"):
+        streams.start_all([Stream(passage, begin(away())), Stream(passage, begin(ConfigurationError("bad")))])
+    assert passage.stopping.is_set()
+
+
 def test_a_stream_that_ended_for_trouble_with_kafka_is_begun_anew() -> None:
     river, begun = stream(gate())
     river.start()
@@ -379,6 +397,19 @@ def test_what_is_handed_on_is_drained_while_it_comes_and_once_more_after_its_end
     begun[0].end()
     await_that(lambda: follower.is_done)
     assert drained == [0, 1, 2]
+
+
+def test_what_follows_waits_for_a_stream_that_was_not_begun_yet() -> None:
+    river, begun = stream(gate())
+    river.ends = True
+    drained, news = list[bool](), threading.Event()
+    follower = following(river, lambda: drained.append(bool(begun)), news)
+    await_that(lambda: drained == [False])
+    assert not river.is_done
+    river.start()
+    begun[0].end()
+    await_that(lambda: follower.is_done)
+    assert drained == [False, True]
 
 
 def test_what_follows_a_stream_that_failed_waits_for_the_one_begun_anew() -> None:
