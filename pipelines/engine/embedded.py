@@ -52,8 +52,8 @@ _WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
 
 
 class EmbeddedEngine:
-    """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for;
-    `questions` are the lake's, where they are answered already.
+    """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for.
+    `questions`: those of the lake, where another engine has them.
     """
 
     compact_every = 20

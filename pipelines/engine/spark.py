@@ -215,7 +215,7 @@ class SparkEngine:
 
     @property
     def _by_delta_rs(self) -> EmbeddedEngine | None:
-        """What makes tables, and writes rows of this process, where delta-rs can open the lake; None where Spark has to."""
+        """What makes tables and writes what this process has in memory, where delta-rs can open the lake; else None."""
         if not isinstance(self.questions, DeltaRsQuestions):
             return None
         return EmbeddedEngine(self.lake, lambda: self, self.questions)

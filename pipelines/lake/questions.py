@@ -94,7 +94,7 @@ class Questions(Protocol):
         """The columns of exactly the rows that meet the conditions, in no particular order."""
 
     def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
-        """As `select` answers, but with times as they are in the table: timestamp[us, UTC]."""
+        """As `select`, of the table's own columns, and with times as they are in it: timestamp[us, UTC]."""
 
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
