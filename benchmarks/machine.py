@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -77,27 +78,20 @@ class PeakMemory:
         largest, asked_at = 0, 0.0
         while not self._ended.wait(_INTERVAL_S):
             self._find_family()
-            resident, now = sum(map(_resident_bytes, self._family)), time.monotonic()
+            resident, now = self._sum(lambda member: member.memory_info().rss), time.monotonic()
             if resident > largest or now - asked_at > _AT_LEAST_EVERY_S:
                 largest, asked_at = max(resident, largest), now
-                self.peak_bytes = max(self.peak_bytes, sum(map(_bytes_of, self._family)))
+                self.peak_bytes = max(self.peak_bytes, self._sum(lambda member: member.memory_full_info().pss))
+
+    def _sum(self, bytes_of: Callable[[psutil.Process], int]) -> int:
+        total = 0
+        for member in self._family:
+            with suppress(psutil.Error):  # it has ended meanwhile
+                total += bytes_of(member)
+        return total
 
     def _find_family(self) -> None:
         """Whoever was seen once stays in it: a child may outlive its parent."""
         with suppress(psutil.NoSuchProcess):
             self._family |= set(self._root.children(recursive=True))
         self._family = {member for member in self._family if member.is_running()}
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def _bytes_of(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:
-        return 0
