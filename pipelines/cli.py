@@ -159,8 +159,9 @@ def repartition(
     from pipelines.repartition import repartition as write
     from pipelines.running.lineage import sending
 
-    stopping, settings = threading.Event(), load_settings(config)
+    stopping = threading.Event()
     _set_by_signals(stopping)
+    settings = load_settings(config)
     with reporting() as reporter, serving(settings) as measured, sending(settings) as sent:
         written = write(settings, reporter, stopping, [*measured, *sent], once=once)
     answer({"sources": written}, as_json, show.repartition_view)

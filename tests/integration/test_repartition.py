@@ -33,7 +33,7 @@ from pipelines.settings import LineageSettings
 from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
 from tests.support.lakes import late_of
 from tests.support.repartitioning import Copy, Counts, Raw, as_cases, confluence, copied, raws
-from tests.support.rivers import River, until
+from tests.support.rivers import River, RunProcess, until
 from tests.support.tenants import merge_of
 from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
 
@@ -136,14 +136,20 @@ def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_writt
 ) -> None:
     river = confluence(kafka, tmp_path, name_of(request), counts, 2, max_offsets_per_batch=50)
     inputs, rng = raws(river, counts), random.Random(7)
-    for n in range(4):
+
+    def begin(n: int) -> RunProcess:
+        """One more repartition, and records for it: the last can be told to stop only after it began, which these show."""
         process = river.run(command="repartition")
         for raw in inputs.values():
             raw.flow(n, 1000 * n)
+        return process
+
+    for n in range(4):
+        process = begin(n)
         ends = {source: rng.randrange(1, 100) + 60 * n for source in SOURCES}
         until(partial(has_come_to, river, ends), "some records")
         process.kill()
-    process = river.run(command="repartition")
+    process = begin(4)
     until(lambda: all(size(river, s) >= sum(map(len, raw.expected(2).values())) for s, raw in inputs.items()), "all records")
     assert process.stop() == 0, process.said()
     for source, raw in inputs.items():
