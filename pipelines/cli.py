@@ -21,6 +21,7 @@ from pipelines.commands.arguments import DEFAULT_CONFIG, Config, Json, parse_as_
 from pipelines.commands.asking import evaluator, questions_of, unchecked
 from pipelines.commands.broker import broker_app
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
+from pipelines.memory import keep_little
 from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import load_settings, parse_duration
 
@@ -396,6 +397,7 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 
 def main() -> None:
     """Runs the command; whatever fails ends as one sentence and the exit status of the contract."""
+    keep_little()
     try:
         app()
     except SystemExit as done:

@@ -118,7 +118,7 @@ class Silver:
         since, ahead = (epoch.number, epoch.from_batch), {p: told.stretches for p, told in lived.items()}
         plain = {p for p, told in lived.items() if told.is_plain}
         rules = horizons, dict(left.begun), since, ahead, plain
-        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self.ends, *rules)
+        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self._engine.merge_bytes, self.ends, *rules)
         if self.settings.merge.has_tenants:
             planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions))
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))

@@ -80,6 +80,10 @@ class Engine(Protocol):
     """After so many commits of a layer its tables are compacted: each makes a few small files, and whatever is read next opens
     most of them.
     """
+    merge_bytes: int
+    """About so much of bronze's files goes into a batch of silver: in memory, where nothing is packed, it is several times as
+    much.
+    """
 
     @property
     def questions(self) -> Questions:

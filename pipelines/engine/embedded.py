@@ -42,8 +42,8 @@ FROM_KAFKA_S: Final = 0.4
 FROM_TABLES_S: Final = 0.1
 """How often a layer looks for new commits: each look asks whether a table has the file of the next one."""
 
-BATCH_BYTES: Final = 160 * 1024 * 1024
-"""About so many bytes of decoded records are read at a time."""
+BATCH_BYTES: Final = 64 * 1024 * 1024
+"""About so many bytes of decoded records are read at a time: twice as much takes no less time."""
 
 CLEAN_UP_EVERY: Final = 50
 """After so many commits to a table, the files of its log that are older than the retention are deleted."""
@@ -57,6 +57,7 @@ class EmbeddedEngine:
     """
 
     compact_every = 20
+    merge_bytes = 16 * 1024 * 1024  # a merge costs little by itself
 
     def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine], questions: DeltaRsQuestions | None = None) -> None:
         # What Arrow's own allocators keep for later made a fifth of the memory of a run.

@@ -35,10 +35,6 @@ from pipelines.lake.questions import Questions, bytes_of, first_offsets, within
 from pipelines.monitoring.events import SourceStanding, Standing
 from pipelines.settings import Settings
 
-MAX_BYTES = 32 * 1024 * 1024
-"""About so much of bronze's files goes into a batch: in memory, where nothing is packed, it is several times as much."""
-
-
 _NARROW = ["partition", "offset", "event_time"]
 
 
@@ -66,12 +62,13 @@ class Tenants:
 class Planner:
     """Plans the batches of one lake, from the last one on; writes nothing.
 
-    `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `ends`: where a
-    rebuild stops; without any, what bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs
-    have left, by partition (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins
-    with. `ahead`: by partition the stretches of a lost lake that are to be merged again; those that have ended already are passed
-    over. `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else. `tenants`:
-    what is known of them, where there are some.
+    `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `max_bytes`:
+    about so much of bronze's files goes into a batch (`Engine.merge_bytes`). `ends`: where a rebuild stops; without any, what
+    bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs have left, by partition
+    (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins with. `ahead`: by
+    partition the stretches of a lost lake that are to be merged again; those that have ended already are passed over.
+    `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else. `tenants`: what is
+    known of them, where there are some.
     """
 
     questions: Questions
@@ -80,6 +77,7 @@ class Planner:
     cursors: dict[TopicPartition, Cursor]
     clocks: Mapping[int, int]
     idle: dict[TopicPartition, list[IdleDecision]]
+    max_bytes: int
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
@@ -94,13 +92,13 @@ class Planner:
 
     def next(self) -> BatchPlan | None:
         """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`, and
-        a smaller one where the batch would have more than `MAX_BYTES`.
+        a smaller one where the batch would have more than `max_bytes`.
         """
         share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
         plan = self._within(share)
-        if plan is not None and (size := self._bytes(plan)) > MAX_BYTES:
+        if plan is not None and (size := self._bytes(plan)) > self.max_bytes:
             longest = max(done.size for done in plan.ranges.values())
-            plan = self._within(max(1, longest * MAX_BYTES // size))
+            plan = self._within(max(1, longest * self.max_bytes // size))
         if plan is None or self.tenants is None:
             return plan
         self.tenants.clocks = self._clocks_of_tenants(plan)

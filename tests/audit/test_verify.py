@@ -487,7 +487,7 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
     cases = dict(enumerate([*richest_cases(6), *(random_case(seed) for seed in range(6))]))
     cases[12] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400))
     lake = ModelLake(settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases)
-    planner = Planner(lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {})
+    planner = Planner(lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {}, 2**24)
     plans: list[BatchPlan] = []
 
     def drain() -> None:

@@ -13,10 +13,12 @@ from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
 from pipelines.lake.questions import FEW_ROWS, Aggregates, Questions, Where
-from pipelines.running import extent, planning
+from pipelines.running import extent
 from pipelines.running.extent import Extent, Pending, pending
 from pipelines.running.planning import Planner
 from tests.support.configurations import settings_for
+
+MERGE_BYTES = 1_000_000
 
 COMPARE: Mapping[str, Any] = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -64,7 +66,7 @@ def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: P
         for p in range(40)
         for offset in ([500] if p % 2 else [0, 500])
     ]
-    silver = Planner(answering(bronze_tracking=rows, bronze_orders=[]), settings, 0, cursors, {}, {})
+    silver = Planner(answering(bronze_tracking=rows, bronze_orders=[]), settings, 0, cursors, {}, {}, MERGE_BYTES)
     assert silver.next() is None, "no clock without the other source"
     assert silver.heads()[TopicPartition("tracking", 0)] == 50
     assert silver.heads()[TopicPartition("tracking", 1)] == 550
@@ -73,8 +75,9 @@ def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: P
 def test_a_batch_of_large_records_has_fewer_and_none_is_left_out(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     rows = [{"partition": 0, "offset": offset, "event_time": offset} for offset in range(FEW_ROWS)]
-    asked = answering(planning.MAX_BYTES // 1000, bronze_tracking=rows, bronze_orders=rows)
-    silver = Planner(asked, settings, 0, {TopicPartition(source, 0): Cursor() for source in settings.sources}, {}, {})
+    asked = answering(MERGE_BYTES // 1000, bronze_tracking=rows, bronze_orders=rows)
+    cursors = {TopicPartition(source, 0): Cursor() for source in settings.sources}
+    silver = Planner(asked, settings, 0, cursors, {}, {}, MERGE_BYTES)
     merged: dict[TopicPartition, int] = {}
     while plan := silver.next():
         taken = {tp: done.size for tp, done in plan.ranges.items()}
