@@ -1,7 +1,7 @@
 """How much memory a process keeps that it has freed.
 
 A batch takes hundreds of megabytes for a second, and several libraries with allocators of their own take turns at it: what each
-keeps for its next batch, the others cannot use. By their defaults that was a quarter of the memory of a run.
+keeps for its next batch, the others cannot use. By their defaults that was a sixth of the memory of a run.
 """
 
 from __future__ import annotations
