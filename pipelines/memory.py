@@ -23,7 +23,9 @@ def keep_little() -> None:
     cores = os.cpu_count() or 1
     of_jemalloc = f"narenas:{cores},dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true"
     os.environ.setdefault("_RJEM_MALLOC_CONF", of_jemalloc)  # jemalloc's variable under the prefix that Rust gives it
-    heaps = os.environ.setdefault("MALLOC_ARENA_MAX", str(cores))  # glibc has read it when the process began
+    if "MALLOC_ARENA_MAX" in os.environ:
+        return
+    os.environ["MALLOC_ARENA_MAX"] = str(cores)  # for what is started from here on: glibc reads it when a process begins
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and heaps.isdecimal():
-        mallopt(_M_ARENA_MAX, int(heaps))
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, cores)

@@ -67,3 +67,7 @@ def test_what_delta_rs_has_freed_the_machine_has_back_soon(tmp_path: Path) -> No
 def test_threads_share_as_many_heaps_as_there_are_cores(tmp_path: Path) -> None:
     """By default, as many as eight for each."""
     assert told(HEAPS, tmp_path / "info.xml") <= (os.cpu_count() or 1)
+
+
+def test_the_command_has_not_imported_delta_rs_when_it_sets_its_allocator(tmp_path: Path) -> None:
+    assert told("import sys; import pipelines.cli; print(int('deltalake' in sys.modules))", tmp_path) == 0
