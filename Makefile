@@ -5,13 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-long test-core faults cluster-test s3-test check format bench soak clean
+.PHONY: help install demo test test-long test-all test-core planted faults cluster-test s3-test check format bench soak clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
-	@echo "make test      the tests for every change: the rules, the laws (most on the embedded engine), whole runs in folders on both"
-	@echo "make test-long all others: every law and kills with Spark, catalogs, clusters, registries, secured brokers (an hour)"
+	@echo "make test      the tests for every change: the rules, the laws, a whole run on both engines (five minutes)"
+	@echo "make test-long what shows every promise of docs/guarantees.md beside it (twenty minutes)"
+	@echo "make test-all  everything, with other random cases in each run; SEED=... draws those of one again (hours)"
+	@echo "make planted   plants a fault in each layer, and sees the tests catch it (four minutes)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
@@ -40,16 +42,26 @@ ENGINE ?= spark
 demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
-# In the order of collection (tests/conftest.py): what takes minutes comes first, the many quick ones fill the gaps at the end.
+# Three processes, since much of the time is waiting. Files stay together, and so do the tests that share the Spark session
+# (tests/conftest.py); what takes minutes begins first.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+
 test: install
-	$(BIN)/python -m pytest -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not long and not nightly"
 
 test-long: install $(VENV)/jars/registry
-	$(BIN)/python -m pytest -m long --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "long and not nightly"
+
+# Other random cases in every run: SEED=... repeats one.
+test-all: install $(VENV)/jars/registry $(VENV)/jars/s3
+	seed=$${SEED:-$$(date +%s)} && WATERSMEET_TEST_SEED=$$seed $(PYTEST) --hypothesis-seed=$$seed
 
 # A schema registry for the tests of Avro, fetched the first time (109 MB).
 $(VENV)/jars/registry: tests/registry/ivy.xml tests/registry/ivysettings.xml | install
 	$(BIN)/python bin/fetch-jars $<
+
+planted: install
+	$(BIN)/python -m tests.support.planted
 
 test-core: install
 	$(BIN)/python -m pytest tests/core tests/unit/test_architecture.py

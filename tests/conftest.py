@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from xdist.scheduler import LoadScopeScheduling
 
 from pipelines.dev import broker
 from pipelines.engine.session import JAVA_OPTIONS, spark_session
+from tests.support import effort
+from tests.support.lakes import OpenSpark
 from tests.support.rivers import STARTED, River, RunProcess
 
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
@@ -24,22 +31,108 @@ os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_DEFAULTS))
 os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 
 
+SHARED_FOLDER = pytest.StashKey[Path]()
+
+SPARK = "spark"
+"""The group of the tests that need a Spark session: all in one process of a run, so that one session is enough."""
+
+SPARK_FILES = {
+    "tests/integration/test_cli.py",
+    "tests/integration/test_end_to_end.py",
+    "tests/laws/test_sessions.py",
+    "tests/laws/test_silver.py",
+}
+"""Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines."""
+
+TAKE_LONGEST = (SPARK, "property", "faults", "integration", "audit", "laws")
+
+
+def group_of(test: str) -> str:
+    """Return which tests are together in one process of a run: those that need Spark, which their ids say, or those of a file."""
+    file = test.partition("::")[0]
+    return SPARK if file in SPARK_FILES or SPARK in test else file
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each process of a run whole groups, in the order of collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of what all processes of a run share, or take the one that the first of them has made."""
+    given = getattr(config, "workerinput", {}).get("shared_folder")
+    config.stash[SHARED_FOLDER] = Path(given or tempfile.mkdtemp(prefix="watersmeet-tests-"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["shared_folder"] = str(node.config.stash[SHARED_FOLDER])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what the processes of the run have shared, once all of them have ended."""
+    if not hasattr(config, "workerinput"):
+        broker.stop(config.stash[SHARED_FOLDER] / "broker")
+        shutil.rmtree(config.stash[SHARED_FOLDER])
+
+
+def pytest_report_header() -> str:
+    return effort.described()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say the seed once more, where a failure is read."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(effort.described())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that no process of a run is left with it at the end."""
-    items.sort(key=lambda item: "property" not in item.path.parts)
+    """Begin with what takes longest, so that no process of a run is left with it at the end."""
+
+    def rank(item: pytest.Item) -> int:
+        group = group_of(item.nodeid)
+        return next((n for n, name in enumerate(TAKE_LONGEST) if name in group), len(TAKE_LONGEST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
-def root_session() -> Iterator[SparkSession]:
-    """One Spark for the whole run: starting it costs more than most tests."""
-    spark = spark_session({"spark.sql.shuffle.partitions": "2"})
-    yield spark
-    spark.stop()
+def open_spark() -> Iterator[OpenSpark]:
+    """The one Spark session of this process, started by the first test that needs it: starting it costs more than most tests."""
+
+    @cache
+    def session() -> SparkSession:
+        return spark_session({"spark.sql.shuffle.partitions": "2"})
+
+    yield session
+    if session.cache_info().currsize:
+        session().stop()
+
+
+@pytest.fixture(scope="session")
+def root_session(open_spark: OpenSpark) -> SparkSession:
+    return open_spark()
 
 
 @pytest.fixture
 def spark(root_session: SparkSession) -> SparkSession:
     return root_session
+
+
+@pytest.fixture(autouse=True)
+def spark_is_opened_by_its_group_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Another process of the run has a session already, which this test could have used."""
+    was_open = SparkSession.getActiveSession() is not None
+    yield
+    if not was_open and SparkSession.getActiveSession() is not None:
+        assert group_of(request.node.nodeid) == SPARK, "its id, or SPARK_FILES, should say that it needs Spark"
 
 
 @pytest.fixture
@@ -63,10 +156,10 @@ def no_run_outlives_its_test() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real broker of the suite's own: its bootstrap servers."""
-    folder: Path = tmp_path_factory.mktemp("broker")
-    started = broker.start(folder)
+def kafka(request: pytest.FixtureRequest) -> str:
+    """The bootstrap servers of a real broker, which all processes of a run share: topics have the names of their tests."""
+    folder = request.config.stash[SHARED_FOLDER] / "broker"
+    folder.mkdir(exist_ok=True)
+    started = broker.start(folder)  # the second process finds it running
     assert started.bootstrap_servers is not None
-    yield started.bootstrap_servers
-    broker.stop(folder)
+    return started.bootstrap_servers

@@ -100,6 +100,7 @@ def expected(partition: int, case: Case, status: str, record: MergeRecord) -> tu
     return partition, record.event_time, record.last_event_time, status, valid, parts
 
 
+@pytest.mark.promise("A4")
 @pytest.mark.parametrize("key", [*KEYS, "i"])
 def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> None:
     models = {p: case.merged() for p, case in river.lake.cases.items()}
@@ -202,6 +203,7 @@ def test_without_the_broker_the_place_comes_from_the_tables(river: River) -> Non
         assert any(with_broker)
 
 
+@pytest.mark.promise("A4")
 @pytest.mark.parametrize("key", KEYS)
 def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, key: str) -> None:
     questions, told = river.lake.questions, {**river.told[key], "as_of": None}

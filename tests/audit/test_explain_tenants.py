@@ -13,11 +13,14 @@ from pipelines.audit.show import explain_view
 from pipelines.core.model import Record
 from pipelines.errors import ConfigurationError
 from tests.audit.test_verify_tenants import KNOWN, settings_of
-from tests.property.test_tenants import heads_by_tenant
 from tests.support.cases import SOURCES, Case, as_record
 from tests.support.configurations import settings_for
+from tests.support.merges import heads_by_tenant
 from tests.support.model_lakes import ModelLake
 from tests.support.tenants import TenantModels, case_of_records, tenant_case
+
+pytestmark = pytest.mark.promise("T7")
+
 
 KEYS = ("a", "b")
 
@@ -43,8 +46,8 @@ def positions(case: Case, lag_ms: int) -> dict[tuple[str, int], int]:
 
 
 def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
-    cases = {p: tenant_case(p) for p in range(12)}
-    lake = merged_lake(tmp_path, cases, 0.2, 0.5, 0.7, 1.0, lag_ms=300)
+    cases = {p: tenant_case(p) for p in range(5)}
+    lake = merged_lake(tmp_path, cases, 0.3, 0.7, 1.0, lag_ms=300)
     models = TenantModels(cases, (100, None, 300))
     models.arrive(1.0)
     at = {p: positions(case, 300) for p, case in cases.items()}

@@ -25,6 +25,8 @@ from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.tenants import TenantModels, late_of, silver_of, tenant_cases
 
+pytestmark = pytest.mark.promise("T6")
+
 
 def questions_of(settings: Settings, directory: Path) -> DeltaRsQuestions:
     return DeltaRsQuestions(Lake(rebuilt_settings(settings, directory)))
@@ -40,6 +42,7 @@ def jump(lake: CaseLake) -> None:
     silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="a test"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_reset", [False, True], ids=["epochs", "epochs and a reset"])
 def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50)]

@@ -145,6 +145,7 @@ def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> No
     assert "tenants 2 · slowest 'z' 1s behind the clock · leading 'x' 50ms ahead on orders" in shown
 
 
+@pytest.mark.promise("T7")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_slowest_tenant_is_the_models(tmp_path: Path, seed: int) -> None:
     cases = {p: tenant_case(100 * seed + p) for p in range(12)}

@@ -27,7 +27,7 @@ from tests.support.model_lakes import rewrite
 from tests.support.rivers import River
 from tests.support.topics import consume, create_topics, dead_letters, delete_records, delete_topic
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("A2")]
 
 TABLES = (tables.LATE, tables.QUARANTINE)
 STRETCHES = 3

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from hypothesis import given, settings
+from hypothesis import given
 
 from pipelines.audit import problems, verify_eras
 from pipelines.audit.problems import Findings
@@ -31,15 +31,16 @@ from pipelines.settings import Settings
 from tests.audit.inputs import problems_in, with_topics
 from tests.audit.inputs import settings_of as settings_with_topics
 from tests.audit.test_verify import Change, altered, gone, twice
-from tests.property.test_tenants import TENANTS, idle_decision, lives
 from tests.support.cases import SOURCES, Case, as_record
 from tests.support.configurations import settings_for
+from tests.support.effort import draws, first_then_nightly
 from tests.support.lakes import CaseLake
+from tests.support.merges import TENANTS, Life, idle_decision, lives
 from tests.support.model_lakes import ModelLake, Row, rewrite
 from tests.support.tenants import case_of_records, tenant_cases
 from tests.support.topics import consume, create_topics
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("T5")]
 
 
 def settings_of(folder: Path, gap_ms: int = 100, max_ms: int | None = None, lag_ms: int = 1000, **overrides: Any) -> Settings:
@@ -72,7 +73,7 @@ def arrivals_of(seed: int, lag_ms: int = 1000, count: int = 80) -> list[Record]:
 
 @pytest.mark.parametrize(
     ("gap_ms", "max_ms", "lag_ms", "one_in"),
-    [(100, None, 1000, 1), (100, None, 1000, 3), (30, 400, 300, 1), (100, 100, 0, 1), (1, 5, 100_000, 1)],
+    first_then_nightly([(30, 400, 300, 1), (100, None, 1000, 3), (100, None, 1000, 1), (100, 100, 0, 1), (1, 5, 100_000, 1)], 2),
 )
 def test_what_the_rules_make_of_any_arrivals_breaks_no_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap_ms: int, max_ms: int | None, lag_ms: int, one_in: int
@@ -427,10 +428,8 @@ def test_what_was_passed_over_wrongly_is_found(tmp_path: Path) -> None:
 
 # -- epochs
 
-Life = list[tuple[MergeRules, list[Record]]]
 
-
-@settings(max_examples=300, deadline=None, derandomize=True)
+@draws(100)
 @given(life=lives())
 def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life) -> None:
     """From records and from where each epoch ended alone: what was merged, and what the clocks of tenants were."""

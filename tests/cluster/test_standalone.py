@@ -13,6 +13,7 @@ from tests.support.submitting import Submission
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.promise("A13")
 @pytest.mark.timeout(900)
 def test_executors_lost_with_the_batch_that_they_held_lose_and_repeat_nothing(kafka: str, tmp_path: Path) -> None:
     (tmp_path / "submission").mkdir()

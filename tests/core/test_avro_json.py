@@ -10,14 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.values import json_texts, typed_values
 from tests.support.avro import as_text, encoded, schemas_with_values
+from tests.support.effort import draws
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+law = draws(50)
 
 
 def of(kind: Any, **more: Any) -> dict[str, Any]:

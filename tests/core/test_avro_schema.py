@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import AvroSchema, avro_schema
@@ -19,8 +19,9 @@ from pipelines.core.types import TIME, columns_ddl
 from pipelines.core.values import json_texts, largest_sizes, typed_values
 from pipelines.errors import ConfigurationError
 from tests.support.avro import as_text, decoded, encoded, in_a_column, same, schemas_with_values
+from tests.support.effort import draws
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+law = draws(60)
 FILE = Path("x.avsc")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import avro_schema, self_contained
@@ -21,8 +21,9 @@ from pipelines.core.reading import WRITER_SCHEMA, read_records
 from pipelines.core.values import typed_values
 from tests.core.test_reading import FAR, kafka_table, rules
 from tests.support.avro import as_text, encoded, framed, in_a_column, same, schemas_with_values
+from tests.support.effort import draws
 
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = draws(60)
 UTC = timezone.utc
 AT = datetime(2026, 1, 2, 3, 4, 5, 6000, UTC)
 AT_MS = (AT - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

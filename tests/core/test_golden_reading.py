@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.reading import ReadingRules
 from tests.core.test_reading import Input, read_all
+
+pytestmark = pytest.mark.promise("R9")
+
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reading.jsonl.gz"
 

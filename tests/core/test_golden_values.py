@@ -64,6 +64,7 @@ def test_a_value_has_the_fields_and_the_json_that_it_ever_had(value_types: dict[
             assert len(value["jdk17"]) >= len(text)
 
 
+@pytest.mark.promise("R8")
 def test_a_message_has_the_bytes_that_it_ever_had(value_types: dict[str, pa.DataType]) -> None:
     rows = list(lines("messages.jsonl.gz"))
     kinds = {json.dumps(row["kinds"]): row["kinds"] for row in rows}

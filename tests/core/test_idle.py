@@ -8,6 +8,8 @@ import pytest
 
 from pipelines.core.idle import decide
 
+pytestmark = pytest.mark.promise("C2")
+
 
 @pytest.mark.parametrize(
     ("heads", "silent", "idle"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.audit.verify_values import as_kept, packed
@@ -22,8 +22,12 @@ from pipelines.core.types import columns_ddl
 from pipelines.core.values import json_texts, largest_sizes, typed_values
 from pipelines.errors import ConfigurationError
 from tests.core.test_reading import FAR, kafka_table, rules
+from tests.support.effort import draws
 
-law = settings(max_examples=200, deadline=None, derandomize=True)
+pytestmark = pytest.mark.promise("C9")
+
+
+law = draws(100)
 KEYWORD = "x-watersmeet-type"
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.idle import IdleDecision
@@ -17,11 +18,12 @@ from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartit
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import TENANT
 from pipelines.core.window import Window
-from tests.property.test_tenants import River, rivers
 from tests.support.cases import SOURCES
+from tests.support.effort import draws
+from tests.support.merges import MergeInput, tenant_inputs
 from tests.support.strategies import cuts
 
-law = settings(max_examples=400, deadline=None, derandomize=True)
+law = draws(150)
 
 VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
 SILVER = silver_schema(VALUE_TYPES, has_due=True, has_tenants=True)
@@ -155,14 +157,15 @@ def expected(model: PartitionMerge) -> tuple[object, ...]:
     )
 
 
-def rules_of(river: River) -> Rules:
+def rules_of(river: MergeInput) -> Rules:
     rules = river.rules
     return Rules(Window(rules.gap_ms, rules.max_ms), is_plain=False, lag_ms=rules.lag_ms)
 
 
+@pytest.mark.promise("T2")
 @law
-@given(data=st.data(), river=rivers())
-def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(data: st.DataObject, river: River) -> None:
+@given(data=st.data(), river=tenant_inputs())
+def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(data: st.DataObject, river: MergeInput) -> None:
     lake = PureLake(rules_of(river))
     for piece in data.draw(cuts(river.records)):
         for record in piece:

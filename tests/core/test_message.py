@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME, time_column
 from pipelines.core.message import MESSAGES, exceeds, message_values, messages
 from pipelines.core.sequence import CLOSED_AT, DUE, ID, SEQ, TENANT, Tail, message_id, place_of
 from pipelines.core.types import TIME
+from tests.support.effort import draws
 from tests.support.sequences import in_sequence
 from tests.support.strategies import cuts
 
-law = settings(max_examples=60, deadline=None, derandomize=True)
+law = draws(30)
 
 SOURCES = ("tracking", "orders", "carts")
 CART = pa.struct([("s", pa.string()), ("n", pa.int64()), ("list", pa.list_(pa.struct([("b", pa.bool_())])))])

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.json_schema import value_schema
@@ -17,6 +17,7 @@ from pipelines.core.merge import silver_schema
 from pipelines.core.message import message_values
 from pipelines.core.message_schema import message_schema
 from tests.support.avro import as_text, encoded, schemas_with_values
+from tests.support.effort import draws
 
 AT = 1_767_225_600_000_000
 
@@ -30,7 +31,7 @@ def message(kinds: dict[str, pa.DataType], values: dict[str, list[Any]], **tenan
     return found
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@draws(50)
 @given(drawn=schemas_with_values())
 def test_every_value_of_every_schema_is_published_as_its_schema_says(drawn: tuple[Any, list[Any]]) -> None:
     schema, values = drawn

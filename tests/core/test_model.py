@@ -6,6 +6,9 @@ import pytest
 
 from pipelines.core.model import ALL, LateRecord, MergeRules, Part, PartitionMerge, Record
 
+pytestmark = pytest.mark.promise("R1")
+
+
 T = 100
 RULES = MergeRules(("tracking", "orders"), T)
 

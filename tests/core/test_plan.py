@@ -9,6 +9,8 @@ from pipelines.core.columns import NO_TIME
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, Stretch, TopicPartition, ahead_of, plan_batch
 from pipelines.core.window import Window
 
+pytestmark = pytest.mark.promise("R5")
+
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 A1, B1 = TopicPartition("a", 1), TopicPartition("b", 1)
 NEW = {A: Cursor(), B: Cursor()}

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MAX_DEPTH, MAX_DEPTH_WITH_SCHEMA, MAX_EXPONENT, MAX_NAME_LENGTH, MAX_NUMBER_LENGTH
 from pipelines.core.reading import BRONZE, KAFKA, MILLISECONDS_PER_UNIT, ReadingRules, Reason, read_records
 from pipelines.core.times import LAST_EVENT_TIME_MS
+from tests.support.effort import draws
 from tests.support.strategies import json_values
 
 FAR = LAST_EVENT_TIME_MS
@@ -676,6 +677,7 @@ def test_an_event_time_may_lie_deep() -> None:
 # -- event_time_in_future
 
 
+@pytest.mark.promise("C3")
 @pytest.mark.parametrize(
     ("event_time", "kafka_time", "expected"),
     [
@@ -780,6 +782,7 @@ FAULTS: dict[Reason, dict[str, Any]] = {
 }
 
 
+@pytest.mark.promise("R9")
 @pytest.mark.parametrize("chosen", range(1, 2 ** len(FAULTS)))
 def test_of_several_faults_the_first_in_order_is_the_reason(chosen: int) -> None:
     faults = [fault for i, fault in enumerate(Reason) if chosen >> i & 1]
@@ -863,20 +866,21 @@ def check_all_rules(key: bytes | None, value: bytes | None, kafka_time: int) -> 
             assert len(reading.detail.encode()) < 2_000
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@pytest.mark.promise("R9")
+@draws(30)
 @given(key=st.none() | st.binary(), value=st.none() | st.binary(), kafka_time=TIMES)
 def test_reading_never_raises(key: bytes | None, value: bytes | None, kafka_time: int) -> None:
     check_all_rules(key, value, kafka_time)
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@draws(30)
 @given(value=json_values(), kafka_time=TIMES)
 def test_reading_never_raises_on_json(value: bytes, kafka_time: int) -> None:
     check_all_rules(None, value, kafka_time)
     assert read(value, kafka_time=kafka_time).reason != "undecodable"
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@draws(30)
 @given(data=st.data(), value=json_values())
 def test_reading_never_raises_on_damaged_json(data: st.DataObject, value: bytes) -> None:
     at = data.draw(st.integers(0, len(value)))
@@ -884,7 +888,7 @@ def test_reading_never_raises_on_damaged_json(data: st.DataObject, value: bytes)
     check_all_rules(b"a", value[:at] + data.draw(st.binary(max_size=3)) + value[until:], FAR)
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@draws(30)
 @given(value=json_values())
 def test_a_schema_refuses_exactly_the_repeated_names(value: bytes) -> None:
     lax = ValueSchema(text="{}", type=pa.struct([]))
@@ -925,7 +929,7 @@ def test_of_no_records_come_bronzes_columns() -> None:
     assert read_records(KAFKA.empty_table(), rules()) == BRONZE.empty_table()
 
 
-@settings(deadline=None, max_examples=50, derandomize=True)
+@draws(30)
 @given(data=st.data())
 def test_records_are_read_alike_in_any_batches(data: st.DataObject) -> None:
     inputs = data.draw(st.lists(st.sampled_from(VARIED), max_size=12))

@@ -9,15 +9,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.reading import Reason
 from tests.core.test_reading import FAR, Reading, read, read_all, rules
 from tests.support.avro import as_text, decoded, encoded, schemas_with_values
+from tests.support.effort import draws
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+law = draws(60)
 UTC = timezone.utc
 INSTANT = datetime(2026, 1, 2, 3, 4, 5, 6789, UTC)
 INSTANT_MS = 1_767_323_045_006

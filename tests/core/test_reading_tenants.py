@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import avro_schema
@@ -17,9 +17,10 @@ from pipelines.core.json_schema import ValueSchema
 from pipelines.core.reading import BRONZE, KAFKA, WRITER_SCHEMA, bronze_schema, read_records
 from tests.core.test_reading import FAR, Input, kafka_table, rules
 from tests.support.avro import as_text, encoded, framed
+from tests.support.effort import draws
 from tests.support.strategies import json_values
 
-law = settings(deadline=None, max_examples=100, derandomize=True)
+law = draws(50)
 
 SCHEMA = ValueSchema('{"properties": {"n": {"type": "integer"}}}', pa.struct([("n", pa.int64())]))
 CLICK = (("type",), "click")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import AvroSchema, avro_schema
@@ -19,8 +19,11 @@ from pipelines.core.schema_changes import refused_changes
 from pipelines.core.types import widened
 from pipelines.core.values import typed_values
 from tests.support.avro import as_text, encoded, framed, schemas_with_values
+from tests.support.effort import draws
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+pytestmark = pytest.mark.promise("C8")
+
+law = draws(60)
 
 
 def load(schema: Any) -> AvroSchema:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.sequence import (
@@ -23,8 +23,9 @@ from pipelines.core.sequence import (
     standing,
     tombstones,
 )
+from tests.support.effort import draws
 
-law = settings(max_examples=200, deadline=None, derandomize=True)
+law = draws(80)
 
 # "｡" is before "😀" in UTF-8, and after it in UTF-16, where the latter begins with a surrogate.
 KEYS = st.sampled_from(["a", "b", "a/b", "", "é", "\uff61", "\U0001f600"]) | st.text(max_size=4)

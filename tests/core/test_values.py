@@ -8,12 +8,13 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.core.values import double_text, json_texts, largest_sizes, typed_values
+from tests.support.effort import draws
 
-law = settings(max_examples=60, deadline=None, derandomize=True)
+law = draws(30)
 
 KIND = pa.struct(
     [
@@ -215,7 +216,7 @@ def test_the_bound_is_kept_by_the_longest_of_each_kind() -> None:
 # -- doubles
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@draws(250)
 @given(number=DOUBLES)
 def test_a_double_comes_back_from_its_text(number: float) -> None:
     text = double_text(number)

@@ -23,7 +23,7 @@ from pipelines.dev import broker
 from pipelines.dev.broker import BrokerStatus
 from pipelines.errors import BrokerError
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
 
 
 @pytest.fixture
@@ -266,6 +266,7 @@ def test_a_crashed_broker_is_not_running_and_comes_back_on_other_ports(directory
         assert read_all(moved, "kept") == [b"a", b"b"]
 
 
+@pytest.mark.nightly
 def test_survives_the_death_of_the_process_that_started_it(directory: Path) -> None:
     code = (
         "import pathlib, sys, time; from pipelines.dev import broker; "
@@ -287,6 +288,7 @@ def test_survives_the_death_of_the_process_that_started_it(directory: Path) -> N
     assert java_processes(directory) == []
 
 
+@pytest.mark.nightly
 def test_a_starter_that_dies_early_leaves_a_broker_that_can_be_found_and_one_that_hangs_is_killed(
     directory: Path,
 ) -> None:
@@ -336,6 +338,7 @@ def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
     assert broker.status(directory).port is None, "a port that never worked is not remembered"
 
 
+@pytest.mark.nightly
 def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "port_problem", lambda _: None)
     with listening() as taken, pytest.raises(BrokerError, match="Address already in use") as raised:
@@ -346,6 +349,7 @@ def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, 
     assert not broker.status(directory).running
 
 
+@pytest.mark.nightly
 def test_a_broker_that_is_not_up_in_time_is_not_left_behind(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "_answering_cluster", lambda *_: None)
     with pytest.raises(BrokerError, match="in time") as raised:
@@ -355,6 +359,7 @@ def test_a_broker_that_is_not_up_in_time_is_not_left_behind(directory: Path, mon
     assert broker.status(directory).port is None
 
 
+@pytest.mark.nightly
 def test_the_heap_is_the_users_to_choose(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_HEAP_OPTS", "-Xmxplenty")
     with pytest.raises(BrokerError, match=r"Invalid maximum heap size: -Xmxplenty") as raised:

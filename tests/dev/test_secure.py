@@ -63,6 +63,7 @@ def granted(directory: Path, admin_port: int) -> set[tuple[str, ...]]:
     return {(acl.principal, acl.operation.name, acl.restype.name.replace("_", " ").lower(), acl.name) for acl in found}
 
 
+@pytest.mark.nightly
 def test_a_secured_broker_lets_its_user_do_what_a_configuration_needs(folder: Path) -> None:
     config = folder / "watersmeet.yml"
     way_in = {"bootstrap_servers": "127.0.0.1:1", "options": {"sasl.password": f"${{{secure.PASSWORD_VARIABLE}}}"}}
@@ -98,6 +99,7 @@ def test_a_secured_broker_lets_its_user_do_what_a_configuration_needs(folder: Pa
     assert Cluster(KafkaSettings(**own)).partition_counts(["tracking"]) == {}
 
 
+@pytest.mark.nightly
 def test_a_broker_that_runs_openly_is_not_secured_under_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_HEAP_OPTS", QUICKLY)
     open_to_all = broker.start(folder / "broker")

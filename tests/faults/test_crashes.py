@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,36 @@ from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
 
 PACKAGE = Path(__file__).parents[2] / "pipelines"
 
-KILLS = {
-    EMBEDDED: [*POINTS],
-    FOLDER: ["silver.merge", "gold.note"],
-    CATALOG: ["silver.notes", "gold.note"],
-}
+KILLS = [
+    pytest.param(EMBEDDED, ["bronze.quarantine", "silver.notes", "publisher.commit"], id="a commit of each layer"),
+    pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.long),
+    pytest.param(FOLDER, ["silver.merge", "gold.note"], id="spark-folder", marks=pytest.mark.long),
+    pytest.param(CATALOG, ["silver.notes", "gold.note"], id="spark-catalog", marks=pytest.mark.nightly),
+]
 """Every point where a start takes a second; with Spark some around its commits. (In a catalog test_catalogs.py has another.)"""
 
 
+@pytest.mark.promise("N15")
 def test_every_named_point_is_in_the_code_once() -> None:
     reached = [name for file in PACKAGE.rglob("*.py") for name in re.findall(r'reach\("([a-z.]+)"\)', file.read_text())]
     assert sorted(reached) == sorted(POINTS)
 
 
+@pytest.mark.promise("N1")
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("lake", [EMBEDDED, *(pytest.param(lake, marks=pytest.mark.long) for lake in (FOLDER, CATALOG))])
-def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lake", "points"), KILLS)
+def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
+    lake: str, points: Sequence[str], kafka: str, tmp_path: Path
+) -> None:
     """One lake, killed at one point after the other; each start has to complete what the kill before left, the last one without
     Spark.
     """
-    name = f"crashes-{lake}"
+    name = f"crashes-{lake}-{len(points)}"
     topics = ("late", "quarantine") if lake == EMBEDDED else ()
     letters: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in topics}
     river = River.make(kafka, tmp_path, name, lake=lake, merge__idle_after="3s", **letters)
     river.flow()
-    for point in KILLS[lake]:
+    for point in points:
         if point == "idle.decide":
             river.flow("tracking")
             river.kill_at(point)

@@ -29,6 +29,7 @@ def crashed_after_the_first_piece(kafka: str, folder: Path, name: str, delivery:
     return river
 
 
+@pytest.mark.promise("N12")
 def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(kafka: str, tmp_path: Path) -> None:
     river = crashed_after_the_first_piece(kafka, tmp_path, "exactly", "exactly_once", visible=0)
     assert published(kafka, river.sink, 1) == []
@@ -36,6 +37,7 @@ def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(kafka: str, tm
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("N13")
 def test_at_least_once_shows_a_part_of_the_batch_and_then_goes_on_without_a_gap(kafka: str, tmp_path: Path) -> None:
     river = crashed_after_the_first_piece(kafka, tmp_path, "at_least", "at_least_once", visible=PIECE)
     assert published(kafka, river.sink, 1) == expected_messages(river.cases)[:PIECE]
@@ -43,6 +45,7 @@ def test_at_least_once_shows_a_part_of_the_batch_and_then_goes_on_without_a_gap(
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("N14")
 def test_at_most_once_never_sends_again_what_it_had_noted(kafka: str, tmp_path: Path) -> None:
     river = crashed_after_the_first_piece(kafka, tmp_path, "at_most", "at_most_once", visible=PIECE)
     first = expected_messages(river.cases)

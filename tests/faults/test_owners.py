@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.effort import first_then_nightly
 from tests.support.owners import assert_changes_nothing, assert_refused, wake
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import published
 
 
+@pytest.mark.promise("O4")
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "owners", partitions=1)
@@ -37,8 +40,10 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("O5")
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
 def test_a_woken_merge_changes_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
     """The paused owner's plan is an older one than its successor's, which may have another engine: it knows fewer records.
 

@@ -26,7 +26,7 @@ from pipelines.silver import Silver
 from tests.support.lakes import engine_for, fill_bronze, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("A11")]
 
 PAGE = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ class Example:
         self.folder = folder
         write_example(folder / "demo-lake")
         self.settings: Settings = quickly(load_settings(folder / "demo-lake" / "watersmeet.yml", {}))
-        self.spark, self.engine = spark, engine_for(spark, self.settings)
+        self.spark, self.engine = spark, engine_for(lambda: spark, self.settings)
         create_missing(self.engine)
         rows = [cells(line) for line in PAGE.splitlines() if re.match(r"\| \d \| `(tracking|orders)` \|", line)]
         for step in sorted({row[0] for row in rows}):
@@ -106,6 +106,7 @@ def shown_by(answer: DataFrame) -> str:
     return said.getvalue().strip()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("statement", "shown"), queries(), ids=range(len(queries())))
 def test_a_query_runs_and_answers_as_the_page_says(example: Example, names: dict[str, Any], statement: str, shown: str) -> None:
     answer = example.query(names["spark"], statement)

@@ -29,7 +29,7 @@ from tests.support.registry import TestRegistry
 from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, until
 from tests.support.topics import published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("C11")]
 
 
 def avro_river(kafka: str, folder: Path, name: str, lake: str = EMBEDDED) -> River:
@@ -51,6 +51,7 @@ def assert_whole(river: River) -> None:
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) -> None:
     river = avro_river(kafka, tmp_path, "avro-embedded")
     river.flow()
@@ -74,6 +75,7 @@ def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) ->
     without_java(river, "verify", "--against", "again")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("predicate", ["tracking[0].value.price >= 0 AND tracking[0].value.tags['a'] = 0.5"])
 def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
     spark: SparkSession, kafka: str, tmp_path: Path, predicate: str, on_spark: Callable[[River], River]

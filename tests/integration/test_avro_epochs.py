@@ -25,7 +25,7 @@ from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.rivers import EMBEDDED, FOLDER, River
 from tests.support.topics import published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("C8")]
 
 FIELDS: dict[str, Any] = {field["name"]: field for field in CASE_SCHEMA["fields"]}
 PRICE = FIELDS["price"]["type"]
@@ -110,6 +110,7 @@ def test_bare_avro_is_read_by_the_schema_of_its_offset(kafka: str, tmp_path: Pat
     assert_kept(river)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_spark_reads_each_value_by_what_wrote_it(
     spark: SparkSession, kafka: str, tmp_path: Path, on_spark: Callable[[River], River]

@@ -44,6 +44,7 @@ print(json.dumps([json.loads(said.getvalue()), *found, names]))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(kafka: str, tmp_path: Path) -> None:
     """Kills of such processes are in tests/faults."""
@@ -86,6 +87,7 @@ def finish_quickly(river: River) -> None:
     Run(settings, LAYERS, Reporter()).once()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> None:
     river.send("tracking", 0, b'{"k":"%s"}' % KEY.encode())

@@ -146,6 +146,8 @@ def following(project: Project) -> Iterator[Following]:
 # These tests follow one another, as a day with the pipeline does.
 
 
+@pytest.mark.promise("N16")
+@pytest.mark.long
 def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(
     project: Project, following: Following
 ) -> None:
@@ -169,6 +171,7 @@ def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_sta
     assert "Traceback" not in following.errors.read_text()
 
 
+@pytest.mark.long
 def test_a_run_afterwards_publishes_nothing_again_whatever_its_engine(project: Project) -> None:
     values = yaml.safe_load((project.folder / "watersmeet.yml").read_text())
     (project.folder / "embedded.yml").write_text(yaml.safe_dump({**values, "engine": "embedded"}, sort_keys=False))
@@ -179,6 +182,7 @@ def test_a_run_afterwards_publishes_nothing_again_whatever_its_engine(project: P
     assert [(m.partition, m.seq, m.id) for m in before] == [(0, 0, "0/10/a"), (0, 1, "0/1005/b"), (1, 0, "1/10/d")]
 
 
+@pytest.mark.long
 def test_status_says_where_everything_is(project: Project) -> None:
     produce(project.kafka, ORDERS, [(1, keyed("not in bronze yet", 250))])
     done = project.watersmeet("status", "--json")
@@ -215,11 +219,13 @@ def test_status_says_where_everything_is(project: Project) -> None:
     }
 
 
+@pytest.mark.long
 def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession, project: Project) -> None:
     done = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(project.folder / "watersmeet.yml")])
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
 
 
+@pytest.mark.long
 def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSession, project: Project) -> None:
     unfit = {"retention.ms": "1000", "max.message.bytes": "2000", "message.timestamp.after.max.ms": "86400000"}
     create_topics(project.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)
@@ -241,6 +247,7 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSe
     assert "silver" in where
 
 
+@pytest.mark.promise("N16")
 @pytest.mark.long
 def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Following) -> None:
     until(lambda: "java" in following.programs(), "Spark is being started")
@@ -261,6 +268,7 @@ def assert_one_sentence(said: str) -> None:
     assert "\tat " not in said
 
 
+@pytest.mark.long
 def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) -> None:
     produce(project.kafka, SINK, [(1, b"not ours")])
     failing = Following(project)
@@ -308,6 +316,7 @@ def check_sink(kafka: str, folder: Path, name: str, value: str) -> list[Problem]
     return check_kafka(settings)
 
 
+@pytest.mark.promise("K9")
 @pytest.mark.parametrize(
     ("name", "value", "is_fit"),
     [
@@ -360,7 +369,7 @@ def test_a_topic_of_dead_letters_with_other_partitions_is_named(project: Project
 
 def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:
     settings = settings_for(folder, engine="spark", **{f"publish__{name}": value for name, value in publish.items()})
-    return check_expressions(engine_for(spark, settings), settings)
+    return check_expressions(engine_for(lambda: spark, settings), settings)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +432,7 @@ def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is
             tmp_path, engine="spark", sources=("tracking", "orders" if merge else "position"), publish__valid=valid
         )
         settings = usual.model_copy(update={"merge": usual.merge.changed(**merge)})
-        return check_expressions(engine_for(spark, settings), settings)
+        return check_expressions(engine_for(lambda: spark, settings), settings)
 
     tenants = {"tenant": "org", "tenant_max_lag_ms": 0}
     assert wrong("tenant = 'x'", **tenants) == []

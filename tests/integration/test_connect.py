@@ -32,6 +32,7 @@ def remote(place: Path) -> Iterator[str]:
         yield found
 
 
+@pytest.mark.promise("A14")
 @pytest.mark.timeout(900)
 def test_a_lake_is_filled_published_and_verified_through_spark_connect(kafka: str, tmp_path: Path, remote: str) -> None:
     river = River.make(kafka, tmp_path, "connect", lake=FOLDER)
@@ -46,6 +47,7 @@ def test_a_lake_is_filled_published_and_verified_through_spark_connect(kafka: st
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_lake_in_a_catalog_is_filled_and_published_through_spark_connect(kafka: str, place: Path, remote: str) -> None:
     river = River.make(kafka, place, "connect-catalog", lake=CATALOG)

@@ -17,6 +17,8 @@ from tests.support.configurations import settings_for
 from tests.support.rivers import River
 
 
+@pytest.mark.promise("R12")
+@pytest.mark.long
 def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) -> None:
     every_command_does_its_work(River.make(kafka, tmp_path, "no-java"))
 
@@ -28,6 +30,7 @@ CHECKED = [
 """The tables in the demo's check, a line for each suite."""
 
 
+@pytest.mark.long
 def test_the_demo_runs_on_it_and_every_expectation_holds(tmp_path: Path) -> None:
     demo = [sys.executable, "-m", "pipelines", "demo", "--engine", "embedded", "--dir", str(tmp_path / "demo")]
     done = subprocess.run(demo, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)

@@ -128,14 +128,14 @@ def runs(
 ) -> Iterator[Runs]:
     """On every kind of lake. (Whole runs in a catalog are in test_catalogs.py, too.)"""
     folder = tmp_path_factory.mktemp("at_once")
-    with place_of(request.param, root_session, folder) as place:
+    with place_of(request.param, lambda: root_session, folder) as place:
         at_once = settings_on(kafka, folder, publish__topic=f"{request.param}-merged", **place)
         run_once(at_once)
         yield Runs(kafka, inputs(), TOPICS, at_once, in_steps)
 
 
 def asked(spark: SparkSession, settings: Settings) -> Questions:
-    return engine_for(spark, settings).questions
+    return engine_for(lambda: spark, settings).questions
 
 
 def content(spark: SparkSession, settings: Settings) -> list[str]:
@@ -144,6 +144,7 @@ def content(spark: SparkSession, settings: Settings) -> list[str]:
     return sorted(map(repr, asked(spark, settings).select(tables.SILVER, names).to_pylist()))
 
 
+@pytest.mark.promise("R7")
 def test_what_is_published_is_the_models_sequence(runs: Runs) -> None:
     in_model = {p: case for p, case in runs.cases.items() if p < PARTITIONS - 2}
     found = [m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition in in_model]
@@ -151,17 +152,20 @@ def test_what_is_published_is_the_models_sequence(runs: Runs) -> None:
     assert len(found) > 20
 
 
+@pytest.mark.promise("R8")
 def test_steps_and_lost_checkpoints_publish_the_same_bytes(runs: Runs) -> None:
     at_once = published(runs.kafka, runs.sink, PARTITIONS)
     assert at_once == published(runs.kafka, runs.in_steps.publish.topic, PARTITIONS)
 
 
+@pytest.mark.promise("R6")
 def test_steps_and_lost_checkpoints_give_the_same_silver(spark: SparkSession, runs: Runs) -> None:
     assert content(spark, runs.at_once) == content(spark, runs.in_steps)
     batches = asked(spark, runs.in_steps).summary(tables.PROGRESS, ["batch"], {})
     assert batches.num_rows > 2, "there were steps"
 
 
+@pytest.mark.promise("R7")
 def test_the_sequence_has_no_gap_and_keeps_its_order(runs: Runs) -> None:
     messages = published(runs.kafka, runs.sink, PARTITIONS)
     for partition in range(PARTITIONS):
@@ -210,6 +214,7 @@ def test_each_offset_is_in_bronze_once(spark: SparkSession, runs: Runs) -> None:
                     assert sorted(o for p, o in rows if p == partition) == list(range(len(case.values[source])))
 
 
+@pytest.mark.promise("R9")
 def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, runs: Runs) -> None:
     partition = PARTITIONS - 2
     columns = ["offset", "reason", "value"]
@@ -223,6 +228,7 @@ def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, runs: Runs) 
     assert keys == [b"a", b"b"]
 
 
+@pytest.mark.promise("R10")
 def test_records_of_aborted_transactions_are_never_read(runs: Runs) -> None:
     partition = PARTITIONS - 1
     [message] = [m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition == partition]
@@ -267,6 +273,7 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spa
     assert questions.version(tables.PUBLISHED) == notes
 
 
+@pytest.mark.promise("K8")
 @pytest.mark.parametrize("runs", KINDS[:1], indirect=True)
 def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkSession, runs: Runs, tmp_path: Path) -> None:
     sink = f"chosen-{runs.sink}"
@@ -307,6 +314,7 @@ def settings_of(kafka: str, folder: Path, *topics: str, sink: str, **overrides: 
     return settings_for(folder, bootstrap=kafka, publish__topic=sink, **chosen, **overrides)
 
 
+@pytest.mark.promise("B1")
 def test_a_start_at_the_latest_is_decided_once(root_session: SparkSession, kafka: str, tmp_path: Path) -> None:
     create_topics(kafka, "early", "bird", partitions=1)
     produce(kafka, "early", [(0, keyed("skipped", 1))])

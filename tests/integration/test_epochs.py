@@ -19,10 +19,11 @@ from pipelines.faults import IN_EVOLVE
 from pipelines.lake import tables
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here, without_java
+from tests.support.effort import first_then_nightly
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import consume, published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("C6")]
 
 POINTS = ("silver.merge", "silver.notes", "gold.publish", "publisher.committed", "silver.progress")
 FIRST: dict[str, Any] = {"ts": {"type": "integer"}, "k": {"type": "string"}, "n": {"type": "integer"}, "type": {"type": "string"}}
@@ -87,6 +88,7 @@ def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path
     is_sound(river, "with a window")
 
 
+@pytest.mark.promise("C5")
 def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "shown", lake=EMBEDDED)
     river.flow()
@@ -137,9 +139,10 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
         assert evolve(river)["changes"] == []
 
 
+@pytest.mark.promise("C8")
 @pytest.mark.timeout(900)
 # (That Spark adds the columns, and reads each value by its own epoch, is in test_avro_epochs.py, too.)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+@pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
 def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
     river = on_spark(River.make(kafka, tmp_path, f"fields-{lake}", lake=lake))
     with_schema(river, FIRST)
@@ -164,6 +167,7 @@ def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, 
     is_sound(river, "fields")
 
 
+@pytest.mark.promise("C9")
 def test_decimals_and_times_of_json_are_columns_and_come_to_a_living_lake(kafka: str, tmp_path: Path) -> None:
     def priced(value: bytes | None) -> bytes | None:
         more = b',"price":12.5,"at":"2026-01-31T12:00:00+01:00","tax":"0.190"}'
@@ -249,6 +253,7 @@ def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_p
     assert river.losses() == Losses()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it_also_in_a_window_by_gap(
     kafka: str, tmp_path: Path, on_spark: Callable[[River], River]
@@ -295,7 +300,8 @@ def lose(river: River) -> None:
     river.write()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.promise("C7")
+@pytest.mark.parametrize("seed", first_then_nightly([1, 2]))
 def test_a_lake_that_is_lost_near_a_change_of_the_timeout_is_taken_up_through_its_epochs(
     kafka: str, tmp_path: Path, seed: int
 ) -> None:

@@ -32,7 +32,7 @@ from tests.support.cases import SOURCES
 from tests.support.rivers import EMBEDDED, River
 from tests.support.topics import client_options, published
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 TEXT, INTEGER = {"type": "string"}, {"type": "integer"}
 PATHS = {"ts": INTEGER, "ts2": INTEGER, "k": TEXT, "k2": TEXT, "type": TEXT}

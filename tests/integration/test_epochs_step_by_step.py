@@ -23,7 +23,7 @@ from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.rivers import River
 from tests.support.topics import published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("C7")]
 
 Rows = Sequence[tuple[int, str | None]]
 """Of a source, event time and key of its next records; a heartbeat has no key."""

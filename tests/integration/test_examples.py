@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings, load_settings
 from pipelines.trying import try_file
-from tests.support.rivers import WATERSMEET
+from tests.support.commands import in_process
 from tests.support.topics import create_topics, produce, published
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +39,7 @@ def example(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Setti
     create_topics(kafka, *{source["topic"] for source in config["sources"].values()}, partitions=1)
     for record in records(request.param):
         produce(kafka, config["sources"][record["source"]]["topic"], [(0, orjson.dumps(record["value"]))])
-    done = subprocess.run(
-        [*WATERSMEET, "run", "--once"], cwd=file.parent, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = in_process("run", "--once", cwd=file.parent)
     assert done.returncode == 0, done.stderr
     return load_settings(file)
 
@@ -65,7 +62,15 @@ def explained(name: str) -> Iterator[dict[str, str]]:
             yield dict(zip(titles, cells, strict=True))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, indirect=True, ids=EXAMPLES)
+FOR_EVERY_CHANGE = "tenants"
+"""The example that has most of what the others have."""
+
+
+@pytest.mark.parametrize(
+    "example",
+    [name if name == FOR_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES],
+    indirect=True,
+)
 def test_a_run_makes_of_an_example_what_try_shows(example: Settings, tmp_path: Path) -> None:
     shown = try_file(tmp_path / "example" / "watersmeet.yml", tmp_path / "example" / "records.jsonl", close=False)
     messages = published(example.kafka.bootstrap_servers, example.publish.topic, 1)

@@ -62,6 +62,7 @@ def counts(found: dict[str, Any], column: str) -> dict[str, int]:
     return {row["table"]: row[column] for row in found["tables"]}
 
 
+@pytest.mark.promise("N9")
 def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: River, tmp_path: Path) -> None:
     rows = {"silver": 3, "late": 1, "quarantine": 1, "bronze_tracking": 7, "bronze_orders": 1, "published": 0, "recovered": 0}
     sent = published(river.kafka, river.sink, 2)
@@ -135,6 +136,7 @@ def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
     assert all(n == 0 for name, n in counts(forget(river), "before").items() if name != "published")
 
 
+@pytest.mark.promise("N9")
 def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, tmp_path: Path) -> None:
     run = RunProcess(river.file)
     try:
@@ -155,6 +157,7 @@ def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, t
     is_as_if_the_key_had_never_been(river, tmp_path)
 
 
+@pytest.mark.promise("N9")
 def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: River, tmp_path: Path) -> None:
     run = RunProcess(river.file)
     try:
@@ -196,6 +199,7 @@ def tombstones(river: River) -> list[tuple[Any, ...]]:
     return [(m.partition(), m.key(), m.value(), dict(m.headers())) for m in found if m.value() is None]
 
 
+@pytest.mark.promise("N10")
 def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: River, tmp_path: Path) -> None:
     for point in ("publisher.committed", IN_FORGET):
         process = RunProcess(river.file, KEY, "--apply", "--tombstone", point=point, command="forget")
@@ -230,6 +234,7 @@ def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: Rive
     assert river.broken_promises() == []
 
 
+@pytest.mark.promise("N9")
 def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(river: River, tmp_path: Path) -> None:
     paused = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, count=3, command="forget")
     paused.await_held()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 import yaml
 
 from pipelines.audit.status import status
@@ -53,6 +54,8 @@ def parts_of(messages: list[Published]) -> list[dict[str, Any]]:
     return [part for value in values for source in SOURCES for part in value[source]]
 
 
+@pytest.mark.promise("N7")
+@pytest.mark.long
 def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(kafka: str, tmp_path: Path) -> None:
     old = River.make(kafka, tmp_path / "old", "growth-old", partitions=OLD)
     sent = send(old, keyed_records(1, 0, FIRST_ENDS_MS))

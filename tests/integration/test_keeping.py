@@ -17,7 +17,7 @@ from tests.support.commands import here, without_java
 from tests.support.rivers import River
 from tests.support.topics import produce, published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("C10")]
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
 WEEKS = 12
@@ -60,6 +60,7 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     assert without_java(river, "report", "--out", "page.html")
 
 
+@pytest.mark.nightly
 def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "demo-kept", keep=dict.fromkeys(("bronze", "silver", "late", "quarantine"), "7d"))
     for source in SOURCES:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cases import SOURCES, heartbeat, keyed
+from tests.support.effort import first_then_nightly
 from tests.support.rivers import EMBEDDED, FOLDER, TIMEOUT_MS, Losses, River
 from tests.support.topics import consume, create_topics
 
@@ -19,7 +20,7 @@ LARGE = 5_000_000
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER])
+@pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
 def test_compressed_and_large_records_pass(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
     river = on_spark(River.make(kafka, tmp_path, f"large-{lake}", lake=lake, partitions=1))
     for codec in CODECS:

@@ -31,7 +31,7 @@ RANDOM = 8
 
 
 def case_lake(spark: SparkSession, settings: Settings, cases: dict[int, Case]) -> CaseLake:
-    return CaseLake(engine_for(spark, settings), settings, cases)
+    return CaseLake(engine_for(lambda: spark, settings), settings, cases)
 
 
 def live_rows(spark: SparkSession, settings: Settings) -> DataFrame:
@@ -42,7 +42,7 @@ def _part(part: Row) -> tuple[float, str, int, str]:
     return part.event_time.timestamp() * 1000, part.asDict().get("topic", ""), part.offset, part.value
 
 
-@pytest.mark.parametrize("inputs", [SOURCES, INPUTS], ids=["", "topics"])
+@pytest.mark.parametrize("inputs", [SOURCES, pytest.param(INPUTS, marks=pytest.mark.nightly)], ids=["", "topics"])
 def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spark: SparkSession, tmp_path: Path) -> None:
     cases = {p: random_case(7200 + p, sources=inputs) for p in range(RANDOM)}
     topics = [topic_of(name) for name in inputs if topic_of(name)] or "tracking"
@@ -126,11 +126,12 @@ def test_with_tenants_each_waits_for_itself(spark: SparkSession, tmp_path: Path)
     assert len(found) > 5
 
 
+@pytest.mark.nightly
 def test_a_catalog_has_it_as_a_view_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
     properties = {"ts": {"type": "integer"}, "k": {"type": "string"}, "a'b": {"type": "integer"}}
     schema = tmp_path / "value.json"
     schema.write_text(json.dumps({"type": "object", "properties": properties}))
-    with place_of("spark-catalog", spark, tmp_path) as place:
+    with place_of("spark-catalog", lambda: spark, tmp_path) as place:
         settings = settings_for(tmp_path, **place, sources__orders__schema=str(schema))
         orders = keyed("a", 20, **{"a'b": 7})
         values: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10)], "orders": [orders, heartbeat(30)]}
@@ -148,6 +149,7 @@ def test_a_catalog_has_it_as_a_view_of_its_own(spark: SparkSession, tmp_path: Pa
         assert here.count() == there.count()
 
 
+@pytest.mark.nightly
 def test_decimals_and_times_of_json_wait_as_they_will_be_merged(spark: SparkSession, tmp_path: Path) -> None:
     def named(name: str, kind: str = "string") -> dict[str, str]:
         return {"type": kind, "x-watersmeet-type": name}

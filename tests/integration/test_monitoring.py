@@ -79,6 +79,7 @@ def watched(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
         watched.process.kill()
 
 
+@pytest.mark.promise("A15")
 def test_metrics_say_what_status_says(watched: Watched) -> None:
     seen = watched.seen
     for row in watched.status:
@@ -119,6 +120,7 @@ def test_every_metric_and_label_of_dashboard_and_alerts_is_exposed(watched: Watc
             assert labels <= seen.labels(name) | {"job", "instance"}, expression
 
 
+@pytest.mark.promise("A15")
 def test_kafkas_own_lag_is_that_of_status(watched: Watched) -> None:
     river, topics, cluster = watched.river, list(map(watched.topic, SOURCES)), Cluster(watched.river.settings.kafka)
     ends = {(topic, p): end for topic in topics for p, (_, end) in cluster.bounds(topic, PARTITIONS).items()}
@@ -199,6 +201,7 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
             owned.raise_if_lost()
 
 
+@pytest.mark.promise("A15")
 @pytest.mark.timeout(900)
 def test_both_engines_count_the_same(kafka: str, tmp_path: Path) -> None:
     found = []

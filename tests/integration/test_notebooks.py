@@ -28,7 +28,7 @@ from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, write_configuration
 from tests.support.tenants import tenant_cases
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("A9")]
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 SOURCES = ("clicks", "orders", "refunds")
@@ -75,7 +75,7 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0")
     file = write_configuration(settings, folder)
     cases = {partition: random_case(seed, sources=SOURCES) for partition, seed in enumerate(SEEDS)}
-    lake = CaseLake(engine_for(root_session, settings), settings, cases)
+    lake = CaseLake(engine_for(lambda: root_session, settings), settings, cases)
     for share in (0.5, 1.0):
         lake.arrive(share)
         lake.merge(lake.quick)
@@ -115,7 +115,7 @@ def with_tenants(root_session: SparkSession, tmp_path_factory: pytest.TempPathFa
     settings = settings_for(folder, merge=merge)
     file = write_configuration(settings_for(folder), folder)
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"merge": merge}, sort_keys=False))
-    lake = CaseLake(engine_for(root_session, settings), settings, tenant_cases(6))
+    lake = CaseLake(engine_for(lambda: root_session, settings), settings, tenant_cases(6))
     for share in (0.5, 1.0):
         lake.arrive(share)
         lake.merge(lake.quick)
@@ -207,6 +207,7 @@ def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, exe
         assert word in "\n".join(map(shown, code_cells(notebook))), word
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_on_a_lake_with_tenants_and_says_so(path: Path, executed: dict[tuple[Path, bool], Executed]) -> None:
     notebook, changed, left = executed[path, True]

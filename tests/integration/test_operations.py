@@ -20,7 +20,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run, kept_by
 from tests.support.cases import Case, expected_messages, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake, engine_for, silver_of
+from tests.support.lakes import CaseLake, OpenSpark, engine_for, silver_of
 from tests.support.rivers import River
 from tests.support.topics import published
 
@@ -51,6 +51,7 @@ def reset(river: River, *options: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.promise("B5")
 def test_a_jump_to_the_latest_says_what_it_skips_and_goes_on_with_fresh_state(river: River) -> None:
     before, out = silver_of(river.questions), published(river.kafka, river.sink, 1)
     shown = reset(river, "--to", "latest")
@@ -84,6 +85,7 @@ def test_a_jump_to_the_latest_says_what_it_skips_and_goes_on_with_fresh_state(ri
     assert river.broken_promises() == []
 
 
+@pytest.mark.promise("B5")
 def test_a_jump_back_merges_again_and_publishes_nothing_twice(river: River) -> None:
     out = published(river.kafka, river.sink, 1)
     river.flow("orders")
@@ -113,10 +115,11 @@ ENGINES = ["embedded", "spark"] if BATCHES > 6 else ["embedded"]
 EVERY = 4
 
 
+@pytest.mark.promise("C19")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_files_stay_few_however_many_batches_there_are(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_files_stay_few_however_many_batches_there_are(open_spark: OpenSpark, tmp_path: Path, engine: str) -> None:
     settings = settings_for(tmp_path, engine=engine)
-    lake = CaseLake(engine_for(spark, settings), settings, {0: Case({"tracking": [], "orders": []}, 100)})
+    lake = CaseLake(engine_for(open_spark, settings), settings, {0: Case({"tracking": [], "orders": []}, 100)})
     silver, case, asked = lake.start(), lake.cases[0], lake.questions
     keeper = Maintenance(lake.engine, kept_by("silver", settings), every=EVERY)
     most = 0
@@ -142,10 +145,11 @@ def test_files_stay_few_however_many_batches_there_are(spark: SparkSession, tmp_
     )
 
 
+@pytest.mark.promise("C19")
 @pytest.mark.parametrize("chosen", ["embedded", "spark"])
-def test_only_what_lies_beyond_the_retention_is_removed(spark: SparkSession, tmp_path: Path, chosen: str) -> None:
+def test_only_what_lies_beyond_the_retention_is_removed(open_spark: OpenSpark, tmp_path: Path, chosen: str) -> None:
     settings = settings_for(tmp_path, engine=chosen).model_copy(update={"retention_ms": 1})
-    engine = engine_for(spark, settings)
+    engine = engine_for(open_spark, settings)
     engine.create(engine.lake.layout[tables.CONFIGURATION])
     for n in range(FEW_FILES + 1):
         rows = engine.lake.layout[tables.CONFIGURATION].rows([("merge.timeout", str(n), None)])
@@ -154,7 +158,7 @@ def test_only_what_lies_beyond_the_retention_is_removed(spark: SparkSession, tmp
     assert (done["files_before"], done["files"]) == (FEW_FILES + 1, 1)
     assert int(str(done["old_files_removed"])) > FEW_FILES
     assert engine.questions.select(tables.CONFIGURATION, ["value"]).num_rows == FEW_FILES + 1
-    longer = engine_for(spark, settings_for(tmp_path, engine=chosen, retention="30d"))
+    longer = engine_for(open_spark, settings_for(tmp_path, engine=chosen, retention="30d"))
     maintain(longer, [tables.CONFIGURATION])
     kept = longer.questions.properties(tables.CONFIGURATION)
     assert kept["delta.logRetentionDuration"] == kept["delta.deletedFileRetentionDuration"] == "interval 2592000000 milliseconds"

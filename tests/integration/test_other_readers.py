@@ -55,7 +55,7 @@ def as_rows(found: pa.Table) -> Rows:
 def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CaseLake:
     """Silver after many batches, each of them a MERGE by Spark that left deletion vectors."""
     settings = settings_for(tmp_path_factory.mktemp("readers"), engine="spark", merge__max_records_per_batch=200)
-    lake = CaseLake(engine_for(root_session, settings), settings, {p: random_case(7300 + p) for p in range(4)})
+    lake = CaseLake(engine_for(lambda: root_session, settings), settings, {p: random_case(7300 + p) for p in range(4)})
     for share in (0.3, 0.6, 1.0):
         lake.arrive(share)
         lake.merge()
@@ -69,6 +69,7 @@ def test_silver_is_written_by_merges(lake: CaseLake) -> None:
     assert set(operations) == {"CREATE TABLE", "MERGE"}
 
 
+@pytest.mark.promise("R14")
 @pytest.mark.parametrize("read", [by_delta_rs, by_polars, by_duckdb_through_delta_rs], ids=lambda read: read.__name__)
 def test_silver_is_read_as_spark_reads_it(read: Callable[[str], pa.Table], root_session: SparkSession, lake: CaseLake) -> None:
     by_spark = silver_of(SparkQuestions(lake.engine.lake, lambda: root_session))

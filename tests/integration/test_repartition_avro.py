@@ -22,7 +22,7 @@ from tests.support.repartitioning import Raws, as_cases, confluence, copied, raw
 from tests.support.rivers import River, until
 from tests.support.topics import published
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("N4")]
 
 COUNTS = ((2, 1), 3)
 PARTITIONS = 4

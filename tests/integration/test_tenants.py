@@ -20,7 +20,7 @@ from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of
 from tests.support.topics import consume
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.promise("T4")]
 
 SECOND: Window = (60, None, 800)
 
@@ -95,6 +95,7 @@ def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tm
     assert river.broken_promises() == []
 
 
+@pytest.mark.promise("T7")
 def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(kafka: str, tmp_path: Path) -> None:
     tenants = TenantRiver(kafka, tmp_path, "tenants-watched")
     river, settings, partitions = tenants.river, tenants.river.settings, len(tenants.cases)

@@ -13,6 +13,7 @@ from tests.support.topics import create_topics, published
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("lake", "within_s"), [(EMBEDDED, 60), (FOLDER, 120)], ids=["embedded", "spark"])
 def test_a_run_goes_on_while_one_of_three_brokers_is_dead(tmp_path: Path, lake: str, within_s: float) -> None:

@@ -83,6 +83,7 @@ def answer(river: River, *words: str) -> dict[str, Any]:
     return dict(json.loads(without_java(river, *words, "--json")))
 
 
+@pytest.mark.nightly
 def test_every_command_does_its_work(river: River) -> None:
     every_command_does_its_work(river)
 
@@ -274,6 +275,7 @@ def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_th
     assert without_java(river, "verify", "--against", "again")
 
 
+@pytest.mark.nightly
 def test_spark_reads_and_merges_several_topics_too(kafka: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
     name = "topics-by-spark"
     inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"

@@ -61,6 +61,7 @@ def process_of(folder: Path) -> psutil.Process:
     return psutil.Process(pid)
 
 
+@pytest.mark.promise("K3")
 def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
     told, tries = Told(), iter([True, True, False])
 
@@ -103,6 +104,7 @@ def test_a_stop_ends_the_waiting() -> None:
     Patience(Told(), stopping, limit_s=3600).bear(never)
 
 
+@pytest.mark.promise("K3")
 def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 "):
         Run(settings_for(tmp_path), LAYERS, Told())
@@ -121,6 +123,7 @@ def outlive(river: River, folder: Path, is_said: Callable[..., bool]) -> None:
     until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or is_said("Traceback"), "the rest")
 
 
+@pytest.mark.promise("K1")
 @pytest.mark.timeout(900)
 def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Path, tmp_path: Path) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
@@ -141,6 +144,8 @@ def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Pa
     assert river.losses() == Losses()
 
 
+@pytest.mark.nightly
+@pytest.mark.promise("K1")
 @pytest.mark.timeout(900)
 def test_with_spark_a_run_outlives_a_killed_broker_too(own_broker: Path, tmp_path: Path, root_session: SparkSession) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", lake=FOLDER, partitions=1)
@@ -162,6 +167,7 @@ def test_with_spark_a_run_outlives_a_killed_broker_too(own_broker: Path, tmp_pat
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("K2")
 @pytest.mark.timeout(900)
 def test_a_broker_that_stands_still_for_a_while_changes_nothing(own_broker: Path, tmp_path: Path) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "slow", partitions=1)
@@ -180,6 +186,7 @@ def test_a_broker_that_stands_still_for_a_while_changes_nothing(own_broker: Path
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("K7")
 @pytest.mark.timeout(900)
 def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "abandoned", partitions=1)
@@ -209,6 +216,7 @@ def watched(kafka: str, folder: Path, *topics: str) -> Watch:
     return Watch(settings, 1, lambda _, news: told.tell("kafka", news), limit_s=60)
 
 
+@pytest.mark.promise("C4")
 def test_partitions_added_under_way_stop_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
     watch = watched(kafka, tmp_path, "growing", "steady")
     watch.look()

@@ -16,6 +16,8 @@ from tests.support.rivers import Losses, River
 from tests.support.topics import published
 from tests.unit.test_trying import records_of, sent
 
+pytestmark = pytest.mark.promise("C12")
+
 
 def test_it_shows_the_messages_that_a_run_sends(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "tried", sources__orders__event_time={"field": "ts", "unit": "ms"})
@@ -29,7 +31,8 @@ def test_it_shows_the_messages_that_a_run_sends(kafka: str, tmp_path: Path) -> N
     assert sorted(sent(found)) == messages
 
 
-def test_the_users_expressions_judge_and_word_the_messages(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_the_users_expressions_judge_and_word_the_messages_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     assert spark is not None, "the session that the expressions take"
     value = "CASE WHEN size(tracking) > 0 THEN concat(merge_key, ' ', size(orders)) END"
     settings = settings_for(tmp_path, publish__valid="orders[0].offset >= 0", publish__value=value, publish__max_bytes=3)

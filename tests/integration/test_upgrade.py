@@ -20,6 +20,7 @@ def test_a_lake_of_every_layout_is_kept() -> None:
     assert list(range(1, tables.LAYOUT_VERSION + 1)) == LAYOUTS
 
 
+@pytest.mark.promise("C14")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("layout", "lake"),

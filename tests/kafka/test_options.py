@@ -81,6 +81,7 @@ def test_options_of_any_kind_of_client_are_taken(options: dict[str, Any]) -> Non
     assert check_options(kafka(**options)) == []
 
 
+@pytest.mark.promise("C16")
 @pytest.mark.parametrize(
     ("options", "names"),
     [

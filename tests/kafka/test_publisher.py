@@ -66,6 +66,7 @@ def test_one_producer_sends_again_and_again(begun: Publisher, kafka: str, topic:
     assert keys(kafka, topic) == {0: "abc", 1: ""}
 
 
+@pytest.mark.promise("O4")
 def test_a_later_publisher_fences_an_earlier_one(begun: Publisher, kafka: str, topic: str) -> None:
     begun.send([messages(0, "a")])
     later = publisher(kafka, topic)
@@ -94,6 +95,7 @@ def failing(*before: pa.Table) -> Iterator[pa.Table]:
     raise ValueError("the engine failed")
 
 
+@pytest.mark.promise("N12")
 def test_a_transaction_that_fails_is_never_seen(begun: Publisher, kafka: str, topic: str) -> None:
     with pytest.raises(ValueError, match="the engine failed"):
         begun.send(failing(messages(0, "ab"), messages(1, "c")))
@@ -107,6 +109,7 @@ def test_a_transaction_that_fails_is_never_seen(begun: Publisher, kafka: str, to
     assert keys(kafka, topic)[0] == "a"
 
 
+@pytest.mark.promise("K7")
 def test_a_new_owner_settles_the_transaction_that_was_left_open(begun: Publisher, kafka: str, topic: str) -> None:
     left = Producer({"bootstrap.servers": kafka, "transactional.id": begun.transactional_id})
     left.init_transactions(30)

@@ -98,6 +98,7 @@ def test_the_broker_may_have_set_the_timestamp(kafka: str, settings: KafkaSettin
     assert before - 1 <= row["kafka_timestamp"].timestamp() <= time.time() + 1
 
 
+@pytest.mark.promise("R10")
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "aborted"])
 def test_a_range_ends_although_its_last_offsets_hold_no_record(
     kafka: str, settings: KafkaSettings, topic: str, committed: bool
@@ -115,6 +116,7 @@ def test_a_range_ends_although_its_last_offsets_hold_no_record(
     assert numbers(values(settings, topic, 5, 7)) == [6]
 
 
+@pytest.mark.promise("R10")
 def test_what_is_not_committed_lies_beyond_the_end(kafka: str, settings: KafkaSettings, topic: str) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 2)
@@ -133,6 +135,7 @@ def test_what_is_not_committed_lies_beyond_the_end(kafka: str, settings: KafkaSe
     assert numbers(values(settings, topic, 0, 5)) == [0, 1, 2, 3]
 
 
+@pytest.mark.promise("B2")
 def test_offsets_that_kafka_has_deleted_are_never_passed_over(kafka: str, settings: KafkaSettings, topic: str) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 10)

@@ -102,12 +102,14 @@ def assert_refused_everywhere(kafka: KafkaSettings, topic: str, sentence: str) -
         assert re.search(sentence, refusal(work))
 
 
+@pytest.mark.promise("K4")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_login_is_one_sentence_at_once(secured: SecuredBroker, source: str, wrong: str) -> None:
     options, sentence = WRONG[wrong]
     assert_refused_everywhere(secured.settings(**options), source, sentence)
 
 
+@pytest.mark.promise("K4")
 def test_a_certificate_of_a_strange_authority_is_one_sentence_at_once(
     secured: SecuredBroker, source: str, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_certificate_of_a_strange_authority_is_one_sentence_at_once(
     assert_refused_everywhere(secured.settings(ssl_ca_location=str(stranger)), source, sentence)
 
 
+@pytest.mark.promise("K4")
 def test_an_expired_certificate_is_one_sentence_at_once(secured: SecuredBroker, source: str) -> None:
     with secured.another_certificate(Authority("another"), timedelta(days=-1)) as ca:
         sentence = r"is not accepted \(certificate has expired\); .*it must be valid today"

@@ -22,6 +22,7 @@ from pipelines.kafka.cluster import written_topics
 from pipelines.kafka.permissions import permissions
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
+from tests.support.effort import first_then_nightly
 from tests.support.rivers import FOLDER, Losses, River, RunProcess, until
 from tests.support.secured import SecuredBroker
 from tests.support.tokens import SECRET, new_key
@@ -100,6 +101,7 @@ def files_with(folder: Path, secret: str) -> list[str]:
     return [str(file) for file in folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
 
 
+@pytest.mark.promise("K6")
 @pytest.mark.timeout(900)
 def test_a_pipeline_runs_publishes_and_recovers_and_tells_nobody_its_password(
     secured: SecuredBroker, new_river: NewRiver, topic: str
@@ -133,6 +135,7 @@ def test_a_pipeline_runs_publishes_and_recovers_and_tells_nobody_its_password(
         assert password not in (secured.status.directory / name).read_text()
 
 
+@pytest.mark.promise("K6")
 @pytest.mark.timeout(900)
 def test_spark_writes_the_password_into_no_plan_event_log_table_or_command_line(
     secured: SecuredBroker, new_river: NewRiver, tmp_path: Path
@@ -192,7 +195,10 @@ NEEDED_BY_A_RUN = [
 """Nothing depends on those for groups, and of topics that are written to, only `validate` asks for settings."""
 
 
-@pytest.mark.parametrize("number", NEEDED_BY_A_RUN, ids=lambda i: f"{PERMISSIONS[i].operation}-{PERMISSIONS[i].name}")
+@pytest.mark.promise("K5")
+@pytest.mark.parametrize(
+    "number", first_then_nightly(NEEDED_BY_A_RUN), ids=lambda i: f"{PERMISSIONS[i].operation}-{PERMISSIONS[i].name}"
+)
 def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
     secured: SecuredBroker, new_river: NewRiver, number: int
 ) -> None:
@@ -224,6 +230,7 @@ def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, ne
         secured.grant(secure.USER, missing)
 
 
+@pytest.mark.promise("K5")
 def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_lost(
     secured: SecuredBroker, new_river: NewRiver
 ) -> None:

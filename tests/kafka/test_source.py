@@ -75,6 +75,7 @@ def decoded(kafka: str, topic: str) -> Callable[..., DecodedTopic]:
     return made
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_at_given_offsets_without_its_checkpoint_in_batches_within_the_limit(
     kafka: str, stream: Stream, decoded: Callable[..., DecodedTopic], topic: str
 ) -> None:
@@ -96,6 +97,7 @@ def fail(batch: pa.RecordBatch) -> pa.Table:
     raise ValueError(f"a defect at {batch['offset'][0]}")
 
 
+@pytest.mark.long
 def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
     kafka: str, stream: Stream, decoded: Callable[..., DecodedTopic], topic: str
 ) -> None:
@@ -120,6 +122,7 @@ def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
     assert root_cause(away).startswith("no Kafka broker answers at 127.0.0.1:1 (")
 
 
+@pytest.mark.long
 def test_ranges_are_read_as_a_batch_by_several_tasks_and_no_secret_shows(
     kafka: str, root_session: SparkSession, decoded: Callable[..., DecodedTopic], topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
+from tests.support.lakes import OpenSpark
 
 
 def settings_for(folder: Path, **overrides: Any) -> Settings:
@@ -34,7 +35,10 @@ def settings_for(folder: Path, **overrides: Any) -> Settings:
     return Settings.model_validate({**values, **overrides}, context={"folder": folder})
 
 
-KINDS = ["delta-rs folder", "spark folder", "spark catalog"]
+DELTA_RS = "delta-rs folder"
+SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark folder", "spark catalog"))
+KINDS = [DELTA_RS, SPARK_FOLDER, SPARK_CATALOG]
+"""Each way to ask. Questions are small, and most are asked through delta-rs: `make test-long` asks them of Spark too."""
 
 
 @dataclass
@@ -104,19 +108,20 @@ def folder_store(tmp_path: Path) -> Store:
     return Store(lake, DeltaRsQuestions(lake), folder, None)
 
 
-@pytest.fixture(params=[KINDS[0], KINDS[-1]])
-def either_store(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Store]:
+@pytest.fixture(params=[DELTA_RS, SPARK_CATALOG])
+def either_store(request: pytest.FixtureRequest, open_spark: OpenSpark, tmp_path: Path) -> Iterator[Store]:
     """An empty lake for each implementation, where it does not matter how a table is found."""
-    yield from store_of(request.param, spark, tmp_path)
+    yield from store_of(request.param, open_spark, tmp_path)
 
 
-def store_of(kind: str, spark: SparkSession, tmp_path: Path) -> Iterator[Store]:
+def store_of(kind: str, open_spark: OpenSpark, tmp_path: Path) -> Iterator[Store]:
     if kind != "spark catalog":
         folder = tmp_path / "the `lake`, it's é"
         lake = Lake(settings_for(tmp_path, lake=str(folder)))
         by_spark = kind == "spark folder"
-        yield Store(lake, SparkQuestions(lake, lambda: spark) if by_spark else DeltaRsQuestions(lake), folder, spark)
+        yield Store(lake, SparkQuestions(lake, open_spark) if by_spark else DeltaRsQuestions(lake), folder, None)
         return
+    spark = open_spark()
     schema = f"lake_{tmp_path.name}".replace("-", "_").lower()
     folder = tmp_path / schema
     spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder}'")

@@ -27,6 +27,7 @@ from pipelines.lake.commits import (
 from pipelines.lake.conflicts import is_conflict, suppress_conflict
 from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
+from tests.support.lakes import OpenSpark
 
 LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)
 FACTS = {"batch": 7, "reset": None, "text": "it's \"é\n", "ranges": [[0, 1, 2]], "nested": {"a": [None, 1.5, True]}}
@@ -76,6 +77,7 @@ def write_by_spark(spark: SparkSession, store: Store, commit: Commit) -> None:
     frame.write.format("delta").mode("append").options(**options).save(store.path("late"))
 
 
+@pytest.mark.long
 def test_the_last_commit_of_an_application_is_found_behind_others(folder_store: Store, spark: SparkSession) -> None:
     folder_store.create("late")
     assert last_commit(folder_store.questions, "late") is None
@@ -101,6 +103,7 @@ def owner(store: Store, token: int) -> Owner:
     return Owner(store, token)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("O7")
 def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) -> None:
     folder_store.create("late")
     decided = Commit(APPLICATION, 1, 8, FACTS)
@@ -122,6 +125,7 @@ def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) 
     assert folder_store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
 
 
+@pytest.mark.promise("O8")
 def test_a_fence_says_what_an_earlier_owner_has_decided_just_before_it(folder_store: Store) -> None:
     """Also where that owner's numbers are below the ones that were looked at."""
     folder_store.create("late")
@@ -160,9 +164,10 @@ def test_a_table_without_a_commit_can_be_fenced(folder_store: Store) -> None:
     assert last_decision(folder_store.questions, "late") is None
 
 
-@pytest.mark.parametrize("by_spark", [False, True], ids=["delta-rs", "spark"])
+@pytest.mark.promise("O6")
+@pytest.mark.parametrize("by", ["delta-rs", pytest.param("spark", marks=pytest.mark.long)])
 def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
-    folder_store: Store, spark: SparkSession, by_spark: bool
+    folder_store: Store, open_spark: OpenSpark, by: str
 ) -> None:
     """By class, for Spark's errors and for delta-rs's."""
     folder_store.create("late")
@@ -172,8 +177,8 @@ def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
     def write() -> None:
         barrier.wait()
         try:
-            if by_spark:
-                write_by_spark(spark, folder_store, commit)
+            if by == "spark":
+                write_by_spark(open_spark(), folder_store, commit)
             else:
                 folder_store.add("late", LATE, commit=commit)
         except Exception as error:

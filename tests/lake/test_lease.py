@@ -55,6 +55,7 @@ def lease(store: Store, *layers: str, time: Time | None = None, alive: bool = Tr
     )
 
 
+@pytest.mark.promise("O1")
 def test_a_layer_has_one_owner_and_other_layers_have_others(leases: Store) -> None:
     bronze, rest = lease(leases, "bronze"), lease(leases, "silver", "gold")
     bronze.take()
@@ -64,6 +65,7 @@ def test_a_layer_has_one_owner_and_other_layers_have_others(leases: Store) -> No
         lease(leases, "bronze", "silver", time=Time(meanwhile=bronze.renew)).take()
 
 
+@pytest.mark.promise("O3")
 def test_an_owner_that_has_released_its_layers_is_followed_at_once(leases: Store) -> None:
     first, time = lease(leases, "bronze", "silver"), Time()
     first.take()
@@ -74,6 +76,7 @@ def test_an_owner_that_has_released_its_layers_is_followed_at_once(leases: Store
     assert second.token > first.token
 
 
+@pytest.mark.promise("O2")
 def test_a_silent_owner_is_replaced_and_learns_of_it(leases: Store) -> None:
     told: list[str] = []
     first = lease(leases, "bronze", on_lost=lambda: told.append("lost"))
@@ -142,6 +145,7 @@ def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_
     second.check()
 
 
+@pytest.mark.promise("O2")
 def test_an_owner_that_is_no_process_any_more_is_replaced_at_once(leases: Store) -> None:
     lease(leases, "bronze").take()
     time = Time()
@@ -161,6 +165,7 @@ def test_a_token_is_larger_than_any_that_a_table_has_seen(leases: Store) -> None
     assert second.token == 44, "a table of leases with entries needs no other table's word"
 
 
+@pytest.mark.promise("O1")
 def test_of_many_that_take_a_layer_at_once_one_has_it(leases: Store) -> None:
     outcomes: list[object] = []
     barrier = threading.Barrier(6)

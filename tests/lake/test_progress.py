@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, last_batch, plan_of, progress_rows
@@ -58,6 +60,7 @@ def test_progress_has_a_row_for_each_topic_partition(folder_store: Store) -> Non
     ]
 
 
+@pytest.mark.promise("N2")
 def test_the_last_batch_is_what_silvers_last_commit_says(folder_store: Store) -> None:
     folder_store.create("silver", "progress")
     assert last_batch(folder_store.questions) is None
@@ -74,6 +77,7 @@ def test_the_last_batch_is_what_silvers_last_commit_says(folder_store: Store) ->
     assert last_batch(folder_store.questions) == (SMALL, 2, commit), "under the token that decided it"
 
 
+@pytest.mark.promise("N11")
 def test_progress_tells_where_the_log_has_forgotten(folder_store: Store) -> None:
     folder_store.create("silver", "progress")
     before = BatchPlan(

@@ -22,7 +22,11 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import SparkQuestions
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import MAX_TERMS, NoTableError, Questions, VersionGoneError, Where, questions, within
-from tests.lake.conftest import KINDS, Store, settings_for, store_of
+from tests.lake.conftest import DELTA_RS, KINDS, SPARK_CATALOG, SPARK_FOLDER, Store, settings_for, store_of
+from tests.support.lakes import OpenSpark
+
+pytestmark = pytest.mark.promise("A5")
+
 
 ODD = ["it's", '"', "\\", "'; DROP TABLE t; --", "{x}", "`", "é€𝄞", "", "a\nb", "%", "\x00", "null"]
 BYTES = [b"", b"\x00'\xff", b"key"]
@@ -38,12 +42,10 @@ def bronze_row(
     return ("tracking", partition, offset, 5, 0, key, b"{}", [("h", b"v")], merge_key, time, False, reason, None)
 
 
-@pytest.fixture(scope="module", params=[KINDS[0], KINDS[-1]])
-def bronze(
-    request: pytest.FixtureRequest, root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store]:
+@pytest.fixture(scope="module", params=[DELTA_RS, SPARK_CATALOG])
+def bronze(request: pytest.FixtureRequest, open_spark: OpenSpark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Two partitions, in four files, and a record without a time in a third one; nobody adds to them."""
-    for store in store_of(request.param, root_session, tmp_path_factory.mktemp("bronze")):
+    for store in store_of(request.param, open_spark, tmp_path_factory.mktemp("bronze")):
         store.create("bronze_tracking")
         for partition in (0, 1):
             for first in (0, 10):
@@ -162,7 +164,7 @@ def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
 @pytest.fixture(scope="module")
 def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A catalog's lake: silver after a MERGE that left deletion vectors, and `late`, whose first version has lost its files."""
-    for store in store_of(KINDS[-1], root_session, tmp_path_factory.mktemp("past")):
+    for store in store_of("spark catalog", lambda: root_session, tmp_path_factory.mktemp("past")):
         store.create("silver", "late")
         layout = store.lake.layout["silver"]
         store.add("silver", *[silver_row(f"k{n}", "open", n) for n in range(20)])
@@ -179,13 +181,13 @@ def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         yield store
 
 
-@pytest.fixture(params=KINDS[:2])
+@pytest.fixture(params=[pytest.param(DELTA_RS, marks=pytest.mark.long), SPARK_FOLDER])
 def asked(request: pytest.FixtureRequest, past: Store, root_session: SparkSession) -> Questions:
     """Each way to ask about that lake."""
     if request.param == "spark catalog":
         return past.questions
     folder = Lake(settings_for(past.folder, lake=str(past.folder)))
-    return DeltaRsQuestions(folder) if request.param == "delta-rs folder" else SparkQuestions(folder, lambda: root_session)
+    return DeltaRsQuestions(folder) if request.param == DELTA_RS else SparkQuestions(folder, lambda: root_session)
 
 
 def test_rows_behind_a_deletion_vector_are_not_there(asked: Questions, past: Store) -> None:
@@ -206,6 +208,7 @@ def test_a_version_is_read_as_it_was(asked: Questions) -> None:
     assert asked.select("silver", ["merge_key"], [[("status", "=", "timed_out")]], version=1).num_rows == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", KINDS, indirect=True)
 def test_a_version_that_cannot_be_read_is_told_in_one_sentence(asked: Questions) -> None:
     for version in (3, 99, -1):

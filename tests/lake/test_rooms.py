@@ -21,7 +21,7 @@ from pipelines.lake.identity import check_layout, check_rules_of_layout_1, diffe
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
 from pipelines.lake.questions import Questions
-from tests.lake.conftest import Store, settings_for
+from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
 
 # -- layout and place
 
@@ -260,6 +260,7 @@ def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store
     check_layout(either_store.questions, either_store.lake)
 
 
+@pytest.mark.promise("C13")
 def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store: Store) -> None:
     table = folder_store.lake.layout["progress"]
     before = tables.Table("progress", table.schema.remove(table.schema.get_field_index("silver_version")))
@@ -269,6 +270,8 @@ def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store:
         check_layout(folder_store.questions, folder_store.lake)
 
 
+@pytest.mark.promise("C13")
+@pytest.mark.parametrize("either_store", [SPARK_CATALOG], indirect=True)
 def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: Store) -> None:
     silver = either_store.lake.layout["silver"]
     earlier = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
@@ -278,6 +281,7 @@ def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: 
         check_layout(either_store.questions, either_store.lake)
 
 
+@pytest.mark.promise("C15")
 def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     silver = either_store.lake.layout["silver"]
     later = {**silver.properties, tables.LAYOUT: str(tables.LAYOUT_VERSION + 1)}

@@ -7,25 +7,30 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pipelines.core.model import PartitionMerge
 from pipelines.settings import Settings
 from tests.support.cases import Case
 from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake, engine_for, place_of
+from tests.support.lakes import CaseLake, OpenSpark, engine_for, place_of
 
 QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
 
 SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))
-"""The layers are written once: `make test` tries what Spark does of its own, and `make test-long` all the laws with it."""
+CATALOG_AT_NIGHT = pytest.param("spark-catalog", marks=pytest.mark.nightly)
+"""The layers are written once, and reach Spark through the engine alone. `make test` tries the engine on Spark (test_engine.py),
+`make test-long` every law in a folder of Spark's and the first ones in a catalog, each night does the rest.
+"""
 
 in_folders = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
 """For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
 
 ON_BOTH_ENGINES = [QUICK, "spark-folder", SPARK_CATALOG]
-"""For the laws of the engines themselves, and the first ones of the layers, which `make test` tries with Spark, too."""
+"""For the laws of the engines themselves, which `make test` tries with Spark, too."""
+
+EVERYWHERE = [QUICK, SPARK_FOLDER, SPARK_CATALOG]
+"""For the laws that the promises of each kind of lake rest on."""
 
 MakeSettings = Callable[..., Settings]
 MakeLake = Callable[..., CaseLake]
@@ -41,29 +46,29 @@ def one_of(kinds: Sequence[Any]) -> Any:
     return kind
 
 
-kind = one_of([QUICK, SPARK_FOLDER, SPARK_CATALOG])
+kind = one_of([QUICK, SPARK_FOLDER, CATALOG_AT_NIGHT])
 
 
 @pytest.fixture(scope="module")
-def new_settings(kind: str, root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSettings]:
+def new_settings(kind: str, open_spark: OpenSpark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSettings]:
     """Makes configurations, each for a lake of its own; the overrides are those of `settings_for`."""
     with ExitStack() as places:
 
         def make(**overrides: Any) -> Settings:
             folder = tmp_path_factory.mktemp("laws")
-            place = places.enter_context(place_of(kind, root_session, folder))
+            place = places.enter_context(place_of(kind, open_spark, folder))
             return settings_for(folder, **place, **overrides)
 
         yield make
 
 
 @pytest.fixture(scope="module")
-def new_lake(root_session: SparkSession, new_settings: MakeSettings) -> MakeLake:
+def new_lake(open_spark: OpenSpark, new_settings: MakeSettings) -> MakeLake:
     """Makes lakes of cases, with all tables and nothing in them."""
 
     def make(cases: Mapping[int, Case], **overrides: Any) -> CaseLake:
         settings = new_settings(**overrides)
-        return CaseLake(engine_for(root_session, settings), settings, dict(cases))
+        return CaseLake(engine_for(open_spark, settings), settings, dict(cases))
 
     return make
 

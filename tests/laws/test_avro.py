@@ -15,6 +15,8 @@ from tests.support.avro import CASE_SCHEMA, as_avro, as_text, avro_case, decoded
 from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, late_of, silver_of
 
+pytestmark = pytest.mark.promise("C11")
+
 CASES = rich_cases(12, 300)
 
 

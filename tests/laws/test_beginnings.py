@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
-from pyspark.sql import SparkSession
 
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
@@ -27,7 +26,7 @@ from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
-from tests.support.lakes import CaseLake, engine_for, fill_bronze, quickly
+from tests.support.lakes import CaseLake, OpenSpark, engine_for, fill_bronze, quickly
 from tests.support.topics import create_topics, delete_records, delete_topic, produce, published
 
 PARTITIONS = 2
@@ -53,7 +52,7 @@ class Begun:
 
 
 @pytest.fixture
-def begun(new_settings: MakeSettings, root_session: SparkSession, kafka: str, kind: str) -> Begun:
+def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: str) -> Begun:
     name = f"begin-{kind}-{next(NUMBERS)}"
     topics = {source: f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=PARTITIONS)
@@ -64,7 +63,7 @@ def begun(new_settings: MakeSettings, root_session: SparkSession, kafka: str, ki
                 producer.produce(topic, keyed("a", n), partition=p, timestamp=1000 * (n + 1))
     producer.flush()
     settings = new_settings(bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()})
-    engine = engine_for(root_session, settings)
+    engine = engine_for(open_spark, settings)
     wanted = [*map(tables.bronze, SOURCES), tables.RESETS, tables.RECOVERED, tables.SILVER, tables.PROGRESS]
     for name in wanted:
         engine.create(engine.lake.layout[name])
@@ -100,6 +99,7 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
     assert {source: begun.beginning(start).next_offsets(source) for source in SOURCES} == dict(zip(SOURCES, offsets, strict=True))
 
 
+@pytest.mark.promise("B1")
 @in_folders
 @pytest.mark.parametrize("start", ["latest", "timestamp"])
 def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: Begun, start: str) -> None:
@@ -122,6 +122,7 @@ def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
     assert begun.resets() == []
 
 
+@pytest.mark.promise("B2")
 def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
     topic = begun.settings.inputs["tracking"]
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
@@ -148,6 +149,7 @@ def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> 
         begun.beginning("earliest").checked_offsets("tracking")
 
 
+@pytest.mark.promise("C4", "C5")
 def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str) -> None:
     """Through a whole run, which also never lets the idle policy speak where it ends by itself."""
     silent = begun.settings.merge.model_copy(update={"idle_after_ms": 1})
@@ -189,6 +191,7 @@ def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
     return begun
 
 
+@pytest.mark.promise("B3")
 def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, kind: str) -> None:
     name, cases = f"lost-{kind}", rich_cases(4, 5200)
     cases[0] = Case({"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100)

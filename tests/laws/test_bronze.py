@@ -179,6 +179,7 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(ne
         assert [row[1] for row in records(lake, source)] == [0, 1]
 
 
+@pytest.mark.promise("C18")
 @in_folders
 def test_too_many_refused_records_stop_the_run_before_any_is_written(new_lake: MakeLake, kafka: str, kind: str) -> None:
     good: list[bytes | None] = [keyed("a", 5)]

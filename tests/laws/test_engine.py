@@ -28,7 +28,7 @@ from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
 from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings, one_of
-from tests.support.lakes import delta_table, engine_for, folder_of
+from tests.support.lakes import OpenSpark, delta_table, engine_for, folder_of
 
 APPLICATION = "test"
 DEADLINE_S = 120
@@ -39,9 +39,9 @@ kind = one_of(ON_BOTH_ENGINES)
 
 
 @pytest.fixture(scope="module")
-def engine(root_session: SparkSession, new_settings: MakeSettings) -> Engine:
+def engine(open_spark: OpenSpark, new_settings: MakeSettings) -> Engine:
     """A lake whose tables the laws share; each law has a partition or an application of its own."""
-    engine = engine_for(root_session, new_settings())
+    engine = engine_for(open_spark, new_settings())
     assert not any(engine.questions.exists(name) for name in NAMES), "looking for a table makes none"
     create_missing(engine)
     return engine
@@ -78,11 +78,13 @@ def read(engine: Engine, rows: Any, columns: Sequence[str]) -> list[tuple[Any, .
     return sorted((tuple(row.values()) for row in engine.summary(rows, columns, {}).to_pylist()), key=repr)
 
 
+DELTAS_OWN = ("spark.databricks.delta.lastCommitVersionInSession", "spark.sql.parquet.fieldId.")
+"""How the settings begin that Delta keeps in a session by itself: the latter ones at its first write."""
+
+
 def settings_of(spark: SparkSession) -> dict[str, str]:
     """A session's settings, but for what Delta itself keeps among them."""
-    return {
-        name: value for name, value in spark.conf.getAll.items() if name != "spark.databricks.delta.lastCommitVersionInSession"
-    }
+    return {name: value for name, value in spark.conf.getAll.items() if not name.startswith(DELTAS_OWN)}
 
 
 # -- tables

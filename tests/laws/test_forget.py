@@ -44,6 +44,7 @@ def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
     Forgetting(lake.questions, lake.settings, KEY).erase(lake.owner(engine))
 
 
+@pytest.mark.promise("N9")
 @in_folders
 def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLake, kind: str) -> None:
     lake = new_lake(rich_cases(8, 1656, wealth="late"))
@@ -133,6 +134,7 @@ def without_key_of(case: Case, tenants: Sequence[str], share: float) -> Case:
     return replace(case, values=values)
 
 
+@pytest.mark.promise("T8")
 @in_folders
 @pytest.mark.parametrize("tenant", [TENANTS[0], None], ids=["one tenant's", "every tenant's"])
 def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.gold import Gold
 from pipelines.lake import tables
-from tests.laws.conftest import ON_BOTH_ENGINES, MakeLake, one_of
+from tests.laws.conftest import EVERYWHERE, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -55,7 +55,7 @@ class River:
         return published(self.kafka, self.sink, PARTITIONS)
 
 
-kind = one_of(ON_BOTH_ENGINES)
+kind = one_of(EVERYWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +160,7 @@ def test_the_last_message_of_a_transaction_says_from_which_offsets_a_lost_lake_i
     assert set(times) == {(p, time) for (p, _), time in lasts.items()}, "no other message says it"
 
 
+@pytest.mark.promise("B4")
 def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: River) -> None:
     assert river.seen["emptied"] == []
     before = {m.id for m in river.seen["second"] if m.partition == EMPTIED}
@@ -168,6 +169,7 @@ def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: Rive
     assert any(m.partition == EMPTIED for m in expected)
 
 
+@pytest.mark.promise("B4")
 def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river: River) -> None:
     assert river.seen["made again"] == river.seen["third expected"]
     assert len({row["sink"] for row in notes(river.lake)}) == 2

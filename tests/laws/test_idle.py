@@ -15,6 +15,9 @@ from tests.support.cases import Case, expected_late, expected_silver, heartbeat,
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, decisions_of
 
+pytestmark = pytest.mark.promise("C2")
+
+
 RANDOM = 16
 SILENT, BOTH = RANDOM, RANDOM + 1
 
@@ -46,6 +49,7 @@ def more(lake: CaseLake, partition: int, *orders: bytes) -> None:
     lake.cases[partition].arrivals += ["orders"] * len(orders)
 
 
+@pytest.mark.promise("C1")
 @in_folders
 def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: MakeLake) -> None:
     cases = rich_cases(RANDOM, 5000, refused=False)

@@ -30,7 +30,9 @@ from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, hear
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 
-TIMEOUT_MS, PARTITIONS, STEPS = 100, 4, 12
+pytestmark = pytest.mark.promise("C10")
+
+TIMEOUT_MS, PARTITIONS, STEPS = 100, 2, 8
 KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms", "quarantine": "500ms"}
 
 
@@ -228,6 +230,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(lake: CaseLake, 
     assert found["lake"] == found["rebuilt"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> None:
     for _ in steps(lake, kind):

@@ -126,6 +126,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     return river
 
 
+@pytest.mark.promise("N3")
 def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset(river: River) -> None:
     seen = river.seen
     assert each_source_in_order(seen["first"]) == seen["first expected"]
@@ -154,6 +155,7 @@ def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again
     assert noted == lasts
 
 
+@pytest.mark.promise("N3")
 def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions_of_any_size(river: River) -> None:
     counts = [len(river.seen[step][table]) for step in ("second", "cut off") for table in TABLES]
     assert sum(river.seen["transactions"]) == sum(counts[:2]) - sum(counts[2:])
@@ -161,6 +163,7 @@ def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions
     assert max(river.seen["transactions"]) <= 6
 
 
+@pytest.mark.promise("N3")
 def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: River) -> None:
     assert river.seen["emptied"] == []
     before = {one[:3] for one in river.seen["second"][tables.QUARANTINE] if one.partition == EMPTIED}

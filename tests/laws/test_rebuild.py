@@ -46,6 +46,8 @@ def jump(lake: CaseLake) -> None:
     silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
 
 
+@pytest.mark.promise("R13")
+@pytest.mark.long
 def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake, spark: SparkSession, tmp_path: Path) -> None:
     cases = rich_cases(RANDOM, 700, refused=False)
     silent: dict[str, list[bytes | None]] = {
@@ -101,10 +103,11 @@ def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list
     return [problem["what"]]
 
 
+@pytest.mark.promise("R13")
 def test_under_another_timeout_it_is_what_the_model_makes_of_it(spark: SparkSession, tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     cases = rich_cases(5, 700, refused=False)
-    lake = CaseLake(engine_for(spark, settings), settings, cases)
+    lake = CaseLake(engine_for(lambda: spark, settings), settings, cases)
     with pytest.raises(ConfigurationError, match="silver has merged nothing yet"):
         rebuild(lake.questions, settings, tmp_path / "longer")
     lake.arrive()

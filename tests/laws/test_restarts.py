@@ -21,6 +21,7 @@ def batches(lake: CaseLake) -> tuple[int, int]:
     return lake.questions.version(tables.SILVER), noted.num_rows
 
 
+@pytest.mark.promise("N2", "O3", "O7")
 @in_folders
 def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(new_lake: MakeLake) -> None:
     lake = new_lake(rich_cases(16, 500, SOURCES, refused=False), sources=SOURCES)

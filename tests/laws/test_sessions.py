@@ -36,6 +36,7 @@ def given(root_session: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
         root_session.conf.set(name, value)
 
 
+@pytest.mark.long
 def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(given: SparkSession, tmp_path: Path) -> None:
     before = dict(given.conf.getAll)
     ours = spark_session({"spark.sql.shuffle.partitions": "7", "spark.master": "local[9]"})
@@ -44,7 +45,7 @@ def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(gi
     assert ours.conf.get("spark.app.id") == given.conf.get("spark.app.id"), "the same cluster"
 
     settings = settings_for(tmp_path, engine="spark")
-    lake = CaseLake(engine_for(ours, settings), settings, {0: random_case(3)})
+    lake = CaseLake(engine_for(lambda: ours, settings), settings, {0: random_case(3)})
     lake.arrive(engine=lake.engine)
     assert lake.merge() > 0
     rows = lake.engine.lake.layout[tables.PUBLISHED].schema.empty_table()

@@ -13,7 +13,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
-from tests.laws.conftest import ON_BOTH_ENGINES, QUICK, MakeLake, in_folders, one_of
+from tests.laws.conftest import EVERYWHERE, QUICK, MakeLake, in_folders, one_of
 from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, delta_table
 
@@ -23,7 +23,7 @@ MAX_BYTES = 250
 SHARE = 20
 
 
-kind = one_of(ON_BOTH_ENGINES)
+kind = one_of(EVERYWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +55,23 @@ def test_random_cases_cover_every_rule() -> None:
     assert len(reopened) > 5
 
 
+@pytest.mark.promise("R3")
 def test_silver_equals_the_merge_model_however_the_input_is_cut(lake: CaseLake, kind: str) -> None:
     assert len(lake.plans) >= (4 if kind == QUICK else 2)
     assert lake.silver() == expected_silver(CASES)
 
 
+@pytest.mark.promise("R3")
 def test_late_equals_the_merge_model(lake: CaseLake) -> None:
     assert lake.late() == expected_late(CASES)
 
 
+@pytest.mark.promise("R3")
 def test_quarantine_holds_every_refused_record_once(lake: CaseLake) -> None:
     assert lake.quarantined() == expected_quarantine(CASES)
 
 
+@pytest.mark.promise("R4")
 def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake) -> None:
     until = {tp: done.until_offset for tp, done in lake.plans[-1].ranges.items()}
     ended = [(source, row[0], part[0]) for row in lake.silver() for i, source in enumerate(SOURCES) for part in row[5 + i]]  # type: ignore[attr-defined]

@@ -16,6 +16,8 @@ from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 
+pytestmark = pytest.mark.promise("T3")
+
 CASES = tenant_cases(24)
 
 

@@ -21,6 +21,8 @@ from tests.support.lakes import CaseLake
 SHARES = (0.3, 0.7, 1.0)
 
 
+@pytest.mark.promise("R11")
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["spark", "embedded"])
 def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: SparkSession, tmp_path: Path, first: str) -> None:
     settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))

@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
 from pipelines.core.window import Window
-from tests.property.test_model import outcome
 from tests.support.cases import SOURCES
+from tests.support.effort import draws
+from tests.support.merges import outcome
 from tests.support.strategies import TIMEOUT_MS, BronzeRow, topic_partitions
+
+pytestmark = pytest.mark.promise("C17")
 
 Bronze = Mapping[TopicPartition, list[BronzeRow]]
 Cursors = Mapping[TopicPartition, Cursor]
@@ -23,7 +27,7 @@ Cursors = Mapping[TopicPartition, Cursor]
 EVERY = [TopicPartition(source, partition) for source in SOURCES for partition in (0, 1)]
 RULES = Rules(Window(TIMEOUT_MS))
 NEW: Cursors = dict.fromkeys(EVERY, Cursor())
-law = settings(max_examples=200, deadline=None, derandomize=True)
+law = draws(50)
 
 
 def bronzes() -> st.SearchStrategy[Bronze]:
@@ -151,6 +155,7 @@ def test_ranges_join_without_gap_or_overlap(data: st.DataObject, bronze: Bronze)
         assert all(done.from_offset <= done.until_offset for done in plan.ranges.values())
 
 
+@pytest.mark.promise("R5")
 @law
 @given(data=st.data(), bronze=bronzes())
 def test_a_batch_merges_exactly_what_the_clock_has_reached(data: st.DataObject, bronze: Bronze) -> None:
@@ -191,6 +196,7 @@ def test_positions_and_heads_are_those_of_the_definition(data: st.DataObject, br
         assert set(plan.clocks) == {0, 1} - without
 
 
+@pytest.mark.promise("R5")
 @law
 @given(data=st.data(), bronze=bronzes())
 def test_clocks_never_go_back(data: st.DataObject, bronze: Bronze) -> None:
@@ -222,6 +228,7 @@ def test_what_comes_later_is_taken_up_as_if_it_had_always_been_there(data: st.Da
     assert [plan.clocks for plan in plans[-1:]] == [plan.clocks for plan in at_once]
 
 
+@pytest.mark.promise("R6")
 @law
 @given(data=st.data(), bronze=bronzes())
 def test_merging_batch_by_batch_is_merging_at_once(data: st.DataObject, bronze: Bronze) -> None:

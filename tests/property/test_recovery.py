@@ -40,12 +40,16 @@ from pipelines.core.recovery import (
 from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, Tail, place_of
 from pipelines.core.window import Window
 from tests.support.cases import KEYS, rules_of
+from tests.support.effort import seeds
 from tests.support.sequences import by_key, in_sequence
+
+pytestmark = pytest.mark.promise("B3")
+
 
 TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
 ALL_INPUTS = ("tracking/web", "tracking/app", "orders", "returns")
-SEEDS, FEWER_SEEDS, FEWEST_SEEDS = range(500), range(200), range(133)
+SEEDS, FEWER_SEEDS, FEWEST_SEEDS = seeds(125), seeds(60), seeds(40)
 TIMEOUTS = tuple(map(Window, (1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)))
 BY_GAP = tuple(Window(gap, gap * times + more) for gap in (1, 30, TIMEOUT_MS, 300) for times, more in ((1, 0), (1, 7), (3, 0)))
 
@@ -464,15 +468,15 @@ def as_content(row: MergeRecord) -> Content:
     return key, first, last, of_sources, row.due, row.closed_at
 
 
-def lives(disorder: int, *, seeds: range = SEEDS, **how: Any) -> list[Life]:
+def lives(disorder: int, *, drawn: range = SEEDS, **how: Any) -> list[Life]:
     """One of each seed, exact every one of them."""
     found = []
-    for seed in seeds:
+    for seed in drawn:
         life = Life(seed, disorder, **how).live()
         assert life.published() == life.undisturbed(), f"seed {seed}, disorder {disorder}, {how}"
         found.append(life)
-    assert sum(life.losses for life in found) >= 2 * len(seeds)
-    assert sum(life.recovered for life in found) >= 2 * len(seeds)
+    assert sum(life.losses for life in found) >= 2 * len(drawn)
+    assert sum(life.recovered for life in found) >= 1.5 * len(drawn)
     return found
 
 
@@ -487,8 +491,8 @@ def test_a_lost_lake_is_taken_up_exactly(disorder: int) -> None:
 @DISORDERS
 def test_a_lost_lake_is_taken_up_exactly_with_the_idle_decisions_that_published_something(disorder: int) -> None:
     found = lives(disorder, is_idling=True)
-    assert sum(life.told for life in found) >= 300
-    assert sum(life.woken for life in found) >= 300
+    assert sum(life.told for life in found) >= 0.6 * len(found)
+    assert sum(life.woken for life in found) >= 0.6 * len(found)
 
 
 @pytest.mark.long
@@ -497,6 +501,7 @@ def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: i
     lives(disorder, is_idling=True, is_in_transactions=False)
 
 
+@pytest.mark.promise("C7")
 @pytest.mark.long
 @DISORDERS
 @pytest.mark.parametrize(
@@ -504,8 +509,8 @@ def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: i
 )
 def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
     found = lives(disorder, is_changing=True, **how)
-    assert sum(life.changes for life in found) >= 1000
-    assert sum(life.stretches for life in found) >= 300
+    assert sum(life.changes for life in found) >= 2 * len(found)
+    assert sum(life.stretches for life in found) >= 0.6 * len(found)
 
 
 @DISORDERS
@@ -513,7 +518,7 @@ def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
 )
 def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
-    lives(disorder, seeds=FEWER_SEEDS, windows=BY_GAP, **how)
+    lives(disorder, drawn=FEWER_SEEDS, windows=BY_GAP, **how)
 
 
 @pytest.mark.long
@@ -522,9 +527,9 @@ def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
 )
 def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
-    found = lives(disorder, seeds=FEWER_SEEDS, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
-    assert sum(life.changes for life in found) >= 250
-    assert sum(life.stretches for life in found) >= 80
+    found = lives(disorder, drawn=FEWER_SEEDS, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
+    assert sum(life.changes for life in found) >= 1.25 * len(found)
+    assert sum(life.stretches for life in found) >= 0.4 * len(found)
 
 
 @pytest.mark.long
@@ -533,11 +538,11 @@ def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(d
     "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
 )
 def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
-    lives(disorder, seeds=FEWEST_SEEDS, has_topics=True, is_changing=True, **how)
-    lives(disorder, seeds=FEWEST_SEEDS, has_topics=True, windows=BY_GAP, **how)
-    found = lives(disorder, seeds=FEWEST_SEEDS, has_topics=True, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
-    assert sum(life.changes for life in found) >= 150
-    assert sum(life.stretches for life in found) >= 40
+    lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, is_changing=True, **how)
+    lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, windows=BY_GAP, **how)
+    found = lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
+    assert sum(life.changes for life in found) >= 1.1 * len(found)
+    assert sum(life.stretches for life in found) >= 0.3 * len(found)
 
 
 def test_a_lake_that_is_lost_again_before_it_has_come_to_an_end_that_the_sink_tells_of_is_taken_up_exactly() -> None:

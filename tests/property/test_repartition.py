@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME
 from pipelines.core.repartition import ROUTED, InputPartition, Lockstep
 from pipelines.core.types import TIME
+from tests.support.effort import draws
 
 Inputs = dict[InputPartition, list[int | None]]
 """By topic and partition the event times (ms) of the records; None: of a record that has none."""
 
 TOPICS = ("a", "b", "c")
 
-law = settings(max_examples=200, deadline=None, derandomize=True)
+law = draws(60)
 inputs = st.dictionaries(
     st.builds(InputPartition, st.sampled_from(TOPICS), st.integers(0, 9)),
     st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=12),
@@ -57,6 +59,7 @@ def places(taken: pa.Table) -> list[tuple[InputPartition, int]]:
     return list(zip(inputs, taken["offset"].to_pylist(), strict=True))
 
 
+@pytest.mark.promise("N5")
 @law
 @given(inputs, st.data())
 def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(of_inputs: Inputs, data: st.DataObject) -> None:
@@ -80,6 +83,7 @@ def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(of_inpu
     assert found == Model(of_inputs).order()
 
 
+@pytest.mark.promise("N5")
 @law
 @given(inputs)
 def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(of_inputs: Inputs) -> None:

@@ -10,15 +10,16 @@ from itertools import product
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.model import MergeRules, PartitionMerge, Reading, Record
+from tests.support.effort import draws
 
 GAP, LAG = 100, 2000
 SOURCE = "tracking"
 
-law = settings(max_examples=300, deadline=None, derandomize=True)
+law = draws(80)
 
 
 class Sent(NamedTuple):
@@ -123,6 +124,7 @@ def test_with_fewer_records_some_order_makes_none_late(sizes: tuple[int, ...]) -
         assert any(late(topic, order) <= own for order in interleavings(topic)), topic
 
 
+@pytest.mark.promise("N6")
 @law
 @given(topics)
 def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partitions_differ(topic: Topic) -> None:
@@ -143,6 +145,7 @@ def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partit
         assert own[place] <= position <= own[place] + lag - smallest
 
 
+@pytest.mark.promise("N6")
 @law
 @given(topics)
 def test_a_record_that_would_be_on_time_without_tenants_stays_on_time(topic: Topic) -> None:

@@ -22,8 +22,9 @@ from pipelines.core.recovery import (
 )
 from pipelines.core.sequence import IDLE, MIN_OFFSETS
 from pipelines.core.window import Window
-from tests.property.test_tenants import KEYS, TENANTS, River, closed, idle_decision
 from tests.support.cases import SOURCES
+from tests.support.effort import seeds
+from tests.support.merges import KEYS, TENANTS, MergeInput, closed, idle_decision
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
 
@@ -32,7 +33,7 @@ Decisions = Mapping[str, Sequence[IdleDecision]]
 class Lost:
     """What Kafka had of the sources when the last message was sent, what the idle policy had decided, and what came later."""
 
-    river: River
+    river: MergeInput
     decisions: Decisions
     later: list[Record]
 
@@ -54,7 +55,7 @@ class Lost:
         idle = idle_header(self.decisions, offsets, closings)
         return {MIN_OFFSETS: encode_min_offsets(offsets), **({IDLE: encode_idle(idle)} if idle else {})}
 
-    def among(self, decisions: Decisions, later: Sequence[Record], since: Mapping[str, int]) -> River:
+    def among(self, decisions: Decisions, later: Sequence[Record], since: Mapping[str, int]) -> MergeInput:
         """All records of Kafka from these offsets on, with decisions among them."""
         records: list[Record] = []
         for source in SOURCES:
@@ -99,7 +100,7 @@ def loss(seed: int) -> Lost:
                 told = tuple(sorted((decision.told or {}).items()))
                 decisions[idle_source].append(IdleDecision(offsets[idle_source], decision.event_time, told))
     rules = MergeRules(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), lag)
-    return Lost(River(rules, [record for record in known if record.told is None]), decisions, later)
+    return Lost(MergeInput(rules, [record for record in known if record.told is None]), decisions, later)
 
 
 def as_one_after(decisions: Decisions, last: int) -> Decisions:
@@ -135,7 +136,8 @@ def taken_up(lost: Lost, state: SinkState, later: Sequence[Record]) -> Partition
 def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_something() -> None:
     """Whether a publication comes out whole, and its last message says it, or a part of it, and the first one does."""
     found: Counter[str] = Counter()
-    for seed in range(5000, 6500):  # among them, one in which messages after the first depend on a decision of their own
+    drawn = [*seeds(400), 5917]
+    for seed in drawn:
         lost, rng = loss(seed), random.Random(seed)
         order = lost.order()
         if not order:
@@ -158,4 +160,4 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
         found["several"] += sum(len(mine) - len({each.after_offset for each in mine}) for mine in state.decisions.values())
         found["again"] += len(again)
         found["known"] += len(model.already_published)
-    assert min(found[each] for each in ("told", "fewer", "several", "again", "known")) > 500, found
+    assert min(found[each] for each in ("told", "fewer", "several", "again", "known")) > len(drawn) / 3, found

@@ -27,6 +27,7 @@ def results(river: River) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["suite"], row["table"]): row for row in last_results(river.questions)}
 
 
+@pytest.mark.promise("A8")
 def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(kafka: str, tmp_path: Path) -> None:
     port, file = free_port(), suite_file(tmp_path, "greedy", "silver", NEVER)
     river = River.make(kafka, tmp_path / "river", "beside", quality={"suites": [file], "every": 1}, metrics={"port": port})

@@ -32,6 +32,7 @@ def with_suites(lake: QualityLake, *files: str) -> None:
     lake.settings = lake.settings.model_copy(update={"quality": kept.quality})
 
 
+@pytest.mark.promise("A7")
 def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     cases = rich_cases(12)
@@ -63,6 +64,7 @@ def test_where_nothing_is_new_the_check_says_so_and_is_met(tmp_path: Path) -> No
     assert "nothing new since the last check" in str(check_view(again.document()).renderables)
 
 
+@pytest.mark.long
 def test_a_check_since_a_version_looks_at_all_batches_after_it(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     lake.flow(0.5)
@@ -109,6 +111,7 @@ def test_a_suite_that_is_added_later_begins_with_the_first_batch(tmp_path: Path)
     assert seen["mine"] == 6 > seen["bronze_promises"]
 
 
+@pytest.mark.long
 def test_pieces_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = QualityLake(tmp_path)
     few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0)
@@ -144,6 +147,7 @@ def test_bytes_that_are_no_text_are_null_and_stop_nothing(tmp_path: Path) -> Non
     assert [outcome.unexpected for outcome in result.failed] == [1]
 
 
+@pytest.mark.promise("A7")
 def test_what_senders_wrote_is_never_shown(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     nothing = [
@@ -168,6 +172,7 @@ def test_a_check_that_is_to_stop_leaves_the_rest_for_the_next_one(tmp_path: Path
     assert set(lake.looked_at(lake.check())) == {"bronze_orders", "silver", "late"}
 
 
+@pytest.mark.promise("A7")
 def test_checks_that_end_at_once_all_keep_their_results(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     table = lake.engine.lake.layout[tables.QUALITY]

@@ -185,6 +185,7 @@ def found(sound: Sound, broken: dict[str, pa.Table]) -> dict[str, list[Outcome]]
     return {table: outcomes(rows, sound.suites, table) for table, rows in broken.items()}
 
 
+@pytest.mark.promise("A6")
 @pytest.mark.parametrize(("table", "sentence"), dict.fromkeys((table, sentence) for table, sentence, _, _ in PLANTED))
 def test_a_broken_promise_is_found_with_its_rows_and_no_others(
     sound: Sound, found: dict[str, list[Outcome]], table: str, sentence: str
@@ -274,6 +275,7 @@ def test_with_tenants_keys_and_waiting_records_meet_every_promise(sound_with_ten
         assert failed(outcomes(rows, sound_with_tenants.suites, table)) == {}, table
 
 
+@pytest.mark.long
 def test_with_tenants_each_promise_is_found_broken_and_no_other(sound_with_tenants: Sound) -> None:
     for table, sentence, like, breaking in PLANTED_WITH_TENANTS:
         rows = sound_with_tenants.rows[table]
@@ -293,6 +295,7 @@ def test_a_lake_without_tenants_is_promised_nothing_of_them(sound: Sound, sound_
     assert {each for each in with_tenants - said if each[0] != "bronze_orders"} == planted | exist
 
 
+@pytest.mark.promise("A6")
 @pytest.mark.long
 def test_spark_finds_what_is_found_in_memory(
     root_session: SparkSession, sound: Sound, broken: dict[str, pa.Table], found: dict[str, list[Outcome]]
@@ -305,7 +308,7 @@ def test_spark_finds_what_is_found_in_memory(
         assert in_spark.storageLevel == StorageLevel.NONE  # nothing of the rows is kept in memory
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_spark_finds_in_silver_with_tenants_what_is_found_in_memory(
     root_session: SparkSession, sound_with_tenants: Sound
 ) -> None:

@@ -24,10 +24,12 @@ pytestmark = pytest.mark.long
 WRITERS = 8
 
 
+@pytest.mark.nightly
 def test_every_command_does_its_work_on_s3(on_s3: MakeRiver) -> None:
     every_command_does_its_work(on_s3("s3"))
 
 
+@pytest.mark.promise("A12")
 def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
     """The store refuses the second file of a name: so there is one owner of a token, and one batch of a number."""
     settings = on_s3("race").settings
@@ -64,6 +66,7 @@ def test_a_second_run_is_refused_and_a_woken_merge_changes_nothing(on_s3: MakeRi
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("A12")
 def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> None:
     river = on_s3("kills")
     for point in ("bronze.quarantine", "silver.merge", "silver.notes", "gold.note"):
@@ -73,6 +76,7 @@ def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> 
     assert river.losses() == Losses()
 
 
+@pytest.mark.promise("A12")
 def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> None:
     river = on_s3("away")
     river.flow()

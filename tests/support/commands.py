@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest.mock import patch
 
 from pipelines.cli import main
@@ -42,17 +44,29 @@ def without_java(river: River, *arguments: str, exit_code: int = 0) -> str:
     return done.stdout if done.stdout else done.stderr
 
 
-def here(river: River, *arguments: str, exit_code: int = 0) -> str:
-    """The same in this process, with Spark on the session that is there. (Relative paths are then from its own folder.)"""
+def in_process(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, as if it had been called in the folder `cwd`."""
     out, errors, status = io.StringIO(), io.StringIO(), 0
-    words = ["watersmeet", *arguments, "-c", str(river.file)]
-    with redirect_stdout(out), redirect_stderr(errors), patch.object(sys, "argv", words):
-        try:
+    words, before = ["watersmeet", *map(str, arguments)], Path.cwd()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(out), redirect_stderr(errors), patch.object(sys, "argv", words):
             main()
-        except SystemExit as done:
-            status = int(done.code or 0)
-    assert status == exit_code, out.getvalue() + errors.getvalue()
-    return out.getvalue() or errors.getvalue()
+    except SystemExit as done:
+        status = int(done.code or 0)
+    finally:
+        os.chdir(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(words, status, out.getvalue(), errors.getvalue())
+
+
+def here(river: River, *arguments: str, exit_code: int = 0) -> str:
+    """The same in this process, with Spark on the session that is there."""
+    done = in_process(*arguments, "-c", river.file, cwd=river.folder)
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done.stdout or done.stderr
 
 
 COMMANDS = (

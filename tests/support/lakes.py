@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case
 
+OpenSpark = Callable[[], SparkSession]
+"""Starts the process's one Spark session at the first call, and returns it."""
+
 KINDS = ("embedded-folder", "spark-folder", "spark-catalog")
 """Every engine with every kind of lake that it can write."""
 
@@ -44,13 +48,13 @@ KAFKA_TIME_US = 1_767_225_600_000_000
 
 
 @contextmanager
-def place_of(kind: str, spark: SparkSession, folder: Path) -> Iterator[dict[str, Any]]:
+def place_of(kind: str, open_spark: OpenSpark, folder: Path) -> Iterator[dict[str, Any]]:
     """Inside, there is a place for a lake of a kind, in a folder; what a configuration says of it (`lake`, `checkpoints`)."""
     engine, _, place = kind.partition("-")
     if place == "folder":
         yield {"engine": engine, "lake": str(folder / "the `lake`, é")}
         return
-    schema = f"lake_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    schema, spark = f"lake_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}", open_spark()
     spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder / schema}'")
     try:
         location = {"catalog": "spark_catalog", "schema": schema}
@@ -65,10 +69,14 @@ def folder_of(settings: Settings) -> str:
     return lake if isinstance(lake, str) else str(Path(settings.checkpoints).parent / lake.schema_name)
 
 
-def engine_for(spark: SparkSession, settings: Settings) -> Engine:
-    """The engine of a configuration, in a session with the layers' settings."""
-    by_spark = SparkEngine(spark, Lake(settings))
-    return by_spark if settings.engine == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
+def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
+    """The engine of a configuration. The embedded one opens Spark for the first SQL expression that it is asked for."""
+
+    @cache
+    def by_spark() -> SparkEngine:
+        return SparkEngine(open_spark(), Lake(settings))
+
+    return by_spark() if settings.engine == "spark" else EmbeddedEngine(Lake(settings), by_spark)
 
 
 def quickly(settings: Settings) -> Settings:

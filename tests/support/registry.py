@@ -34,7 +34,7 @@ class TestRegistry:
     def __init__(self, folder: Path) -> None:
         self._folder, self.port = folder, free_port()
         archives = list(Path(sys.prefix, "jars", "registry").glob("*.tar.gz"))
-        assert archives, "the registry is not there: bin/fetch-jars tests/registry/ivy.xml, as `make test` does, fetches it"
+        assert archives, "the registry is not there: bin/fetch-jars tests/registry/ivy.xml, as `make test-long` does, fetches it"
         with tarfile.open(archives[0]) as archive:
             archive.extractall(folder, filter="data")
         self._process: subprocess.Popen[bytes] | None = None

@@ -78,9 +78,12 @@ def delete_records(kafka: Access, topic: str, partition: int, before: int) -> No
 
 
 def delete_topic(kafka: Access, topic: str) -> None:
-    admin = AdminClient(client_options(kafka))
+    """Returns once nobody sees the topic any more; Kafka answers before."""
+    admin, cluster = AdminClient(client_options(kafka)), Cluster(settings_of(kafka))
     for done in admin.delete_topics([topic], operation_timeout=30).values():
         done.result(30)
+    while cluster.partition_counts([topic]):
+        pass
 
 
 def produce(

@@ -16,6 +16,9 @@ import yaml
 import pipelines
 from pipelines import cli
 from pipelines.errors import BrokerError, ConfigurationError, ForeignMessageError, WatersmeetError, root_cause
+from tests.support.commands import in_process
+
+pytestmark = pytest.mark.promise("C16")
 
 SOUND: dict[str, Any] = {
     "name": "test",
@@ -25,11 +28,6 @@ SOUND: dict[str, Any] = {
     "merge": {"timeout": "30m"},
     "publish": {"topic": "merged"},
 }
-
-
-def watersmeet(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def config(folder: Path, **changed: Any) -> Path:
@@ -61,7 +59,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str, exi
     ],
 )
 def test_what_is_no_command_is_bad_usage(tmp_path: Path, arguments: Sequence[str]) -> None:
-    done = watersmeet(*arguments, cwd=tmp_path)
+    done = in_process(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert arguments[-1].split("=")[0] in done.stderr or "--port" in done.stderr
@@ -69,12 +67,13 @@ def test_what_is_no_command_is_bad_usage(tmp_path: Path, arguments: Sequence[str
 
 
 def test_version_is_the_packages(tmp_path: Path) -> None:
-    done = watersmeet("--version", cwd=tmp_path)
+    command = [sys.executable, "-m", "pipelines", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{pipelines.__version__}\n", "")
 
 
 def test_help_names_every_command_there_is(tmp_path: Path) -> None:
-    done = watersmeet("--help", cwd=tmp_path)
+    done = in_process("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert [c for c in ("init", "validate", "run", "status", "demo", "broker") if f" {c} " not in done.stdout] == []
 
@@ -84,14 +83,14 @@ def test_help_names_every_command_there_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["run", "--once"], ["run", "silver"], ["status", "--json"]])
 def test_a_missing_configuration_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
-    done = watersmeet(*command, cwd=tmp_path)
+    done = in_process(*command, cwd=tmp_path)
     assert_one_sentence(done, "watersmeet.yml: cannot be read", "-c", "init", exit_code=2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -> None:
     path = config(tmp_path, merge={"timeout": "30 minutes"})
-    done = watersmeet("run", "--once", "-c", path, cwd=tmp_path)
+    done = in_process("run", "--once", "-c", path, cwd=tmp_path)
     assert_one_sentence(done, str(path), "merge.timeout", "30 minutes", "`30m`", exit_code=2)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -99,7 +98,7 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
 @pytest.mark.parametrize("is_written", [True, False])
 def test_validate_lists_what_is_wrong_with_a_configuration(tmp_path: Path, is_written: bool) -> None:
     path = config(tmp_path, publish={"topic": "orders"}) if is_written else tmp_path / "missing.yml"
-    done = watersmeet("validate", "--json", "-c", path, cwd=tmp_path)
+    done = in_process("validate", "--json", "-c", path, cwd=tmp_path)
     assert done.returncode == 2
     found = json.loads(done.stdout)
     assert found.keys() == {"ok", "problems"}
@@ -112,7 +111,7 @@ def test_validate_lists_what_is_wrong_with_a_configuration(tmp_path: Path, is_wr
 
 
 def test_validate_shows_people_what_is_wrong_too(tmp_path: Path) -> None:
-    done = watersmeet("validate", "-c", config(tmp_path, name="two words"), cwd=tmp_path)
+    done = in_process("validate", "-c", config(tmp_path, name="two words"), cwd=tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stdout + done.stderr
     assert "two words" in " ".join((done.stdout + done.stderr).split())
@@ -128,13 +127,13 @@ EXAMPLE = [
 
 
 def test_init_writes_the_example_once(tmp_path: Path) -> None:
-    done = watersmeet("init", "new", cwd=tmp_path)
+    done = in_process("init", "new", cwd=tmp_path)
     assert done.returncode == 0
     written = [tmp_path / line for line in done.stdout.splitlines()]
     assert sorted(path.name for path in written) == sorted(EXAMPLE)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
     (tmp_path / "new" / "watersmeet.yml").write_text("mine")
-    again = watersmeet("init", "new", cwd=tmp_path)
+    again = in_process("init", "new", cwd=tmp_path)
     assert_one_sentence(again, "watersmeet.yml", "already exists", exit_code=2)
     assert (tmp_path / "new" / "watersmeet.yml").read_text() == "mine"
 
@@ -143,14 +142,14 @@ def test_the_broker_of_an_unknown_folder_does_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere"
     expected = {"running": False, "port": None, "pid": None, "directory": str(folder), "secure": False}
     for command in ("status", "stop"):
-        done = watersmeet("broker", command, "--dir", "nowhere", "--json", cwd=tmp_path)
+        done = in_process("broker", command, "--dir", "nowhere", "--json", cwd=tmp_path)
         assert (done.returncode, json.loads(done.stdout)) == (0, expected)
     assert not folder.exists()
 
 
 def test_a_kafka_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
     started = time.monotonic()
-    done = watersmeet("run", "--once", "-c", config(tmp_path), cwd=tmp_path)
+    done = in_process("run", "--once", "-c", config(tmp_path), cwd=tmp_path)
     assert time.monotonic() - started < 60
     assert_one_sentence(done, "127.0.0.1:1", "kafka.bootstrap_servers", exit_code=1)
     assert not (tmp_path / "lake").exists()

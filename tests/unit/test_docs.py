@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from pipelines.kafka.permissions import permissions
 from pipelines.lake import tables
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
 from tests.support.configurations import SMALLEST
+
+pytestmark = pytest.mark.promise("A11")
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -478,23 +481,72 @@ def test_the_example_comes_out_as_it_says(tmp_path: Path) -> None:
 
 # -- the guarantees
 
-GUARANTEES = page("guarantees.md")
+Test = tuple[str, str | None]
+"""A file of tests and a test in it; None: the whole file."""
 
 
-def test_every_guarantee_names_tests_that_there_are() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`((?:, `test_\w+`)*)", GUARANTEES)
-    assert len(named) > 50
-    for path, test, more in named:
-        code = (ROOT / path).read_text(encoding="utf-8")
-        for name in filter(None, [test, *re.findall(r"\w+", more)]):
-            assert f"def {name}(" in code, f"{path} has no {name}"
+class Marks(typing.NamedTuple):
+    """What a test, or a file of tests, says of itself by marks."""
+
+    promises: frozenset[str]
+    is_nightly: bool
 
 
-def test_every_promise_has_a_test() -> None:
-    rows_of_tables = [line for line in GUARANTEES.splitlines() if line.startswith("| ")]
-    promises = [line for line in rows_of_tables if not line.startswith(("| promise", "|---"))]
-    assert len(promises) > 40
-    assert all("tests/" in line for line in promises)
+def marks_of(decorators: Sequence[ast.expr]) -> Marks:
+    promises: set[str] = set()
+    names = set()
+    for decorator in decorators:
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = ast.unparse(call).removeprefix("pytest.mark.")
+        names.add(name)
+        if name == "promise":
+            assert isinstance(decorator, ast.Call)
+            promises |= {ast.literal_eval(argument) for argument in decorator.args}
+    return Marks(frozenset(promises), "nightly" in names)
+
+
+def marked_tests() -> dict[Test, Marks]:
+    """Every test and every file of tests that names promises, with its marks."""
+    found: dict[Test, Marks] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        path, tree = str(file.relative_to(ROOT)), ast.parse(file.read_text(encoding="utf-8"))
+        of_file = Marks(frozenset(), is_nightly=False)
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+                of_file = marks_of(node.value.elts if isinstance(node.value, ast.List) else [node.value])
+                found[path, None] = of_file
+            elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                marks = marks_of(node.decorator_list)
+                found[path, node.name] = marks._replace(is_nightly=marks.is_nightly or of_file.is_nightly)
+    return {test: marks for test, marks in found.items() if marks.promises}
+
+
+def promised_tests() -> dict[str, set[Test]]:
+    """By the id of a promise the tests that its row names."""
+    found: dict[str, set[Test]] = {}
+    for identity, *_, shown_by in (row for row in rows(page("guarantees.md")) if re.fullmatch(r"[A-Z]\d+", row[0])):
+        assert identity not in found, f"{identity} is two promises"
+        path, tests = "", set[Test]()
+        for named, test, test_of_same_file in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`|`(test_\w+)`", shown_by):
+            path = named or path
+            tests.add((path, test or test_of_same_file or None))
+        found[identity] = tests
+    return found
+
+
+def test_every_promise_names_the_tests_that_quote_its_id() -> None:
+    promised, marked = promised_tests(), marked_tests()
+    assert len(promised) > 80
+    quoted = {identity for marks in marked.values() for identity in marks.promises}
+    assert quoted == promised.keys()
+    for identity, named in promised.items():
+        assert named == {test for test, marks in marked.items() if identity in marks.promises}, identity
+
+
+def test_every_promise_has_a_test_that_runs_for_every_submission() -> None:
+    marked = marked_tests()
+    for identity, named in promised_tests().items():
+        assert any(not marked[test].is_nightly for test in named), identity
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -31,6 +31,9 @@ from pipelines.settings import (
 )
 from tests.support.configurations import SMALLEST
 
+pytestmark = pytest.mark.promise("C16")
+
+
 SECRET = "hunter2!secret"
 ABSENT: Any = object()
 

@@ -14,7 +14,6 @@ import orjson
 import pytest
 import yaml
 from hypothesis import given
-from hypothesis import settings as drawn
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -40,8 +39,11 @@ from tests.support.cases import (
     random_case,
 )
 from tests.support.configurations import SMALLEST, settings_for
+from tests.support.effort import draws
 from tests.support.tenants import TenantModels, tenant_case
 from tests.support.topics import Published
+
+pytestmark = pytest.mark.promise("C12")
 
 Found = dict[str, Any]
 FAR_MS = 10**9
@@ -109,7 +111,7 @@ def settings_of(inputs: Sequence[str] = SOURCES) -> Settings:
 
 
 @pytest.mark.parametrize("inputs", [SOURCES, INPUTS], ids=["", "topics"])
-@drawn(deadline=None, max_examples=40)
+@draws(20)
 @given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
 def test_it_shows_what_the_merge_model_makes_of_the_records(inputs: Sequence[str], seeds: list[int]) -> None:
     cases = {partition: random_case(seed, sources=inputs) for partition, seed in enumerate(seeds)}
@@ -355,6 +357,7 @@ def check_tenants(found: Found, models: TenantModels) -> None:
         assert [(m["seq"], m["id"]) for m in found["messages"] if m["partition"] == p] == list(enumerate(ids))
 
 
+@pytest.mark.promise("T7")
 @pytest.mark.parametrize(("gap_ms", "max_ms", "lag_ms"), [(100, None, 300), (30, 400, 1000), (100, None, 0)])
 def test_it_shows_what_the_merge_model_makes_of_tenants(gap_ms: int, max_ms: int | None, lag_ms: int) -> None:
     window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}

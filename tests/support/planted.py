@@ -1,0 +1,154 @@
+"""Faults that are planted in each layer, one at a time, with the test of `make test` that must catch it.
+
+A fault is a change of one text in one file of `pipelines/`. docs/testing.md lists them; `make planted` plants each one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Planted(NamedTuple):
+    """A fault: in `file`, `right` becomes `wrong`; `caught_by` is the test that fails of it."""
+
+    fault: str
+    file: str
+    right: str
+    wrong: str
+    caught_by: str
+
+
+PLANTED = [
+    Planted(
+        "a range of Kafka ends one record early",
+        "pipelines/kafka/reading.py",
+        "                yield records\n",
+        "                yield records[:-1] if position >= wanted.until_offset else records\n",
+        "tests/kafka/test_reading.py::test_a_range_holds_its_offsets_and_no_others",
+    ),
+    Planted(
+        "an event time far in the future is let in",
+        "pipelines/core/reading.py",
+        "if 0 <= kafka_time < event_time - rules.max_future_ms:",
+        "if 0 <= kafka_time < event_time - 2 * rules.max_future_ms:",
+        "tests/core/test_reading.py::test_an_event_time_may_lie_just_so_far_after_kafkas",
+    ),
+    Planted(
+        "a clock goes back at the end of a batch",
+        "pipelines/core/plan.py",
+        "return running if cursor.position is None else np.maximum(running, cursor.position)",
+        "return running",
+        "tests/property/test_plan.py::test_positions_and_heads_are_those_of_the_definition",
+    ),
+    Planted(
+        "a late record is merged",
+        "pipelines/core/merge.py",
+        "on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))",
+        "on_time = positioned.where(~positioned.is_passed_over(batch.rules))",
+        "tests/core/test_merge.py::test_merge_is_what_the_model_makes_of_the_same_records",
+    ),
+    Planted(
+        "messages of one time are in the wrong order",
+        "pipelines/gold.py",
+        'sort_by([(name, "ascending") for name in found.order.columns])',
+        'sort_by([(name, "ascending" if name != "merge_key" else "descending") for name in found.order.columns])',
+        "tests/laws/test_gold.py::test_what_is_out_is_what_the_merge_model_says_byte_for_byte",
+    ),
+    Planted(
+        "a message is sent again after a crash",
+        "pipelines/gold.py",
+        "                tails[p] = tail  #",
+        "                tails.setdefault(p, tail)  #",
+        "tests/laws/test_gold.py::test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again",
+    ),
+    Planted(
+        "a start does not complete what a crash has left",
+        "pipelines/silver.py",
+        "            if not self._is_noted(plan):\n",
+        "            if False:\n",
+        "tests/laws/test_restarts.py::"
+        "test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing",
+    ),
+    Planted(
+        "a commit without its fence",
+        "pipelines/running/owner.py",
+        "        for _ in range(_ATTEMPTS):\n            last = last_commit(",
+        "        for _ in range(0):\n            last = last_commit(",
+        "tests/lake/test_commits.py::test_an_earlier_owner_writes_nothing_once_it_is_fenced",
+    ),
+    Planted(
+        "delta-rs makes a commit twice",
+        "pipelines/engine/embedded.py",
+        "        if seen is not None and seen >= commit.transaction_version:\n            return\n",
+        "",
+        "tests/laws/test_engine.py::test_a_commit_is_appended_once_whoever_repeats_it",
+    ),
+    Planted(
+        "Spark makes a commit twice",
+        "pipelines/engine/spark.py",
+        "        with self._committing(commit):\n            self.spark.sql(statement, changed=rows)\n",
+        "        self.spark.sql(statement, changed=rows)\n",
+        "tests/laws/test_engine.py::test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_setting_behind",
+    ),
+    Planted(
+        "a living owner is replaced at once",
+        "pipelines/lake/lease.py",
+        "            if now not in (seen, None):\n",
+        "            if False:\n",
+        "tests/lake/test_lease.py::test_a_layer_has_one_owner_and_other_layers_have_others",
+    ),
+    Planted(
+        "verify keeps what it has found to itself",
+        "pipelines/audit/problems.py",
+        "        yield from self.problems\n",
+        "        yield from ()\n",
+        "tests/audit/test_verify.py::test_every_promise_that_is_broken_in_the_lake_is_found",
+    ),
+]
+
+
+def caught(planted: Planted, folder: Path) -> bool:
+    """Plant a fault in a copy of the package in an empty folder, and return whether its test fails there as it should.
+
+    Before the fault is there, the test must pass.
+    """
+    shutil.copytree(ROOT / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("tests", "docs", "schemas", "examples", "notebooks", "resources", "pyproject.toml", "README.md"):
+        (folder / name).symlink_to(ROOT / name)
+    file = folder / planted.file
+    text = file.read_text(encoding="utf-8")
+    assert text.count(planted.right) == 1, f"{planted.file} has no place any more for: {planted.fault}"
+    assert _exit_status(planted.caught_by, folder) == 0, f"fails without a fault: {planted.caught_by}"
+    file.write_text(text.replace(planted.right, planted.wrong), encoding="utf-8")
+    return _exit_status(planted.caught_by, folder) == 1
+
+
+def _exit_status(test: str, folder: Path) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long and not nightly", test]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=600, check=False).returncode
+
+
+def main(folder: Path) -> int:
+    """Plant every fault, say which test has caught it, and return how many were not caught."""
+    missed = 0
+    for number, planted in enumerate(PLANTED):
+        is_caught = caught(planted, folder / str(number))
+        missed += not is_caught
+        sys.stdout.write(f"{'caught' if is_caught else 'MISSED'}: {planted.fault} ({planted.caught_by})\n")
+        sys.stdout.flush()
+    return missed
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as temporary:
+        sys.exit(main(Path(temporary)))
