@@ -39,10 +39,11 @@ SPARK = "spark"
 SPARK_FILES = {
     "tests/integration/test_cli.py",
     "tests/integration/test_end_to_end.py",
+    "tests/laws/test_engine.py",
     "tests/laws/test_sessions.py",
     "tests/laws/test_silver.py",
 }
-"""Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines."""
+"""Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines, or to look at tables."""
 
 TAKE_LONGEST = (SPARK, "property", "faults", "integration", "audit", "laws")
 
