@@ -225,12 +225,10 @@ def test_a_list_of_one_place_is_that_place(tmp_path: Path) -> None:
 
 def test_records_that_are_tried_are_read_from_the_same_places(tmp_path: Path) -> None:
     places = {"key": ["after.id", "before.id"], "event_time": NS}
-    settings = settings_for(
-        tmp_path, **{f"sources__{name}__{field}": place for name in ("tracking", "orders") for field, place in places.items()}
-    )
+    sources = ("tracking", "orders")
+    overrides: dict[str, Any] = {f"sources__{name}__{field}": place for name in sources for field, place in places.items()}
     values: list[Any] = [{"after": {"id": "k"}, "ts": "1000000"}, {"after": None, "before": {"id": "k"}, "ts": "2000000"}]
-    found = try_records(
-        settings, [{"source": source, "value": value} for source, value in zip(("tracking", "orders"), values, strict=True)]
-    )
+    records = [{"source": source, "value": value} for source, value in zip(sources, values, strict=True)]
+    found = try_records(settings_for(tmp_path, **overrides), records)
     [record] = found["records"]
     assert (record["key"], record["event_time"], record["last_event_time"]) == ("k", 1, 2)

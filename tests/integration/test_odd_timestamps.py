@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 
 from pipelines.audit.show import utc
 from pipelines.core.times import LAST_EVENT_TIME_MS
@@ -33,7 +40,7 @@ def take_any_time(kafka: str, *topics: str) -> None:
 
 @pytest.mark.long
 def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_range(kafka: str, tmp_path: Path) -> None:
-    letters = {"publish__late_topic": "odd-late", "publish__quarantine_topic": "odd-quarantine"}
+    letters: dict[str, Any] = {"publish__late_topic": "odd-late", "publish__quarantine_topic": "odd-quarantine"}
     river = River.make(kafka, tmp_path, "odd", **letters)
     take_any_time(kafka, *map(river.topic, ("tracking", "orders")))
     producer = Producer({"bootstrap.servers": kafka})
