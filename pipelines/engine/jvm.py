@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
+
+from pipelines.errors import ConfigurationError
 
 SPARK_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _SUBMIT_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
@@ -32,8 +35,22 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         _write(properties_file, "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in at_start.items()))
         arguments = ["--properties-file", shlex.quote(str(properties_file)), "--load-spark-defaults", given or "pyspark-shell"]
         with _environment(_SUBMIT_ARGUMENTS, " ".join(arguments)):
-            # Of the public calls the one that starts the JVM and no session.
-            SparkContext.setSystemProperty("watersmeet", "started")
+            try:
+                # Of the public calls the one that starts the JVM and no session.
+                SparkContext.setSystemProperty("watersmeet", "started")
+            except OSError as error:
+                home = os.environ.get("SPARK_HOME")
+                if home is None:
+                    raise
+                raise ConfigurationError(
+                    f"SPARK_HOME is {home}, and there is no Spark that can be started ({error.strerror}); "
+                    "unset it, and Watersmeet takes the one of its own Python, or name the folder of a Spark"
+                ) from None
+            except PySparkRuntimeError as error:
+                raise ConfigurationError(
+                    f"Spark's JVM does not start ({error.getCondition()}): what it said stands above; it needs Java 17 or 21, "
+                    "which JAVA_HOME or the PATH names, and options under `spark:` that Java takes"
+                ) from None
 
 
 def _write(file: Path, text: str) -> None:
