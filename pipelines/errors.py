@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -40,11 +42,9 @@ class KafkaTransientError(WatersmeetError):
 class KafkaUnreachableError(KafkaTransientError):
     """No broker answered at the configured address within the time given."""
 
-    def __init__(self, bootstrap_servers: str, detail: str) -> None:
-        super().__init__(
-            f"no Kafka broker answers at {bootstrap_servers} ({detail}); "
-            "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. options in kafka.options"
-        )
+    def __init__(self, bootstrap_servers: str, detail: str, fix: str | None = None) -> None:
+        usual = "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. options in kafka.options"
+        super().__init__(f"no Kafka broker answers at {bootstrap_servers} ({detail}); {fix or usual}")
         self.bootstrap_servers = bootstrap_servers
 
 
@@ -216,11 +216,32 @@ def lines_of(error: BaseException) -> list[str]:
 
 
 def root_cause(error: BaseException) -> str:
-    """The sentence at the bottom of an error: of a Python function in a Spark worker, its own last line."""
+    """Return the sentence at the bottom of an error, on one line.
+
+    Of Spark's errors it is what a Python worker has raised, or else the last of the causes that the JVM names.
+    """
     if own := _own(error):
         return own[1]
+    if _is_gone(error):
+        return "Spark's JVM has ended: its log above says why, such as too little memory (spark.driver.memory)"
+    _, is_traced, trace = str(error).rpartition(_TRACEBACK)
+    raised = re.findall(r"^(\w[\w.]*: .+)$", trace, re.MULTILINE) if is_traced else []
+    caused = re.findall(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+: .+)$", str(error), re.MULTILINE)
+    if raised or caused:
+        return str((raised[:1] or caused[-1:])[0]).strip()
     lines = lines_of(error)
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def _is_gone(error: BaseException) -> bool:
+    """Whether a call into Spark's JVM has found nobody there: the connection was refused, or ended, inside py4j."""
+    if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).parent.name == "py4j" for frame in frames)
 
 
 def is_retriable(error: BaseException) -> bool:

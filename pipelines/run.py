@@ -181,7 +181,7 @@ class Run:
         lease.take(largest_known)
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
-            owner = Owner(self.engine, lease.token, self.tell)
+            owner = Owner(self.engine, lease.token, self.tell, is_observed=bool(self.observers))
             if lease.must_fence:
                 if lease.must_fence_forget:
                     written += [pair for layer in self.layers for pair in _erased_from(layer, self.settings)]

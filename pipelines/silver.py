@@ -45,6 +45,7 @@ from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived, read_since
 from pipelines.monitoring.events import Handled
 from pipelines.operations.reset import note_reset, reset_rows, taken_back
+from pipelines.running.outcomes import outcomes
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.planning import Planner, Tenants
 from pipelines.settings import PublishSettings, Settings
@@ -223,10 +224,9 @@ class Silver:
 
     def _tell(self, plan: BatchPlan | None) -> None:
         """What a batch has handled, and where the merge stands, with or without one."""
-        if plan is not None:
-            for source, (merged, late_ones) in self.planner.handled(plan).items():
-                topic = self.settings.inputs[source]
-                self.owner.tell(Handled("silver", {topic: {("merged", ""): merged, ("late", ""): late_ones}}))
+        if plan is not None and self.owner.is_observed:
+            counts = outcomes(self._engine.questions, self.settings, plan, was_recovered=self._was_recovered)
+            self.owner.tell(Handled("silver", counts))
         self.owner.tell(self.planner.standing())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:

@@ -43,7 +43,7 @@ SPARK_FILES = {
     "tests/laws/test_sessions.py",
     "tests/laws/test_silver.py",
 }
-"""Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines, or to look at tables."""
+"""Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines, or for tables."""
 
 TAKE_LONGEST = (SPARK, "property", "faults", "integration", "audit", "laws")
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pipelines.audit import report_charts as charts
 from pipelines.audit.report_charts import Figure, Numbers, Row, Section, Spec, Steps, colour, drawn, held, in_unit, layer, number
 from pipelines.audit.show import duration, utc
+from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.window import Window
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.heads import Moment
@@ -236,15 +237,20 @@ class _Reading:
     def arrivals(self) -> Figure:
         """Bronze by Kafka's timestamps."""
         title, column = "Bronze: records per second", "kafka_timestamp"
-        spans = [self.summary(bronze(source), [], f"min {column}", f"max {column}") for source in self.sources]
+        in_range: Where = [[(column, ">=", 0), (column, "<=", LAST_EVENT_TIME_MS)]]
+        out_of_range: Where = [[(column, "<", 0)], [(column, ">", LAST_EVENT_TIME_MS)]]
+        beyond = sum(count for s in self.sources for (count,) in self.summary(bronze(s), [], "count *", where=out_of_range))
+        note = f" {beyond:,} records have a timestamp of Kafka's that no calendar has, and are not drawn." if beyond else ""
+        spans = [self.summary(bronze(s), [], f"min {column}", f"max {column}", where=in_range) for s in self.sources]
         sent = [time for span in spans for row in span for time in row if time is not None]
         if not sent:
-            return Figure(title, "Bronze has no record yet.", [])
+            return Figure(title, f"Bronze has no record {'to draw' if beyond else 'yet'}.{note}", [])
         steps = Steps.over(sent, STEPS, narrowest=1000)
-        none, pieces = np.zeros(steps.number), {source: self.times(bronze(source), column) for source in self.sources}
+        none, pieces = np.zeros(steps.number), {s: self.times(bronze(s), column, in_range) for s in self.sources}
         totals = {source: sum(map(steps.totals, times), none) for source, times in pieces.items()}
         x = charts.time("Kafka's timestamp", steps.first, steps.end)
-        return _rate(title, steps, totals, x, "records a second")
+        figure = _rate(title, steps, totals, x, "records a second")
+        return figure._replace(caption=figure.caption + note)
 
     def event_time(self) -> Iterator[Figure]:
         """Merge records by event time, and what the finished ones hold: those that timed out and that no jump closed.

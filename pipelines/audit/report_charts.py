@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.audit.show import utc
+from pipelines.core.times import LAST_EVENT_TIME_MS
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
@@ -112,7 +113,7 @@ def layer(mark: Spec, rows: Sequence[Row] | None = None, **channels: Spec) -> Sp
 def time(name: str, first: int, end: int, field: str = "at") -> Spec:
     """A channel of one kind of time from `first` to `end`, whose axis says which time it shows, and of which days."""
     scale = {"type": "utc", "domain": [first, end], "nice": False}
-    days = " to ".join(dict.fromkeys([utc(first)[:10], utc(end)[:10]]))
+    days = " to ".join(dict.fromkeys(utc(min(at, LAST_EVENT_TIME_MS))[:10] for at in (first, end)))
     labels = f"utcFormat(datum.value, '{time_format(first, end)}')"  # as the axis's `format`, tooltips would have it too
     axis = {"title": f"{name} (UTC), {days}", "labelExpr": labels, "tickCount": {"expr": "width / 90"}}
     return {"field": field, "type": "temporal", "scale": scale, "axis": axis}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+
+from pipelines.core.times import LAST_EVENT_TIME_MS
+
+_EPOCH: Final = datetime(1970, 1, 1)
 
 _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting": "red"}
 
@@ -328,10 +332,13 @@ def try_view(found: dict[str, Any]) -> Group:
 
 
 def utc(ms: int | None) -> str:
-    """Epoch ms as a time of day in UTC, to the millisecond; a dash where there is none."""
+    """Return epoch ms as a time in UTC, to the millisecond; a dash for None, the number where no calendar has such a time."""
     if ms is None:
         return "-"
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    if not 0 <= ms <= LAST_EVENT_TIME_MS:
+        return f"{ms} ms (out of range)"
+    time = _EPOCH + timedelta(milliseconds=ms)
+    return f"{time.isoformat(sep=' ', timespec='milliseconds')}Z"
 
 
 def duration(ms: int | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -29,13 +31,23 @@ class FromEnvironment(str):
 
 # -- the file
 
+_LARGEST_SIZE: Final = 1_000_000
+"""How many characters a configuration may have where its aliases are written out, unless the file itself has more."""
+_COMPARED: Final = "equals"
+_PASSED_ON: Final = frozenset(["options", "storage", "spark"])
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
 
 def read_values(path: Path, environ: Mapping[str, str]) -> object:
     """The file's mapping, with every variable filled in. Raises RefusedError."""
     try:
-        loader = yaml.SafeLoader(path.read_bytes())
+        content = path.read_bytes()
+        loader = yaml.SafeLoader(content)
         document = loader.get_single_node()
+        if document is not None and _size(document, {}) > (limit := max(_LARGEST_SIZE, 2 * len(content))):
+            raise RefusedError(f"is not usable YAML: its aliases stand for more than {limit} characters; write them out")
         _refuse_repeated_keys(document, (), set())
+        _refuse_guesses(document, (), set(), loader)
         values: object = None if document is None else loader.construct_document(document)
     except OSError as error:
         raise RefusedError(f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`") from None
@@ -58,6 +70,75 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     # What stands in the file may be a secret: PyYAML quotes an alias or a tag, which is a value without its quotes.
     what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
     return f"is not valid YAML{where}: {what}"
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return how many values and characters a node holds where aliases are written out.
+
+    RecursionError: it contains itself.
+    """
+    if id(node) not in sizes:
+        size = 1 + len(node.value)
+        if not isinstance(node, yaml.ScalarNode):
+            for item in node.value:
+                parts = item if isinstance(item, tuple) else (item,)
+                size += sum(_size(part, sizes) for part in parts)
+        sizes[id(node)] = size
+    return sizes[id(node)]
+
+
+def _refuse_guesses(node: yaml.Node | None, at: tuple[str, ...], seen: set[int], loader: yaml.SafeLoader) -> None:
+    """Raise RefusedError for a scalar without quotes that YAML takes for something else than it looks like.
+
+    Looked at are those that records are compared with, and those that are passed on as text.
+    """
+    if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_guesses(item, at, seen, loader)
+        return
+    for key, value in node.value:
+        place = at if key.tag == _MERGE else (*at, str(key.value))
+        if isinstance(value, yaml.ScalarNode) and value.style is None and value.value:
+            if place[-1:] == (_COMPARED,):
+                _refuse_other_json(value.value, loader.construct_object(value), place)
+            elif place[-2:-1] and place[-2] in _PASSED_ON:
+                _refuse_other_text(value.value, loader.construct_object(value), place)
+        _refuse_guesses(value, place, seen, loader)
+
+
+def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None:
+    try:
+        of_json = json.loads(spelled)
+    except ValueError:
+        of_json = spelled
+    if type(of_json) is type(value) and of_json == value:
+        return
+    if isinstance(value, float) and not math.isfinite(value):  # which nothing can equal
+        return
+    other = _as_json(of_json if isinstance(value, str) else value)
+    instead = f", or `{other}` for {_kind_of(json.loads(other))}" if other else ""
+    raise RefusedError(
+        f"{{path}}: `{spelled}` is {_kind_of(value)} in YAML, which its spelling does not say; "
+        f'write `"{spelled}"` for the text{instead}',
+        *at,
+    )
+
+
+def _refuse_other_text(spelled: str, value: object, at: tuple[str, ...]) -> None:
+    """Raise RefusedError, without the value, which may be a secret."""
+    if not isinstance(value, str) and _as_json(value) != spelled:
+        raise RefusedError(f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled; put it in quotes", *at)
+
+
+def _as_json(value: object) -> str | None:
+    """A scalar as JSON has it; None where JSON has no such value."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:

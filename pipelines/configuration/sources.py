@@ -10,14 +10,17 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    SerializerFunctionWrapHandler,
     Tag,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from pipelines.configuration import values as kinds
 from pipelines.configuration.file import RefusedError, known_instead
+from pipelines.core.paths import parse_path
 
 if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
     import pyarrow as pa
@@ -69,18 +72,34 @@ class Equality(Part):
     @property
     def parts(self) -> tuple[tuple[str, ...], str | int | float | bool]:
         """The path, as field names from the outermost in, and what is to be found there."""
-        return tuple(self.field.split(".")), self.equals
+        return parse_path(self.field), self.equals
 
 
 class EventTime(Part):
-    """Where a value has its event time; `unit` is that of a number: text is ISO 8601."""
+    """Where a value has its event time.
 
-    field: kinds.DottedPath = Field(examples=["ts"])
+    `unit`: that of a number, and with `text` of a number in a string. Any other string is ISO 8601.
+    """
+
+    field: kinds.Paths = Field(examples=["ts"])
     unit: Literal["s", "ms", "us", "ns"] = "ms"
+    text: kinds.Flag = False
+
+    @model_serializer(mode="wrap")
+    def _is_kept_as_before_there_was_text(self, kept: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = kept(self)
+        if not self.text:
+            found.pop("text", None)
+        return found
 
 
 def _shape_of_event_time(value: object) -> str:
     return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
+
+
+def _parsed(paths: str | tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The paths that a configuration names: one or more."""
+    return tuple(map(parse_path, (paths,) if isinstance(paths, str) else paths))
 
 
 class RegistrySettings(Part):
@@ -110,10 +129,10 @@ class SourceSettings(Part):
     format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     registry: RegistrySettings | None = None
-    key: kinds.DottedPath | None = None
+    key: kinds.Paths | None = None
     tenant: kinds.DottedPath | None = None
     event_time: Annotated[
-        Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
+        Annotated[kinds.Paths, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
     ] = Field(examples=["ts"])
     tombstone: Literal["quarantine", "skip"] = "quarantine"
     where: Equality | None = None
@@ -131,13 +150,15 @@ class SourceSettings(Part):
 
     @field_validator("event_time")
     @classmethod
-    def _is_a_path_where_the_unit_is_usual(cls, found: "str | EventTime") -> "str | EventTime":
-        return found.field if isinstance(found, EventTime) and found.unit == "ms" else found
+    def _is_a_path_where_the_rest_is_usual(
+        cls, found: "str | tuple[str, ...] | EventTime"
+    ) -> "str | tuple[str, ...] | EventTime":
+        return found.field if isinstance(found, EventTime) and found.unit == "ms" and not found.text else found
 
     @property
     def time(self) -> EventTime:
         """Where the event time is, however that is written."""
-        return EventTime(field=self.event_time) if isinstance(self.event_time, str) else self.event_time
+        return self.event_time if isinstance(self.event_time, EventTime) else EventTime(field=self.event_time)
 
     @model_validator(mode="after")
     def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
@@ -199,15 +220,19 @@ class SourceSettings(Part):
         """
         from pipelines.core.reading import ReadingRules
 
+        (event_time, *other_times), (key, *other_keys) = _parsed(self.time.field), _parsed(self.key) if self.key else (None,)
         return ReadingRules(
-            event_time=tuple(self.time.field.split(".")),
+            event_time=event_time,
             max_future_ms=max_future_ms,
-            key=tuple(self.key.split(".")) if self.key else None,
+            key=key,
             where=self.where.parts if self.where else None,
             heartbeat=self.heartbeat.parts if self.heartbeat else None,
             schema=self.value_schema,
             unit=self.time.unit,
             skips_tombstones=self.tombstone == "skip",
             leaves_undecodable=leaves_undecodable,
-            tenant=tuple(tenant.split(".")) if tenant else None,
+            tenant=parse_path(tenant) if tenant else None,
+            other_keys=tuple(other_keys),
+            other_event_times=tuple(other_times),
+            reads_text=self.time.text,
         )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo
 
 from pipelines.configuration.file import FromEnvironment, RefusedError
+from pipelines.core.paths import PATH_PATTERN
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.errors import ConfigurationError
 
@@ -211,7 +212,14 @@ def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _shape_of_topics(value: object) -> str:
+def _different(paths: tuple[str, ...]) -> tuple[str, ...] | str:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise RefusedError(f"{{path}} names {path} twice; name each path once")
+    return paths if len(paths) > 1 else paths[0]
+
+
+def _shape_of_names(value: object) -> str:
     return "<names>" if isinstance(value, (list, tuple)) else "<name>"
 
 
@@ -228,7 +236,7 @@ TopicName = Annotated[
 Topics = Annotated[
     Annotated[TopicName, Tag("<name>")]
     | Annotated[tuple[TopicName, ...], Field(min_length=1), AfterValidator(_names_of_topics), Tag("<names>")],
-    Discriminator(_shape_of_topics),
+    Discriminator(_shape_of_names),
 ]
 """One topic, or several."""
 
@@ -237,7 +245,20 @@ SourceName = Annotated[
     _matching("[a-z][a-z0-9_]*", "a name for a source; use a-z, 0-9 and _, with a letter first"),
     AfterValidator(_not_reserved),
 ]
-DottedPath = Annotated[Text, _matching(r"[^.]+(\.[^.]+)*", "a dotted path; join field names by single dots, such as `meta.ts`")]
+DottedPath = Annotated[
+    Text,
+    _matching(
+        PATH_PATTERN,
+        r"a dotted path; join field names by single dots, such as `meta.ts`, and write `\.` for a dot in a name",
+    ),
+]
+
+Paths = Annotated[
+    Annotated[DottedPath, Tag("<name>")]
+    | Annotated[tuple[DottedPath, ...], Field(min_length=1), AfterValidator(_different), Tag("<names>")],
+    Discriminator(_shape_of_names),
+]
+"""One path, or several of which the first that is there counts; a list of one is that one."""
 _SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
 Servers = Annotated[Text, _matching(f"{_SERVER}(,{_SERVER})*", "a list of brokers; write host:port, separated by commas")]
 

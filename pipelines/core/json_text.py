@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Final, TypeAlias
@@ -81,6 +81,27 @@ def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
     return find
 
 
+def first_finder(paths: Sequence[tuple[str, ...]]) -> Callable[[dict[str, Any]], Any]:
+    """Return the function of an object that finds what stands at the first of the paths where there is something but null.
+
+    Where there is nothing at any of them, it is what the last one leads to.
+    """
+    if len(paths) == 1:
+        return finder(paths[0])
+    finders = [finder(path) for path in paths]
+
+    def find(document: dict[str, Any]) -> Any:
+        """What a document has at the first path that leads somewhere."""
+        value = MISSING
+        for look in finders:
+            value = look(document)
+            if value is not MISSING and value is not None:
+                break
+        return value
+
+    return find
+
+
 def is_same(found: Any, wanted: str | int | float | bool) -> bool:
     """Whether two JSON scalars are equal as JSON has it: `true` is not 1 and `"1"` is not 1, but 1.0 is 1."""
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
@@ -100,12 +121,12 @@ class _NumberText(str):
     """A number's own text, distinct from a string that looks like it."""
 
 
-def number_text(found: float, path: tuple[str, ...], value: bytes | None) -> str:
-    """The number `found` at `path` as the record spelled it: 1.0 stays 1.0, and an integer of any length keeps its digits."""
+def number_text(found: float, paths: Sequence[tuple[str, ...]], value: bytes | None) -> str:
+    """The number `found` at one of `paths` as the record spelled it: 1.0 stays 1.0, an integer of any length keeps its digits."""
     if isinstance(found, int) and found != 0:  # JSON spells an integer in one way only, except for -0
         return str(found)
     spelled = json.loads(value or b"null", parse_float=_NumberText, parse_int=_NumberText)
-    return str(finder(path)(spelled))
+    return str(first_finder(paths)(spelled))
 
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")

@@ -5,6 +5,7 @@ What is read depends on the record and the rules alone, so the same bytes are re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
@@ -17,7 +18,8 @@ import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, schema_id_of
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.json_text import UndecodableError, finder, is_same, kind, number_text, parse_object
+from pipelines.core.json_text import UndecodableError, finder, first_finder, is_same, kind, number_text, parse_object
+from pipelines.core.paths import Path, paths_text
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, TENANT, schema_of
 
@@ -68,18 +70,33 @@ class ReadingRules:
     topic is a heartbeat, or is passed over where it has no event time. `leaves_undecodable`: whether a record that cannot be
     decoded is passed over, since another source of the topic refuses it. `tenant`: where a record says whose it is; None where
     there are no tenants. A heartbeat that does not say it is nobody's; another source's record that does not is passed over.
+    `other_keys`, `other_event_times`: paths of which the first counts that leads to something, where the one before does not.
+    `reads_text`: whether a number in a string is an event time in the `unit`.
     """
 
-    event_time: tuple[str, ...]
+    event_time: Path
     max_future_ms: int
-    key: tuple[str, ...] | None = None
+    key: Path | None = None
     heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
     schema: ValueSchema | AvroSchema | None = None
     unit: str = "ms"
     skips_tombstones: bool = False
     where: tuple[tuple[str, ...], str | int | float | bool] | None = None
     leaves_undecodable: bool = False
-    tenant: tuple[str, ...] | None = None
+    tenant: Path | None = None
+    other_keys: tuple[Path, ...] = ()
+    other_event_times: tuple[Path, ...] = ()
+    reads_text: bool = False
+
+    @property
+    def keys(self) -> tuple[Path, ...]:
+        """Where a value may have its key, in order; nowhere where the Kafka key counts."""
+        return () if self.key is None else (self.key, *self.other_keys)
+
+    @property
+    def event_times(self) -> tuple[Path, ...]:
+        """Where a value may have its event time, in order."""
+        return self.event_time, *self.other_event_times
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
@@ -135,14 +152,14 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
     """A function of a value: the merge key that it has where the rules look for one, also in a record that is refused for
     something else; None where it has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
     """
-    path, (decode, _, find, _) = rules.key, _parts(rules, is_checked=False)
+    paths, (decode, _, find, _) = rules.keys, _parts(rules, is_checked=False)
 
     def look(value: bytes | None) -> str | None:
         """The merge key of a value."""
-        if path is None:
+        if not paths:
             return None
         try:
-            return _text(find(decode(value)), path, value, Reason.NO_KEY)
+            return _text(find(decode(value)), paths, value, Reason.NO_KEY)
         except (UndecodableError, _RefusedError):
             return None
 
@@ -170,11 +187,11 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     decode_any, *_ = _parts(rules, is_checked=False)
     is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
-    key_path, tenant_path = rules.key, rules.tenant
+    times, keys, tenant_path, reads_text = rules.event_times, rules.keys, rules.tenant, rules.reads_text
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """The event time in a decoded value (ms). Raises _RefusedError where it has none that counts."""
-        event_time = _event_time(time_of(document), rules.event_time, value, exponent)
+        event_time = _event_time(time_of(document), times, value, exponent, reads_text=reads_text)
         # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
         if 0 <= kafka_time < event_time - rules.max_future_ms:
             ahead = event_time - kafka_time
@@ -188,7 +205,7 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         """
         if tenant_path is None:
             return None
-        return _text(tenant_of(document), tenant_path, value, None if is_beat else Reason.NO_TENANT)
+        return _text(tenant_of(document), (tenant_path,), value, None if is_beat else Reason.NO_TENANT)
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         """What a record says: it is read, skipped, or refused with a reason."""
@@ -209,7 +226,7 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
             heartbeat = is_heartbeat is not None and is_heartbeat(document)
             merge_key = None
             if not heartbeat:
-                merge_key = _kafka_key(key) if key_path is None else _text(key_of(document), key_path, value, Reason.NO_KEY)
+                merge_key = _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
             tenant = None if tenant_path is None else tenant_in(document, value, is_beat=heartbeat)
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
@@ -231,7 +248,7 @@ def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Ca
 
 def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..., Any], _Find, _Find, _Find]:
     """What decodes a value, and what finds its event time, key and tenant; `is_checked`: JSON must fit its schema."""
-    time_of, key_of, tenant_of = finder(rules.event_time), finder(rules.key or ()), finder(rules.tenant or ())
+    time_of, key_of, tenant_of = first_finder(rules.event_times), first_finder(rules.keys), finder(rules.tenant or ())
     if isinstance(rules.schema, AvroSchema):
         return rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text), _then(tenant_of, as_text)
     tests = (rules.schema.validator(), rules.schema.misfit) if rules.schema and is_checked else (None, None)
@@ -251,29 +268,36 @@ def _kafka_key(key: bytes | None) -> str:
         raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
 
 
-def _text(found: Any, path: tuple[str, ...], value: bytes | None, reason: Reason | None) -> str | None:
-    """What is found at a path as text that is not empty: a number or boolean as its JSON text. For anything else None, or where
-    there is a reason _RefusedError.
+def _text(found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None) -> str | None:
+    """Return what is found at one of the paths as text that is not empty: a number or boolean as its JSON text.
+
+    For anything else None, or, where there is a reason, raise _RefusedError.
     """
     if isinstance(found, str) and found:
         return found
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, (int, float)):
-        return number_text(found, path, value)
+        return number_text(found, paths, value)
     if reason is None:
         return None
-    raise _RefusedError(reason, f"{'.'.join(path)} is {kind(found)}")
+    raise _RefusedError(reason, f"{paths_text(paths)} is {kind(found)}")
 
 
-def _event_time(found: Any, path: tuple[str, ...], value: bytes | None, exponent: int) -> int:
-    """A number times 10 ** `exponent` is epoch ms, its fraction cut off; a string is ISO 8601; the year 9999 is the last."""
+def _event_time(found: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool) -> int:
+    """A number times 10 ** `exponent` is epoch ms, its fraction cut off; a string is ISO 8601; the year 9999 is the last.
+
+    With `reads_text`, a string may be a number, too.
+    """
     if exponent == 0 and type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float, str)):
         fault = kind(found)
     else:
-        event_time = _milliseconds(found, path, value, exponent)
+        if reads_text and isinstance(found, str) and _NUMBER.fullmatch(found):
+            event_time: int | None = _whole(float(found), found, exponent)
+        else:
+            event_time = _milliseconds(found, paths, value, exponent)
         if event_time is None:
             fault = f"not an ISO 8601 time: {str(found)[:100]!r}"
         elif event_time < 0:
@@ -282,15 +306,18 @@ def _event_time(found: Any, path: tuple[str, ...], value: bytes | None, exponent
             fault = f"after the year 9999: {str(found)[:100]}"
         else:
             return event_time
-    raise _RefusedError(Reason.NO_EVENT_TIME, f"{'.'.join(path)} is {fault}")
+    raise _RefusedError(Reason.NO_EVENT_TIME, f"{paths_text(paths)} is {fault}")
 
 
-def _milliseconds(found: float | str, path: tuple[str, ...], value: bytes | None, exponent: int) -> int | None:
+_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def _milliseconds(found: float | str, paths: Sequence[Path], value: bytes | None, exponent: int) -> int | None:
     if isinstance(found, str):
         return parse_iso_8601(found)
     if isinstance(found, int):
         return int(found * 10**exponent) if exponent >= 0 else found // 10**-exponent
-    return _whole(found, number_text(found, path, value), exponent)
+    return _whole(found, number_text(found, paths, value), exponent)
 
 
 def _whole(number: float, text: str, exponent: int) -> int:

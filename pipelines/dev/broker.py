@@ -184,6 +184,7 @@ def _launch(
     java = _java()
     if ports.admin_port is not None:
         securing.prepare(directory)
+        securing.keep_private(directory / "data", directory / "broker.log")
     (directory / "server.properties").write_text(_properties(ports, settings), encoding="ascii")
     if not _cluster_id(directory):
         _format(directory, java, cluster_id, deadline)

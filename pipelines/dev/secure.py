@@ -71,6 +71,14 @@ def prepare(directory: Path) -> None:
     _write(password_file(directory), secrets.token_urlsafe(24).encode())
 
 
+def keep_private(data: Path, log: Path) -> None:
+    """Make what a broker keeps, and what it says, readable by its owner alone, whether it is there already or comes."""
+    data.mkdir(mode=0o700, exist_ok=True)
+    data.chmod(0o700)
+    log.touch(mode=0o600)
+    log.chmod(0o600)
+
+
 def admin_options(directory: Path) -> dict[str, str]:
     """librdkafka's options of the administrator, who may do everything, at the broker's `admin_port`."""
     here = folder(directory)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import re
 from contextlib import redirect_stdout
+from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipelines.core.types import columns_ddl, ddl
@@ -27,6 +28,8 @@ def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds
     except PySparkException as error:
         reason = next(iter(lines_of(error)), type(error).__name__)
         return f"`{text}` is not SQL over silver's columns: {reason}"
+    if _has_subquery(rows, text):
+        return f"`{text}` looks beyond the merge record, by a subquery"
     found = selected.schema[0].dataType.simpleString()
     if found not in [ddl(kind).lower() for kind in kinds]:
         return f"`{text}` gives {found}"
@@ -37,6 +40,18 @@ def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds
     except AnalysisException:
         is_fixed = False
     return None if is_fixed else f"`{text}` gives something else in every run, so a replay would not give the same messages"
+
+
+_SUBQUERY: Final = "UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY.HIGHER_ORDER_FUNCTION"
+
+
+def _has_subquery(rows: DataFrame, text: str) -> bool:
+    """Whether an expression that can be used has a subquery, which Spark takes everywhere but in the function of an array."""
+    try:
+        rows.select(F.transform(F.array(F.lit(0)), lambda _: F.expr(text)))
+    except AnalysisException as error:
+        return error.getCondition() == _SUBQUERY
+    return False
 
 
 def _plan_of(rows: object) -> str:

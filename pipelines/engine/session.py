@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from pipelines.engine.checks import check_session
+from pipelines.engine.jvm import SPARK_JAVA_OPTIONS, start_jvm
 from pipelines.errors import ConfigurationError, WatersmeetError
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
@@ -33,7 +34,6 @@ CONNECT_PORT = 15002
 CONNECT_TIMEOUT_S = 10.0
 
 _REMOTE = "spark.remote"
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 LAYER_SETTINGS: Mapping[str, str] = {
@@ -156,13 +156,15 @@ def _check_reachable(remote: str) -> None:
 
 def _own_session(settings: Mapping[str, str]) -> SparkSession:
     log4j = Path(__file__).with_name("log4j2.properties")
-    said = [os.environ.get(JAVA_OPTIONS, ""), settings.get(_JAVA_OPTIONS, "")]
+    said = [os.environ.get(JAVA_OPTIONS, ""), settings.get(SPARK_JAVA_OPTIONS, "")]
     collector = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(said)) else []
     # The last word is the user's; but of two collectors, Java takes neither.
     java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", *_OWN_JAVA_OPTIONS, *collector, *said]
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, _jars()))}
+    used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
+    start_jvm(used)  # first: a session that starts one puts its settings on the command line
     builder = SparkSession.builder
-    for name, value in {**own, **settings, _JAVA_OPTIONS: " ".join(filter(None, java_options))}.items():
+    for name, value in used.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

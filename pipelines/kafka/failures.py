@@ -59,6 +59,9 @@ _PASSING: Final = {
 }
 """What says so itself (`retriable()`, set by the transactional producer alone) is not listed."""
 
+_ADVERTISED: Final = re.compile(r"(\S+:\d+)/(\d+): ")
+"""How librdkafka begins what it says of a broker that it knows from the cluster: its address and number."""
+
 _PROBE_TIMEOUT_S: Final = 2.0
 
 
@@ -135,6 +138,12 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
         )
     if code in _MISSING_TOPIC:
         return TopicChangedError(f"{resource} does not exist at {servers}, or was deleted; create it, or correct its name")
+    if code == KafkaError._RESOLVE and (advertised := _ADVERTISED.match(detail)):
+        return KafkaUnreachableError(
+            servers,
+            f"its broker {advertised[2]} calls itself {advertised[1]}, which this machine cannot resolve",
+            "correct advertised.listeners of that broker, or let this machine resolve the name",
+        )
     if is_passing(error):
         # librdkafka numbers what it noticed itself below zero, and what a broker has answered above
         return KafkaUnreachableError(servers, detail) if code < 0 else KafkaUnsettledError(servers, resource, detail)

@@ -6,9 +6,11 @@ files skipped by their statistics.
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pipelines.core.inputs import source_of
 from pipelines.core.types import TIME
+from pipelines.errors import WatersmeetError
 from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
 from pipelines.lake.inputs import asked, named, narrowed
@@ -89,6 +92,8 @@ class DeltaRsQuestions(Questions):
         """See `Questions`."""
         while True:
             commits = self.opened(table).history(limit)
+            if not commits:
+                raise self._damaged(table, self.opened(table).version())
             # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
             if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
                 break
@@ -152,6 +157,10 @@ class DeltaRsQuestions(Questions):
             return DeltaTable(self.path(table), version, self._storage(table))
         except TableNotFoundError:
             raise NoTableError(table, self._lake.home(table).location) from None
+        except DeltaError:
+            if version is None and (last := self._last_commit(table)) is not None and not self._is_whole(table, last):
+                raise self._damaged(table, last) from None
+            raise
 
     def _at(self, table: str, version: int | None) -> DeltaTable:
         if version is None:
@@ -162,6 +171,26 @@ class DeltaRsQuestions(Questions):
             return self._open(table, version)
         except (DeltaError, NoTableError):  # the store has just answered, so the log no longer reaches back so far
             raise VersionGoneError(table, version) from None
+
+    def _last_commit(self, table: str) -> int | None:
+        """The number of the last commit file of a lake that is a folder; None elsewhere."""
+        log = Path(self.path(table), "_delta_log")
+        numbers = [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()] if log.is_dir() else []
+        return max(numbers, default=None)
+
+    def _is_whole(self, table: str, version: int) -> bool:
+        """Whether each line of a commit file is JSON."""
+        text = self._files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json") or ""
+        try:
+            return bool([json.loads(line) for line in text.splitlines()])
+        except ValueError:
+            return False
+
+    def _damaged(self, table: str, version: int) -> WatersmeetError:
+        return WatersmeetError(
+            f"the log of table {table} is damaged: {self.path(table)}/_delta_log/{version:020}.json is empty or torn; put that "
+            "file back from a copy of the lake"
+        )
 
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
         files, path = self._files_of(table), self.path(table)

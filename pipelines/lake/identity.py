@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import orjson
 
+from pipelines.configuration.sources import EventTime
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
@@ -101,13 +102,22 @@ def rules_of_layout_1(settings: Settings) -> dict[str, str]:
         beat, where = source.heartbeat, source.where
         facts |= {
             f"sources.{name}.schema": _digest(source.schema_file.text) if source.schema_file else "null",
-            f"sources.{name}.key": source.key or "null",
-            f"sources.{name}.event_time": source.time.field + ("" if source.time.unit == "ms" else f" in {source.time.unit}"),
+            f"sources.{name}.key": _joined(source.key or "null"),
+            f"sources.{name}.event_time": _event_time(source.time),
             f"sources.{name}.tombstone": source.tombstone,
             f"sources.{name}.heartbeat": "null" if beat is None else f"{beat.field} = {beat.equals!r}",
             f"sources.{name}.where": "null" if where is None else f"{where.field} = {where.equals!r}",
         }
     return facts
+
+
+def _event_time(time: EventTime) -> str:
+    unit = "" if time.unit == "ms" else f" in {time.unit}"
+    return f"{_joined(time.field)}{unit}{' as text' if time.text else ''}"
+
+
+def _joined(paths: str | tuple[str, ...]) -> str:
+    return paths if isinstance(paths, str) else ", ".join(paths)
 
 
 def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:

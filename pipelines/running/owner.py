@@ -36,6 +36,8 @@ class Owner:
     engine: Engine
     token: int = 0
     tell: Observer = ignore
+    is_observed: bool = False
+    """Whether anybody wants to know what became of records, which takes questions to the tables."""
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
     _appending: dict[tuple[str, str], threading.Lock] = field(default_factory=dict)
     """The streams of the inputs begin at once, and may append to the same table under the same application."""

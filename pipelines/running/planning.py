@@ -116,8 +116,9 @@ class Planner:
         self._available = self._read(starts, share)
         plan = self._plan()
         if plan is None:
-            # Offsets may have holes (transaction markers, compaction, a start at the latest) longer than a share.
-            missing = {tp: start + share for tp, start in starts.items() if tp not in self._available}
+            # Offsets may have holes (transaction markers, compaction, a start at the latest) longer than a share. Looked
+            # for from the start on: what has come since the look before lies in its range, and is no hole.
+            missing = {tp: start for tp, start in starts.items() if tp not in self._available}
             beyond = self._first_offsets(missing)
             if beyond:
                 self._available |= self._read(beyond, share)

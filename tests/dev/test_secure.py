@@ -99,6 +99,21 @@ def test_a_secured_broker_lets_its_user_do_what_a_configuration_needs(folder: Pa
     assert Cluster(KafkaSettings(**own)).partition_counts(["tracking"]) == {}
 
 
+def test_what_a_secured_broker_keeps_is_readable_by_its_owner_alone_also_where_it_was_open_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_HEAP_OPTS", QUICKLY)
+    directory = folder / "broker"
+    broker.start(directory)
+    broker.stop(directory)
+    for _ in range(2):
+        broker.start(directory, secure=True)
+        broker.stop(directory)
+        assert any((directory / "data").iterdir())
+        assert stat.S_IMODE((directory / "data").stat().st_mode) == 0o700
+        assert stat.S_IMODE((directory / "broker.log").stat().st_mode) == 0o600
+
+
 @pytest.mark.nightly
 def test_a_broker_that_runs_openly_is_not_secured_under_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_HEAP_OPTS", QUICKLY)

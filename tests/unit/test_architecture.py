@@ -236,6 +236,7 @@ def test_spark_is_imported_only_by_what_works_with_it(package: Package) -> None:
         "engine.checks",
         "engine.connect",
         "engine.expressions",
+        "engine.jvm",
         "kafka.source",
         "lake.by_spark",
     }

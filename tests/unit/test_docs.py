@@ -291,7 +291,7 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
             load(tmp_path, without)
     else:
         needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
-        needed["sources.tracking.event_time.unit"] = {"field": "ts"}
+        needed |= {f"sources.tracking.event_time.{name}": {"field": "ts"} for name in ("unit", "text")}
         config = with_value(SMALLEST, path.rpartition(".")[0], needed[path]) if path in needed else SMALLEST
         config = with_registry(tmp_path) if ".registry." in path else config
         if path == "merge.timeout":

@@ -72,6 +72,32 @@ def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: P
     assert silver.heads()[TopicPartition("tracking", 1)] == 550
 
 
+class Arriving(Asked):
+    """Nothing of tracking is there yet at the first question about it."""
+
+    _is_there = False
+
+    def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
+        found = super().select(table, columns, where)
+        if table != "bronze_tracking" or self._is_there:
+            return found
+        self._is_there = True
+        return found.slice(0, 0)
+
+
+def test_records_that_arrive_while_a_batch_is_planned_are_no_hole(tmp_path: Path) -> None:
+    """More of them than a topic-partition's share: the first ones must not be passed over."""
+    settings = settings_for(tmp_path, merge__max_records_per_batch=8)
+    tracking, orders = (TopicPartition(source, 0) for source in settings.sources)
+    rows = [{"partition": 0, "offset": offset, "event_time": 1_000 - offset} for offset in range(20)]
+    asked: Any = Arriving({"bronze_tracking": rows, "bronze_orders": [{"partition": 0, "offset": 0, "event_time": 5_000}]})
+    silver = Planner(asked, settings, 0, {tracking: Cursor(), orders: Cursor()}, {}, {}, MERGE_BYTES)
+    plan = silver.next()
+    assert plan is not None
+    assert plan.clocks == {0: 1_000}, "the first record has the largest event time"
+    assert plan_ends(plan)[tracking] == 4
+
+
 def test_a_batch_of_large_records_has_fewer_and_none_is_left_out(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     rows = [{"partition": 0, "offset": offset, "event_time": offset} for offset in range(FEW_ROWS)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 import traceback
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta, timezone
@@ -870,6 +871,81 @@ def test_yaml_anchors_and_merge_keys_work_and_may_be_overridden(tmp_path: Path) 
         "sources:\n  a: &a {topic: a, event_time: ts, key: k}\n  b: {<<: *a, topic: b}\n"
     )
     assert [(s.topic, s.key) for s in load(tmp_path, text).sources.values()] == [("a", "k"), ("b", "k")]
+
+
+LEVELS = "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+MERGED = "".join(f"  - &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        f"name:\n  - &a0 [x]\n{LEVELS}",
+        f"name:\n  - &a0 {{x: y}}\n{MERGED}",
+        f"name:\n  - &a0 {'x' * 10_000}\n{LEVELS}",
+        f"name:\n  - &a0 ${{NAME}}\n{LEVELS}",
+    ],
+)
+def test_aliases_that_stand_for_more_than_a_configuration_can_hold_are_refused_at_once(tmp_path: Path, bomb: str) -> None:
+    began = time.process_time()
+    assert "its aliases stand for more than" in refusal(tmp_path, bomb, {"NAME": "x"})
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("spelled", "right"),
+    [
+        ("NO", '"NO"'),
+        ("Yes", '"Yes"'),
+        ("on", '"on"'),
+        ("True", '"True"'),
+        ("007", '"007"'),
+        ("0x1F", '"0x1F"'),
+        ("1_000", '"1_000"'),
+        ("1:30", '"1:30"'),
+        ("+1", '"+1"'),
+        ("1.", '"1."'),
+        (".5", '".5"'),
+        ("1e3", '"1e3"'),
+        ("-1E+3", '"-1E+3"'),
+        ("1.5e3", '"1.5e3"'),
+        ("~", '"~"'),
+        ("Null", '"Null"'),
+        ("2026-01-01", '"2026-01-01"'),
+    ],
+)
+@pytest.mark.parametrize("rule", ["heartbeat", "where"])
+def test_what_a_record_is_compared_with_is_not_guessed_from_its_spelling(
+    tmp_path: Path, spelled: str, right: str, rule: str
+) -> None:
+    config = yaml.safe_dump(changed((f"sources/orders/{rule}", {"field": "f", "equals": "HERE"})))
+    sentence = refusal(tmp_path, config.replace("HERE", spelled))
+    assert f"sources.orders.{rule}.equals" in sentence
+    assert f"`{right}`" in sentence
+    quoted = load(tmp_path, config.replace("HERE", right)).sources["orders"]
+    assert getattr(quoted, rule).equals == spelled
+
+
+@pytest.mark.parametrize(
+    ("spelled", "value"),
+    [("NOTE", "NOTE"), ("true", True), ("false", False), ("-1", -1), ("0", 0), ("1.50", 1.5), ("1.0e+3", 1000.0), ("a b", "a b")],
+)
+def test_what_reads_as_the_json_that_it_is_needs_no_quotes(tmp_path: Path, spelled: str, value: Any) -> None:
+    config = yaml.safe_dump(changed(("sources/orders/where", {"field": "f", "equals": "HERE"})))
+    where = load(tmp_path, config.replace("HERE", spelled)).sources["orders"].where
+    assert where is not None
+    assert (where.equals, type(where.equals)) == (value, type(value))
+
+
+@pytest.mark.parametrize("spelled", ["NO", "True", "0123", "1_000", "1.50", "0x1F", "1:30", "~", "2026-01-01"])
+@pytest.mark.parametrize("path", ["kafka/options", "storage", "spark"])
+def test_an_option_is_passed_on_as_it_is_spelled_or_refused_unshown(tmp_path: Path, spelled: str, path: str) -> None:
+    config = yaml.safe_dump(changed((path, {"a.b": "HERE"})))
+    sentence = refusal(tmp_path, config.replace("HERE", spelled))
+    assert sentence.startswith(f"{path.replace('/', '.')}.a.b ")
+    assert "put it in quotes" in sentence
+    assert spelled not in sentence
+    load(tmp_path, config.replace("HERE", f'"{spelled}"'))
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

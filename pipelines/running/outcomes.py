@@ -1,0 +1,74 @@
+"""Counts what became of a batch's records, as the tables have it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import pyarrow.compute as pc
+
+from pipelines.core.plan import BatchPlan
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions, Where, in_portions
+from pipelines.monitoring.events import Counts
+from pipelines.settings import Settings
+
+
+def outcomes(questions: Questions, settings: Settings, plan: BatchPlan, *, was_recovered: bool) -> dict[str, Counts]:
+    """Return by topic how many records a batch, whose notes are written, has merged or found late, and its heartbeats.
+
+    A record that waits for its tenant's clock counts as merged. A jump has no outcomes. `was_recovered`: the sink
+    holds messages of a lost lake, so some records may be `recovered`: they are in no merge record of this lake.
+    """
+    if plan.reset is not None:
+        return {}
+    late: Counter[str] = Counter()
+    found = questions.summary(tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]])
+    for source, topic, rows in zip(*(found[name].to_pylist() for name in ("source", "topic", "rows")), strict=True):
+        late[settings.input(source, topic)] += rows
+    merged = dict(_parts(questions, settings, plan)) if was_recovered else {}
+    counts: dict[str, Counter[tuple[str, str]]] = {topic: Counter() for topic in settings.inputs.values()}
+    for name, topic in settings.inputs.items():
+        records, beats = _passed(questions, name, plan)
+        on_time = records - late[name]
+        counts[topic]["heartbeat", ""] += beats
+        counts[topic]["late", ""] += late[name]
+        counts[topic]["merged", ""] += merged.get(name, 0) if was_recovered else on_time
+        if was_recovered:
+            counts[topic]["recovered", ""] += on_time - merged.get(name, 0)
+    return {topic: dict(found) for topic, found in counts.items()}
+
+
+def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]:
+    """How many records of an input that have a time a batch has passed: those with a key, and heartbeats."""
+    ranges = {tp.partition: done for tp, done in plan.ranges.items() if tp.source == name and not done.is_empty}
+    counts: Counter[bool] = Counter()
+    for some in in_portions(sorted(ranges)):
+        where: Where = [
+            [
+                ("partition", "=", p),
+                ("offset", ">=", ranges[p].from_offset),
+                ("offset", "<", ranges[p].until_offset),
+                ("event_time", "is not null", None),
+            ]
+            for p in some
+        ]
+        found = questions.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
+        counts.update(dict(zip(found["heartbeat"].to_pylist(), found["rows"].to_pylist(), strict=True)))
+    return counts[False], counts[True]
+
+
+def _parts(questions: Questions, settings: Settings, plan: BatchPlan) -> Iterator[tuple[str, int]]:
+    """By input how many of a batch's records are parts of the merge records that it changed."""
+    rows = questions.select(tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]])
+    counts: Counter[str] = Counter()
+    passed: Mapping[tuple[str, int], tuple[int, int]] = {
+        (tp.source, tp.partition): (done.from_offset, done.until_offset) for tp, done in plan.ranges.items()
+    }
+    for source in settings.sources:
+        partitions = rows["partition"].take(pc.list_parent_indices(rows[source])).to_pylist()
+        for partition, part in zip(partitions, pc.list_flatten(rows[source]).to_pylist(), strict=True):
+            name = settings.input(source, part.get("topic", ""))
+            since, until = passed.get((name, partition), (0, 0))
+            counts[name] += since <= part["offset"] < until
+    yield from counts.items()

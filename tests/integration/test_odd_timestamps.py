@@ -1,0 +1,77 @@
+"""A producer may give its records any number as a timestamp: nothing stops at one, and it is shown as what it is."""
+
+from __future__ import annotations
+
+import json
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from pipelines.audit.show import utc
+from pipelines.core.times import LAST_EVENT_TIME_MS
+from tests.support.cases import keyed
+from tests.support.commands import here
+from tests.support.rivers import Losses, River
+from tests.support.topics import consume
+
+MICROSECONDS = 1_768_780_800_123_456
+NANOSECONDS = 1_768_780_800_123_456_789
+TIMES = (MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, 5_000)
+
+
+def take_any_time(kafka: str, *topics: str) -> None:
+    """Has topics take records of any timestamp."""
+    entry = ConfigEntry("message.timestamp.after.max.ms", str(2**63 - 1), incremental_operation=AlterConfigOpType.SET)
+    resources = [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry]) for topic in topics]
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for altered in admin.incremental_alter_configs(resources).values():
+        altered.result(30)
+
+
+@pytest.mark.long
+def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_range(kafka: str, tmp_path: Path) -> None:
+    letters: dict[str, Any] = {"publish__late_topic": "odd-late", "publish__quarantine_topic": "odd-quarantine"}
+    river = River.make(kafka, tmp_path, "odd", **letters)
+    take_any_time(kafka, *map(river.topic, ("tracking", "orders")))
+    producer = Producer({"bootstrap.servers": kafka})
+    for source in ("tracking", "orders"):
+        for n, time in enumerate(TIMES):
+            for value in (keyed("a", 1_000 + n), b"{", keyed("late", 10), keyed("z", 100_000)):
+                producer.produce(river.topic(source), value, partition=0, timestamp=time)
+                river.cases[0].values[source].append(value)
+                river.cases[0].arrivals.append(source)
+    assert producer.flush(30) == 0
+    river.finish()
+    assert river.losses() == Losses()
+    assert river.broken_promises() == []
+    sent = {min(message.timestamp()[1], (2**63 - 1) // 1000) for message in consume(kafka, "odd-quarantine", 2)}
+    assert sent >= {MICROSECONDS, LAST_EVENT_TIME_MS + 1, 5_000}
+
+    for command in (["status"], ["explain", "a"], ["verify"], ["redrive", "--reason", "undecodable"]):
+        assert json.loads(here(river, *command, "--json")) is not None
+        assert here(river, *command)
+    page = tmp_path / "report.html"
+    here(river, "report", "--out", str(page))
+    text = unescape(page.read_text())
+    assert "24 records have a timestamp of Kafka's that no calendar has" in text
+    assert "1970-01-01" in text
+
+
+@pytest.mark.parametrize("ms", [MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, -(10**16), -1])
+def test_a_time_that_no_calendar_has_is_shown_as_the_number_that_it_is(ms: int) -> None:
+    assert utc(ms) == f"{ms} ms (out of range)"
+
+
+def test_the_first_and_the_last_time_that_a_calendar_has_are_shown_as_times() -> None:
+    assert (utc(0), utc(LAST_EVENT_TIME_MS)) == ("1970-01-01 00:00:00.000Z", "9999-12-31 23:59:59.999Z")
+    assert utc(None) == "-"
