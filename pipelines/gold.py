@@ -45,6 +45,7 @@ from pipelines.engine import Engine
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
+from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
@@ -131,7 +132,7 @@ class Gold:
         """
         tails = self.recover()
         last = self._publisher.tails(self.partitions)
-        is_said = {p for p, m in last.items() if m.key() == key.encode() and FORGOTTEN in dict(m.headers() or [])}
+        is_said = {p for p, m in last.items() if m.key() == key.encode() and FORGOTTEN in dict(headers_of(m))}
         wanted = sorted((tails.keys() & partitions if partitions else tails.keys()) - is_said)
         self._publisher.send([tombstones(key, [(p, tails[p]) for p in wanted])])
         return len(wanted)

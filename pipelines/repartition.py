@@ -41,7 +41,7 @@ from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
 from pipelines.kafka.publisher import Publisher, record_publisher
-from pipelines.kafka.reading import Range, read_tails
+from pipelines.kafka.reading import Range, headers_of, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
 from pipelines.monitoring.events import Behind, Handled, Observer, StepDone, all_of, ignore
@@ -285,7 +285,7 @@ class Repartition:
         """
         bounds = self._cluster.settled_bounds(self.topic, self.partitions)
         tails = read_tails(
-            self.settings.kafka, self.topic, self.partitions, bounds, lambda message: not is_redriven(_headers(message))
+            self.settings.kafka, self.topic, self.partitions, bounds, lambda message: not is_redriven(headers_of(message))
         )
         for p, (first, end) in bounds.items():
             if p not in tails and first > 0:
@@ -299,7 +299,7 @@ class Repartition:
 
     def _stands_at(self, message: Message) -> Written:
         try:
-            said = written(_headers(message))
+            said = written(headers_of(message))
         except ValueError:
             place = message.topic() or "", message.partition() or 0, message.offset() or 0
             raise ForeignMessageError(*place, NEXT_OFFSETS) from None
@@ -318,8 +318,3 @@ class Repartition:
     @cached_property
     def _publisher(self) -> Publisher:
         return record_publisher(self.settings, f"{self.settings.name}-repartition", self.topic)
-
-
-def _headers(message: Message) -> list[tuple[str, Any]]:
-    found: Any = message.headers()
-    return list(found or [])

@@ -31,7 +31,7 @@ from pipelines.faults import reach
 from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningProducer
-from pipelines.kafka.reading import read_tails
+from pipelines.kafka.reading import headers_of, read_tails
 from pipelines.settings import KafkaSettings, Settings
 
 TRANSACTION_TIMEOUT_S = 300
@@ -270,7 +270,7 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
 
 def sequence_tail(message: Message) -> Tail:
     """Where the sequence of a sink partition stands after its last message. Raises ForeignMessageError where it is not ours."""
-    headers: dict[str, Any] = dict(message.headers() or [])
+    headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
         return standing(headers)._replace(offset=place[2])

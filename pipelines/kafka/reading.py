@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -128,7 +129,7 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
     count = len(messages)
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp: what microseconds cannot hold ends at the last that they can.
-    times_us = np.minimum(np.array(times, np.int64), _LARGEST_TIMESTAMP_MS) * 1000
+    times_us = np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
     columns = [
         pa.repeat(pa.scalar(wanted.topic), count),
         pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
@@ -137,13 +138,28 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
         pa.array(np.array(kinds, np.int32) - 1),  # librdkafka counts from 0 (none), Spark and Kafka from -1
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        _headers([message.headers() for message in messages]),
+        pa.array([headers_of(message) or None for message in messages], pa.map_(pa.string(), pa.binary())).cast(HEADERS),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
 
 
-def _headers(headers: Sequence[Any]) -> pa.Array:
-    return pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary())).cast(HEADERS)
+_headers: Final = methodcaller("headers")
+"""Python checks for an error after every such call; after `message.headers()` it does so only until it has optimised the call."""
+
+
+def headers_of(message: Message) -> list[tuple[str, Any]]:
+    """Return a message's headers in their order; none where a header's name is not UTF-8.
+
+    Any producer may send such a name. The client then gives none of the message's headers: it returns something while the
+    UnicodeDecodeError is set, of which Python makes a SystemError.
+    """
+    try:
+        headers: Any = _headers(message)
+    except (UnicodeDecodeError, SystemError) as error:
+        if not isinstance(error.__cause__ or error, UnicodeDecodeError):
+            raise
+        return []
+    return headers or []
 
 
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range

@@ -8,7 +8,7 @@ goes on: after the last row of bronze, or at the beginning that was kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,11 @@ from confluent_kafka import Message
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import ReadBack, SinkState, Told, encode_told, sink_state
-from pipelines.core.sequence import FORGOTTEN, PLAIN, standing
+from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, standing
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.reading import read_backwards
+from pipelines.kafka.reading import headers_of, read_backwards
 from pipelines.lake import tables
 from pipelines.lake.commits import bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
@@ -240,9 +240,20 @@ class Beginning:
 
         def read(p: int, window: Window) -> SinkState:
             """What a sink partition says, whose messages had this window unless they tell of another one."""
-            messages = read_backwards(self.settings.kafka, topic, p)
-            said = (message for message in messages if FORGOTTEN not in dict(message.headers() or []))
-            return sink_state(map(_as_read_back, said), window, merge.tenant_max_lag_ms)
+            offset = -1
+
+            def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
+                """The partition's messages from its end backwards, without tombstones."""
+                nonlocal offset
+                for message in read_backwards(self.settings.kafka, topic, p):
+                    if FORGOTTEN not in dict(headers_of(message)):
+                        offset = message.offset() or 0
+                        yield _as_read_back(message)
+
+            try:
+                return sink_state(messages(), window, merge.tenant_max_lag_ms)
+            except ValueError:
+                raise ForeignMessageError(topic, p, offset, MIN_OFFSETS) from None
 
         merge = self.settings.merge
         found = {p: read(p, merge.window) for p in nothing}
@@ -295,7 +306,7 @@ def begun(questions: Questions, source: str) -> list[tuple[int, int]]:
 
 
 def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
-    headers: dict[str, Any] = dict(message.headers() or [])
+    headers: dict[str, Any] = dict(headers_of(message))
     try:
         stands = standing(headers)
     except ValueError:

@@ -30,6 +30,7 @@ from pipelines.errors import ForeignMessageError
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
+from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
 from pipelines.lake.published import last_letters
 from pipelines.lake.questions import Questions, Where, within
@@ -156,7 +157,7 @@ class DeadLetters:
 
     def _stands_at(self, message: Message) -> dict[str, int]:
         try:
-            said = next_offsets(dict(message.headers() or []))
+            said = next_offsets(dict(headers_of(message)))
         except ValueError:
             said = {}
         if not said or not said.keys() <= self.settings.inputs.keys():
