@@ -108,7 +108,7 @@ class Cluster:
         """`bounds`, once every transaction that was open when this was called has ended: until then, committed messages behind
         its first one cannot be read. Raises KafkaRequestError where one is still open after `settling_s`.
         """
-        ends = self._offsets(topic, range(partitions), _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        ends = self._high_watermarks(topic, range(partitions))
         deadline = time.monotonic() + self.settling_s
         while True:
             bounds = self.bounds(topic, partitions)
@@ -122,6 +122,18 @@ class Cluster:
                     "can be read; try again when it has ended"
                 )
             time.sleep(_LOOK_S)
+
+    def bounds_and_unsettled(self, topic: str, partitions: Iterable[int]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+        """`bounds_of` some partitions, and by partition with an open transaction how many offsets lie behind its beginning."""
+        ends = self._high_watermarks(topic, partitions)
+        bounds = self.bounds_of(topic, ends)
+        return bounds, {p: end - bounds[p][1] for p, end in ends.items() if bounds[p][1] < end}
+
+    def _high_watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """By partition the exclusive end offset of everything, committed or not. It is asked for before the end of what is
+        committed: where that is smaller, a transaction is open.
+        """
+        return self._offsets(topic, partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
         """By partition the first offset with this Kafka timestamp or a later one; where there is none, the end offset."""

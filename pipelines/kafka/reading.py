@@ -162,21 +162,40 @@ def headers_of(message: Message) -> list[tuple[str, Any]]:
     return headers or []
 
 
+def first_times(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float) -> dict[int, int]:
+    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, committed or not, or of the next one.
+
+    A partition that does not answer in time is left out. Raises what `read_range` raises where the client is refused.
+    """
+    if not offsets:
+        return {}
+    times: dict[int, int] = {}
+    with _borrowed(kafka, isolation_level="read_uncommitted") as consumer:
+        consumer.assign([TopicPartition(topic, p, offset) for p, offset in offsets.items()])
+        deadline = time.monotonic() + timeout_s
+        while len(times) < len(offsets) and time.monotonic() < deadline:
+            for message in consumer.consume(1_000, _POLL_S):
+                if message.error() is None:
+                    times.setdefault(message.partition() or 0, message.timestamp()[1])
+    return times
+
+
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
 
-_idle: dict[tuple[int, str], list[ListeningConsumer]] = {}
+_idle: dict[tuple[int, str, str], list[ListeningConsumer]] = {}
 """By process (a client does not survive a fork) and options."""
 
 
 @contextlib.contextmanager
-def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
+def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
     """A consumer for these options that nobody else in this process uses; one that failed is not kept."""
-    kept = _idle.setdefault((os.getpid(), kafka.model_dump_json(include={"bootstrap_servers", "options"})), [])
+    options = kafka.model_dump_json(include={"bootstrap_servers", "options"})
+    kept = _idle.setdefault((os.getpid(), options, repr(own)), [])
     try:
         consumer = kept.pop()
         consumer.consume(1, 0)  # errors from before do not count
     except IndexError:
-        consumer = ListeningConsumer(kafka)
+        consumer = ListeningConsumer(kafka, **own)
     try:
         yield consumer
     except GeneratorExit:

@@ -24,6 +24,7 @@ from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import headers_of, read_backwards
+from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
 from pipelines.lake.commits import bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
@@ -108,19 +109,23 @@ class Beginning:
         return lost
 
     def preview(self) -> list[dict[str, Any]]:
-        """What a run would read now: source, partition, `[from_offset, until_offset)` and what says so. Changes nothing.
+        """What a run would read now: source, partition, `[from_offset, until_offset)`, what says so, and the `transaction` of
+        another producer that is open behind it, where one is. Changes nothing.
 
         Raises what a run would raise.
         """
         rows = []
         for source in self.settings.inputs:
-            bounds, is_begun = self._bounds(source), self._is_begun(source)
+            cluster, topic = Cluster(self.settings.kafka), self.settings.inputs[source]
+            bounds, transactions = open_transactions(cluster, topic, range(self.partitions))
+            is_begun = self._is_begun(source)
             offsets = self.next_offsets(source) if is_begun else self._chosen(source, bounds)
             lost = self._lost(source, offsets, bounds)
             because = "the lake" if is_begun else f"start: {self.settings.kafka.start}"
             for p, (first, end) in bounds.items():
                 place = {"source": source, "partition": p, "from_offset": max(first, offsets[p]), "until_offset": end}
-                rows.append({**place, "because": because + (", on_data_loss: continue" if p in lost else "")})
+                of_others = {"transaction": transactions[p].as_row()} if p in transactions else {}
+                rows.append({**place, **of_others, "because": because + (", on_data_loss: continue" if p in lost else "")})
         return rows
 
     # -- the first start
