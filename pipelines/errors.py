@@ -67,6 +67,19 @@ class KafkaRequestError(WatersmeetError):
     """Kafka answered a request with an error that waiting does not cure."""
 
 
+class OpenTransactionError(KafkaRequestError):
+    """A transaction of another producer is open in a partition, so that nobody can read what is behind its beginning."""
+
+    retriable = True
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] has an open transaction of another producer at offset {offset}, behind which nothing can be "
+            "read; try again when it has ended"
+        )
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+
 class RegistryError(WatersmeetError):
     """A schema registry is in trouble, or lacks what records need."""
 

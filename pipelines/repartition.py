@@ -317,4 +317,4 @@ class Repartition:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return record_publisher(self.settings, f"{self.settings.name}-repartition", self.topic)
+        return record_publisher(self.settings, self.topic, "repartition")

@@ -25,6 +25,7 @@ from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
 from pipelines.kafka.options import check_options
+from pipelines.kafka.publisher import sink_publisher
 from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
@@ -198,7 +199,8 @@ class Run:
                 widen(self.engine, [tables.PUBLISHED])
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
-                Beginning(questions, self.settings, self.partitions, owner).decide()
+                fence = sink_publisher(self.settings).begin if "gold" in self.layers else (lambda: None)
+                Beginning(questions, self.settings, self.partitions, owner, fence).decide()
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
             with suppress(Exception):  # what failed may have failed because another process has taken over

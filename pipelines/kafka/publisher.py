@@ -16,9 +16,9 @@ its caller has noted before what it sends, and never sends it again.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
@@ -26,11 +26,20 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from pipelines.core.sequence import Tail, standing
-from pipelines.errors import FencedError, ForeignMessageError, KafkaRequestError, PublishingError, WatersmeetError
+from pipelines.errors import (
+    FencedError,
+    ForeignMessageError,
+    KafkaAccessError,
+    KafkaRequestError,
+    OpenTransactionError,
+    PublishingError,
+    WatersmeetError,
+)
 from pipelines.faults import reach
-from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S
+from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S, Cluster
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningProducer
+from pipelines.kafka.permissions import former_transactional_id, transactional_id
 from pipelines.kafka.reading import headers_of, read_tails
 from pipelines.settings import KafkaSettings, Settings
 
@@ -72,10 +81,13 @@ class Publisher:
     Call `begin` first, and again after any error; then read `tails`, and `send` as often as there is something to send.
     """
 
-    def __init__(self, kafka: KafkaSettings, name: str, topic: str, max_bytes: int, *, is_transactional: bool = True) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, name: str, topic: str, max_bytes: int, *, role: str = "", is_transactional: bool = True
+    ) -> None:
         self._kafka, self._topic, self._max_bytes = kafka, topic, max_bytes
-        self.transactional_id = f"watersmeet-{name}-{topic}"
+        self.transactional_id = transactional_id(name, topic, role)
         """By which Kafka tells an earlier publisher from a later one."""
+        self._former_id = former_transactional_id(name, topic, role)
         self._is_transactional = is_transactional
         self._producer: ListeningProducer | None = None
 
@@ -86,13 +98,18 @@ class Publisher:
         Raises KafkaAccessError where the client or its permission is refused, KafkaTransientError where no broker answers.
         """
         self._producer = None
-        producer = self._made(transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
+        producer = self._fencing(self.transactional_id)
+        self._producer = producer if self._is_transactional else self._made()
+        reach("publisher.begin")
+
+    def _fencing(self, transactional_id: str) -> ListeningProducer:
+        """A producer with this id: earlier ones that had it are fenced, and their open transaction is settled."""
+        producer = self._made(transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
         try:
             self._init_transactions(producer)
         except _RAISED as error:
             raise self._failure(producer, _reason(error)) from None
-        self._producer = producer if self._is_transactional else self._made()
-        reach("publisher.begin")
+        return producer
 
     def _made(self, **own: Any) -> ListeningProducer:
         return ListeningProducer(
@@ -114,11 +131,19 @@ class Publisher:
             self._listen(producer, since, TIMEOUT_S)
 
     def tails(self, partitions: int) -> dict[int, Message]:
-        """The last committed message of each of the topic's partitions that holds one, as of the last `begin`.
+        """The last committed message of each of the topic's partitions that holds one, once no transaction is open there.
 
-        What was sent since may be missing: Kafka answers a commit before every partition shows it, and `begin` waits for that.
+        One of this publisher's id ends with `begin`. One of the id that an earlier version gave it is settled here, where the
+        user may use that id. Raises OpenTransactionError where another one is still open after a while.
         """
-        return read_tails(self._kafka, self._topic, partitions)
+        with suppress(OpenTransactionError):
+            bounds = Cluster(self._kafka, settling_s=0).settled_bounds(self._topic, partitions)
+            return read_tails(self._kafka, self._topic, partitions, bounds)
+        if self._former_id != self.transactional_id:
+            with suppress(KafkaAccessError):
+                self._fencing(self._former_id)
+        bounds = Cluster(self._kafka).settled_bounds(self._topic, partitions)
+        return read_tails(self._kafka, self._topic, partitions, bounds)
 
     def send(self, messages: Iterable[pa.Table]) -> dict[int, int | None]:
         """Publishes messages, each partition's in their order, and answers the offset of each partition's last one (null where
@@ -206,7 +231,7 @@ class Publisher:
     def _discard(self, producer: ListeningProducer) -> None:
         """A failed transaction is aborted at once, so that it holds no reader up; where that fails too, `begin` settles it."""
         self._producer = None
-        with contextlib.suppress(*_RAISED):
+        with suppress(*_RAISED):
             if self._is_transactional:
                 producer.abort_transaction(TIMEOUT_S)
             else:
@@ -247,9 +272,9 @@ def sink_publisher(settings: Settings) -> Publisher:
     return Publisher(settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional)
 
 
-def record_publisher(settings: Settings, name: str, topic: str) -> Publisher:
-    """Sends records of the sources once more, whatever their size; in transactions."""
-    return Publisher(settings.kafka, name, topic, LARGEST_RECORD + BESIDE_VALUES)
+def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
+    """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold."""
+    return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role)
 
 
 def _reason(error: BaseException) -> KafkaError:

@@ -213,12 +213,13 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
 # -- single messages
 
 
-def read_backwards(kafka: KafkaSettings, topic: str, partition: int) -> Iterator[Message]:
+def read_backwards(kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None) -> Iterator[Message]:
     """The committed messages of a partition from its end backwards, read piece by piece as they are asked for.
 
-    Raises as `read_range` does.
+    `bounds`: of the partition, where they have been asked for. Raises as `read_range` does.
     """
-    yield from _backwards(kafka, topic, partition, *Cluster(kafka).bounds_of(topic, [partition])[partition])
+    within = Cluster(kafka).bounds_of(topic, [partition])[partition] if bounds is None else bounds
+    yield from _backwards(kafka, topic, partition, *within)
 
 
 def read_tails(

@@ -58,11 +58,13 @@ def check_layout(questions: Questions, lake: Lake) -> None:
 
 
 def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """By dotted path, everything that rows of bronze and silver depend on and that never changes.
+    """By dotted path, everything that rows of bronze and silver depend on and that never changes, and the `name` by which Kafka
+    keeps a second publisher out.
 
     `topic_ids`: Kafka's identity of each source's topic that there is, which a topic made again does not share.
     """
     facts = {
+        "name": settings.name,
         "partitions": str(partitions),
         "sources": ", ".join(settings.sources),
     }
@@ -156,6 +158,11 @@ def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]
 
 
 def _difference(field: str, before: str, now: str) -> str:
+    if field == "name":
+        return (
+            f"name: the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a second publisher out; "
+            "set it back"
+        )
     if field == "partitions":
         return (
             f"sources: the topics have {now} partitions, and had {before} when the lake was begun: keys have moved to other "

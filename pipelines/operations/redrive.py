@@ -59,7 +59,7 @@ class Redrive:
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
         facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
-        topics_of_lake = {name: fact for name, fact in facts.items() if name.endswith(".topic") or name == "partitions"}
+        topics_of_lake = {name: fact for name, fact in facts.items() if name.endswith(".topic") or name in ("name", "partitions")}
         if changed := differences(self.questions, topics_of_lake):
             raise ConfigurationError(changed[0])
 
@@ -78,7 +78,7 @@ class Redrive:
         told = {"table": tables.QUARANTINE, "source": of, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
         if not len(offsets):
             return told
-        publisher = record_publisher(self.settings, f"{self.settings.name}-redrive", topic)
+        publisher = record_publisher(self.settings, topic, "redrive")
         if apply:
             publisher.begin()
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}

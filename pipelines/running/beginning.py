@@ -8,7 +8,7 @@ goes on: after the last row of bronze, or at the beginning that was kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,8 @@ class Beginning:
     settings: Settings
     partitions: int
     owner: Owner | None = None
+    fence_sink: Callable[[], None] = lambda: None
+    """Called before a sink is read from which a lake is taken up: nobody else may publish to it from there on."""
 
     def decide(self) -> None:
         """Afterwards the tables say where every input begins; `earliest` needs no saying.
@@ -60,6 +62,7 @@ class Beginning:
         if self.settings.kafka.start != "sink":
             self._begin(unread)
         elif len(unread) == len(self.settings.inputs):
+            self.fence_sink()
             self._begin_at_sink()
 
     def next_offsets(self, source: str) -> dict[int, int]:
@@ -232,7 +235,7 @@ class Beginning:
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
-        """Per partition what the sink says; where there is no sink, or nothing in it, nothing.
+        """Per partition what the sink says; where there is no sink, or nothing in it, nothing. No transaction is open there.
 
         A partition whose last message was made before the window first changed says nothing of it, and others say what it was.
         Raises ConfigurationError where messages were not made with the tenants or the window of the configuration, and do not
@@ -243,6 +246,8 @@ class Beginning:
         if topic not in cluster.partition_counts([topic]):
             return nothing
 
+        bounds = cluster.settled_bounds(topic, self.partitions)
+
         def read(p: int, window: Window) -> SinkState:
             """What a sink partition says, whose messages had this window unless they tell of another one."""
             offset = -1
@@ -250,7 +255,7 @@ class Beginning:
             def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
                 """The partition's messages from its end backwards, without tombstones."""
                 nonlocal offset
-                for message in read_backwards(self.settings.kafka, topic, p):
+                for message in read_backwards(self.settings.kafka, topic, p, bounds[p]):
                     if FORGOTTEN not in dict(headers_of(message)):
                         offset = message.offset() or 0
                         yield _as_read_back(message)

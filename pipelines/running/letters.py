@@ -179,7 +179,7 @@ class DeadLetters:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return record_publisher(self.settings, self.settings.name, self.topic)
+        return record_publisher(self.settings, self.topic)
 
     @cached_property
     def _sink(self) -> str:
