@@ -38,7 +38,7 @@ from pipelines.errors import (
 from pipelines.faults import reach
 from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S, Cluster
 from pipelines.kafka.failures import failure, is_passing
-from pipelines.kafka.options import ListeningProducer
+from pipelines.kafka.options import ListeningProducer, queue_kbytes
 from pipelines.kafka.permissions import former_transactional_id, transactional_id
 from pipelines.kafka.reading import headers_of, read_tails
 from pipelines.settings import KafkaSettings, Settings
@@ -115,9 +115,11 @@ class Publisher:
         return ListeningProducer(
             self._kafka,
             delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
-            message_max_bytes=min(self._max_bytes, 1_000_000_000),
+            message_max_bytes=largest,
+            queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),  # the largest message fits, alone
             **own,
         )
+        largest = min(self._max_bytes, 1_000_000_000)
 
     def _init_transactions(self, producer: ListeningProducer) -> None:
         """In short attempts, each of which goes on with the last."""
@@ -207,11 +209,14 @@ class Publisher:
         rows = zip(values, keys, partitions, timestamps, _header_lists(piece.column("headers")), strict=True)
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
             more = {"timestamp": timestamp, "headers": headers, "on_delivery": delivered if i in reported else None}
-            try:
-                producer.produce(self._topic, value, key, partition, **more)
-            except BufferError:
-                self._flush(producer, len(producer) // 2)
-                producer.produce(self._topic, value, key, partition, **more)
+            while True:
+                try:
+                    producer.produce(self._topic, value, key, partition, **more)
+                    break
+                except BufferError:
+                    if not len(producer):  # the message is larger than the whole queue
+                        raise
+                    self._flush(producer, len(producer) // 2)
         producer.poll(0)
         return set(last_rows)
 
