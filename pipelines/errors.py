@@ -272,6 +272,12 @@ def kinds() -> list[str]:
 
 def _kinds() -> list[type[WatersmeetError]]:
     return [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)]
+def is_data_loss(error: BaseException) -> bool:
+    """Whether Kafka has deleted offsets that were not read yet."""
+    own = _own(error)
+    return own is not None and issubclass(own[0], DataLossError)
+
+
 
 
 def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:

@@ -20,7 +20,7 @@ from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import create_tables, open_engine
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, kind_of
+from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, is_data_loss, kind_of
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
@@ -45,7 +45,7 @@ from pipelines.running.beginning import Beginning
 from pipelines.running.letters import DeadLetters
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
-from pipelines.running.streams import Gate, Patience, Stream, following, start_all
+from pipelines.running.streams import Gate, Patience, Stream, following, never, start_all
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
@@ -200,7 +200,9 @@ class Run:
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
                 fence = sink_publisher(self.settings).begin if "gold" in self.layers else (lambda: None)
-                Beginning(questions, self.settings, self.partitions, owner, fence).decide()
+                beginning = Beginning(questions, self.settings, self.partitions, owner, fence)
+                beginning.decide()
+                beginning.remember(self.engine.append)
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
             with suppress(Exception):  # what failed may have failed because another process has taken over
@@ -296,7 +298,8 @@ class Owned:
 
             return bronze.start(beginning.checked_offsets(source), take, once=once)
 
-        return Stream(Gate(run.patience), begin, ends=once)
+        goes_on = self._settings.kafka.on_data_loss == "continue"
+        return Stream(Gate(run.patience, passes_on=is_data_loss if goes_on else never), begin, ends=once)
 
     def drain_silver(self) -> None:
         """Merges what there is."""

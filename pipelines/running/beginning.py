@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import orjson
 import pyarrow as pa
 from confluent_kafka import Message
 
@@ -26,8 +27,9 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import headers_of, read_backwards
 from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
-from pipelines.lake.commits import bronze_application
+from pipelines.lake.commits import Append, bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
+from pipelines.lake.identity import first_offsets_fact, keep_facts, known_first_offsets
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, within
 from pipelines.running.owner import Owner, now_ms
@@ -65,6 +67,17 @@ class Beginning:
             self.fence_sink()
             self._begin_at_sink()
 
+    def remember(self, append: Append) -> None:
+        """Afterwards the lake knows for every input where Kafka began when it was first seen: what is deleted from there on
+        before it was read is a loss, also in a partition that was empty.
+        """
+        unknown = self.settings.inputs.keys() - known_first_offsets(self.questions, self.settings).keys()
+        firsts = {source: {str(p): first for p, (first, _) in self._bounds(source).items()} for source in unknown}
+        if not firsts:
+            return
+        facts = {first_offsets_fact(source): orjson.dumps(offsets).decode() for source, offsets in firsts.items()}
+        keep_facts(self.questions, append, self.settings, facts)
+
     def next_offsets(self, source: str) -> dict[int, int]:
         """Per partition the offset at which reading goes on: after the last row of bronze, or where a beginning was decided;
         `EARLIEST` where nothing is said.
@@ -96,10 +109,12 @@ class Beginning:
 
     def _lost(self, source: str, offsets: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
-        topic = self.settings.inputs[source]
-        lost = {}
-        for p, offset in offsets.items():
+        topic, lost = self.settings.inputs[source], dict[int, tuple[int, int]]()
+        is_unread = EARLIEST in offsets.values()
+        seen = known_first_offsets(self.questions, self.settings).get(source, {}) if is_unread else {}
+        for p, known in offsets.items():
             first, end = bounds[p]
+            offset = seen.get(p, EARLIEST) if known == EARLIEST else known
             if offset > end:
                 raise ConfigurationError(
                     f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
