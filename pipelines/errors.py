@@ -223,6 +223,28 @@ class PublishingError(WatersmeetError):
         self.topic, self.reason, self.retriable = topic, reason, retriable
 
 
+class TransactionTimeoutError(WatersmeetError):
+    """A transaction took so long that it was given up, or that Kafka has ended it; a smaller one may be in time."""
+
+    retriable = True
+
+    def __init__(self, topic: str, seconds: int) -> None:
+        super().__init__(
+            f"publishing to {topic} failed: its transaction was not done after {seconds} s; a smaller one is tried next"
+        )
+        self.topic, self.seconds = topic, seconds
+
+
+class SinkReplacedError(WatersmeetError):
+    """The topic was deleted, and perhaps made again, during a publication."""
+
+    retriable = True
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile; it begins anew")
+        self.topic = topic
+
+
 def lines_of(error: BaseException) -> list[str]:
     """The lines of an error's text that are not blank, without the white space around them."""
     return [line for line in map(str.strip, str(error).splitlines()) if line]
@@ -250,6 +272,12 @@ def is_of_registry(error: BaseException) -> bool:
     return own is not None and issubclass(own[0], RegistryError)
 
 
+def is_data_loss(error: BaseException) -> bool:
+    """Whether Kafka has deleted offsets that were not read yet."""
+    own = _own(error)
+    return own is not None and issubclass(own[0], DataLossError)
+
+
 def is_known(error: BaseException) -> bool:
     """Whether an error is one of ours, or says that one of ours has caused it."""
     return _own(error) is not None
@@ -272,12 +300,6 @@ def kinds() -> list[str]:
 
 def _kinds() -> list[type[WatersmeetError]]:
     return [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)]
-def is_data_loss(error: BaseException) -> bool:
-    """Whether Kafka has deleted offsets that were not read yet."""
-    own = _own(error)
-    return own is not None and issubclass(own[0], DataLossError)
-
-
 
 
 def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:

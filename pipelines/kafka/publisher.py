@@ -33,6 +33,7 @@ from pipelines.errors import (
     KafkaRequestError,
     OpenTransactionError,
     PublishingError,
+    TransactionTimeoutError,
     WatersmeetError,
 )
 from pipelines.faults import reach
@@ -45,6 +46,9 @@ from pipelines.settings import KafkaSettings, Settings
 
 TRANSACTION_TIMEOUT_S = 300
 """A transaction is written at once and takes seconds; brokers allow 15 minutes at most by default."""
+
+LONGEST_S = 150
+"""A transaction that is not produced by then is given up: half of its timeout is left for what is under way."""
 
 PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
@@ -90,6 +94,8 @@ class Publisher:
         self._former_id = former_transactional_id(name, topic, role)
         self._is_transactional = is_transactional
         self._producer: ListeningProducer | None = None
+        self._began: float | None = None
+        """When the transaction under way began (monotonic)."""
 
     def begin(self) -> None:
         """Fences the previous publisher of this name and topic and settles its open transaction; without transactions, too, since
@@ -112,6 +118,7 @@ class Publisher:
         return producer
 
     def _made(self, **own: Any) -> ListeningProducer:
+        largest = min(self._max_bytes, 1_000_000_000)
         return ListeningProducer(
             self._kafka,
             delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
@@ -119,7 +126,6 @@ class Publisher:
             queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),  # the largest message fits, alone
             **own,
         )
-        largest = min(self._max_bytes, 1_000_000_000)
 
     def _init_transactions(self, producer: ListeningProducer) -> None:
         """In short attempts, each of which goes on with the last."""
@@ -147,22 +153,28 @@ class Publisher:
         bounds = Cluster(self._kafka).settled_bounds(self._topic, partitions)
         return read_tails(self._kafka, self._topic, partitions, bounds)
 
-    def send(self, messages: Iterable[pa.Table]) -> dict[int, int | None]:
+    def send(self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None) -> dict[int, int | None]:
         """Publishes messages, each partition's in their order, and answers the offset of each partition's last one (null where
         the broker has not told it); in one transaction where the publisher has them, so that all of them are out or none.
 
         Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it is sent), headers.
-        Raises FencedError where another publisher has taken over, PublishingError (which says whether to try again),
-        KafkaTransientError, KafkaAccessError; after any error `begin` comes first.
+        `check` is called once Kafka has all messages, and before they are committed; what it raises ends the transaction. Raises
+        FencedError where another publisher has taken over, TransactionTimeoutError where the transaction takes too long, another
+        PublishingError (which says whether to try again), KafkaTransientError, KafkaAccessError; after any error `begin` comes
+        first.
         """
         producer = self._producer
         if producer is None:
             raise RuntimeError("begin() comes before send(), also after an error")
         try:
-            return self._send(producer, messages)
+            return self._send(producer, messages, check)
         except _RAISED as error:
             reason = self._cause(producer, _reason(error))
             self._discard(producer)
+            seconds = self._elapsed_s()
+            is_over = reason.code() in _FENCED and seconds >= TRANSACTION_TIMEOUT_S  # Kafka has ended it, and fenced the producer
+            if is_over or (is_passing(reason) and seconds >= PRODUCE_TIMEOUT_S):
+                raise TransactionTimeoutError(self._topic, int(seconds)) from None
             raise self._failure(producer, reason) from None
         except BaseException:
             self._discard(producer)
@@ -170,7 +182,9 @@ class Publisher:
 
     # -- sending
 
-    def _send(self, producer: ListeningProducer, messages: Iterable[pa.Table]) -> dict[int, int | None]:
+    def _send(
+        self, producer: ListeningProducer, messages: Iterable[pa.Table], check: Callable[[], None]
+    ) -> dict[int, int | None]:
         offsets: dict[int, int] = {}
         failed: list[KafkaError] = []
 
@@ -182,17 +196,21 @@ class Publisher:
                 failed.append(error)
 
         sent_to: set[int] = set()
+        self._began = None
         pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=PIECE))
         for piece in filter(len, pieces):
             if not sent_to and self._is_transactional:
                 producer.begin_transaction()
+                self._began = time.monotonic()
             reach("publisher.produce")
             sent_to |= self._produce(producer, piece, delivered)
+            self._check_time()
         if not sent_to:
             return {}
         self._flush(producer)
         if failed and not self._is_transactional:
             raise KafkaException(failed[0])
+        check()
         reach("publisher.commit")
         if self._is_transactional:
             producer.commit_transaction(PRODUCE_TIMEOUT_S)  # fails where a message did, and says why
@@ -222,9 +240,21 @@ class Publisher:
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
         """Returns once no more messages than that wait for the broker."""
-        since = time.monotonic()
-        while producer.flush(_SLICE_S) > waiting:
+        since, left = time.monotonic(), len(producer)
+        while (now_left := producer.flush(_SLICE_S)) > waiting:
+            if now_left < left:
+                since, left = time.monotonic(), now_left
+            self._check_time()
             self._listen(producer, since, PRODUCE_TIMEOUT_S)
+
+    def _elapsed_s(self) -> float:
+        """How long ago the transaction began; 0 without one."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def _check_time(self) -> None:
+        """Raises TransactionTimeoutError where producing a transaction takes too long."""
+        if (seconds := self._elapsed_s()) > LONGEST_S:
+            raise TransactionTimeoutError(self._topic, int(seconds))
 
     # -- failing
 
