@@ -205,10 +205,21 @@ class Gold:
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine[found.order.column])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
-                made = messages(mine, mine["value"], ends.get(partition), headers[partition])
-                if made.num_rows:
-                    ends[partition] = _end_of(made)
-                    yield made
+                for part, of_part in self._with_headers(mine, headers[partition]):
+                    made = messages(part, part["value"], ends.get(partition), of_part)
+                    if made.num_rows:
+                        ends[partition] = _end_of(made)
+                        yield made
+
+    def _with_headers(self, rows: pa.Table, headers: Headers) -> Iterator[tuple[pa.Table, Headers]]:
+        """The rows of a partition in parts, each with the headers of its messages. In a transaction the last message alone has
+        them, since all of them are out or none; else any message of the times that have some.
+        """
+        if self.settings.publish.delivery != "exactly_once":
+            yield rows, headers
+            return
+        yield rows.slice(0, rows.num_rows - 1), {}
+        yield rows.slice(rows.num_rows - 1), headers
 
     def _rows(self, piece: Mapping[int, Extent], order: Order) -> pa.Table:
         """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""
@@ -325,6 +336,14 @@ class Gold:
     def _publisher(self) -> Publisher:
         return sink_publisher(self.settings)
 
+    def _identified(self) -> str:
+        return self._cluster.identified(self.settings.publish.topic)
+
+    def _check_sink(self) -> None:
+        """Raises SinkReplacedError where the topic is not the one whose tails were read: a new one has a sequence of its own."""
+        if self._identified() != self._sink:
+            raise SinkReplacedError(self.settings.publish.topic)
+
     @cached_property
     def _cluster(self) -> Cluster:
         return Cluster(self.settings.kafka)
@@ -335,14 +354,6 @@ class Gold:
 
 
 def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
-    def _identified(self) -> str:
-        return self._cluster.identified(self.settings.publish.topic)
-
-    def _check_sink(self) -> None:
-        """Raises SinkReplacedError where the topic is not the one whose tails were read: a new one has a sequence of its own."""
-        if self._identified() != self._sink:
-            raise SinkReplacedError(self.settings.publish.topic)
-
     """Rows of silver with `value` (large_binary): that of their message, by the rules of the epoch that finished them. An earlier
     epoch than the current one knew fewer fields of the values, so its messages have those alone.
     """
