@@ -74,7 +74,9 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
         raise typer.Exit(2)
     if not as_json:
         print_text(f"{config}: everything fits; a run would now read")
-    answer({"ok": True, "problems": []}, as_json, lambda _: show.preview_view(preview))
+    places = [{name: row[name] for name in ("source", "partition", "transaction")} for row in preview if "transaction" in row]
+    transactions = {"transactions": places} if places else {}
+    answer({"ok": True, "problems": [], **transactions}, as_json, lambda _: show.preview_view(preview))
 
 
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:

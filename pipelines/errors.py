@@ -67,6 +67,19 @@ class KafkaRequestError(WatersmeetError):
     """Kafka answered a request with an error that waiting does not cure."""
 
 
+class OpenTransactionError(KafkaRequestError):
+    """A transaction of another producer is open in a partition, so that nobody can read what is behind its beginning."""
+
+    retriable = True
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] has an open transaction of another producer at offset {offset}, behind which nothing can be "
+            "read; try again when it has ended"
+        )
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+
 class RegistryError(WatersmeetError):
     """A schema registry is in trouble, or lacks what records need."""
 
@@ -210,6 +223,28 @@ class PublishingError(WatersmeetError):
         self.topic, self.reason, self.retriable = topic, reason, retriable
 
 
+class TransactionTimeoutError(WatersmeetError):
+    """A transaction took so long that it was given up, or that Kafka has ended it; a smaller one may be in time."""
+
+    retriable = True
+
+    def __init__(self, topic: str, seconds: int) -> None:
+        super().__init__(
+            f"publishing to {topic} failed: its transaction was not done after {seconds} s; a smaller one is tried next"
+        )
+        self.topic, self.seconds = topic, seconds
+
+
+class SinkReplacedError(WatersmeetError):
+    """The topic was deleted, and perhaps made again, during a publication."""
+
+    retriable = True
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile; it begins anew")
+        self.topic = topic
+
+
 def lines_of(error: BaseException) -> list[str]:
     """The lines of an error's text that are not blank, without the white space around them."""
     return [line for line in map(str.strip, str(error).splitlines()) if line]
@@ -256,6 +291,12 @@ def is_of_registry(error: BaseException) -> bool:
     """Whether a schema registry was in trouble."""
     own = _own(error)
     return own is not None and issubclass(own[0], RegistryError)
+
+
+def is_data_loss(error: BaseException) -> bool:
+    """Whether Kafka has deleted offsets that were not read yet."""
+    own = _own(error)
+    return own is not None and issubclass(own[0], DataLossError)
 
 
 def is_known(error: BaseException) -> bool:

@@ -18,9 +18,11 @@ can sort before what is out. Under `at_most_once`, 5 comes before 4: what is not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from time import monotonic
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -42,9 +44,11 @@ from pipelines.core.recovery import (
 )
 from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
 from pipelines.engine import Engine
+from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
+from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
@@ -53,16 +57,19 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import first_offsets
 from pipelines.lake.stretches import lags_of, longest, read_lived, stretches_of, windows_of
-from pipelines.monitoring.events import Handled, Published
-from pipelines.running.extent import Extent, Pending, finished, pending
+from pipelines.monitoring.events import Failed, Handled, Published
+from pipelines.running.extent import LIMIT_BYTES, Extent, Pending, finished, pending
 from pipelines.running.owner import Owner, now_ms
+from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000
-"""About so many messages go into one transaction: few large ones are cheap, and none outlives its timeout."""
+"""About so many messages go into one transaction at most: few large ones are cheap."""
 
 MAX_PER_PIECE = 50_000
-"""About so many rows are read at a time: they are held in memory."""
+"""About so many rows are read at a time: they are held in memory. The first transaction has no more."""
+
+log = logging.getLogger("watersmeet.gold")
 
 Headers = Mapping[int, list[tuple[str, bytes]]]
 """Further headers of messages, by the time (ms) that orders them."""
@@ -85,7 +92,13 @@ class Gold:
     partitions: int
     check_owner: Callable[[], None] = lambda: None
     """Asked before an earlier publisher is fenced: a paused process that wakes up must not fence its successor."""
+    now_s: Callable[[], float] = monotonic
     _tails: dict[int, Tail] | None = None
+    _sink: str = ""
+    """The sink topic, as `published` names it: a new one begins with the first message again."""
+    _size: TransactionSize = field(
+        default_factory=lambda: TransactionSize(MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION))
+    )
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
         """Publishes everything that silver has finished; yields what each transaction wrote."""
@@ -93,9 +106,19 @@ class Gold:
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is out
             with self.owner.step("gold", "plan"):
-                limits = self.partitions, MAX_PER_TRANSACTION, MAX_PER_PIECE, self._clocks()
+                limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
+                limits = self.partitions, self._size.limit, MAX_PER_PIECE, self._clocks(), limit_bytes
                 found = pending(self._engine.questions, tails, *limits)
-            publications = self._publish(found, tails) if found.pieces else []
+            if found.pieces and self._sink != self._identified():
+                continue  # and recover: the sink was deleted, or made again
+            try:
+                publications = self._timed(found, tails) if found.pieces else []
+            except TransactionTimeoutError as error:
+                if not self._size.timed_out(found.records):
+                    raise
+                log.warning("%s: about %d messages instead of %d", error, self._size.limit, found.records)
+                self.owner.tell(Failed(kind_of(error), is_retried=True))
+                continue
             self._tails = tails | {p.partition: p.tail for p in publications}
             self._tell_published(publications, self._tails)
             if publications:
@@ -104,6 +127,13 @@ class Gold:
             if not found.has_more:
                 return
 
+    def _timed(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
+        """Publish what is pending; how long it took decides how much is next."""
+        began = self.now_s()
+        publications = self._publish(found, tails)
+        self._size.succeeded(self.now_s() - began, is_full=found.has_more)
+        return publications
+
     def recover(self) -> dict[int, Tail]:
         """Where every partition's sequence stands, as the sink says.
 
@@ -111,6 +141,7 @@ class Gold:
         """
         self.check_owner()
         self._ensure_topic()
+        self._sink = self._identified()
         noted = last_published(self._engine.questions, self._sink)
         self._publisher.begin()
         found = {p: sequence_tail(message) for p, message in self._publisher.tails(self.partitions).items()}
@@ -131,7 +162,7 @@ class Gold:
         """
         tails = self.recover()
         last = self._publisher.tails(self.partitions)
-        is_said = {p for p, m in last.items() if m.key() == key.encode() and FORGOTTEN in dict(m.headers() or [])}
+        is_said = {p for p, m in last.items() if m.key() == key.encode() and FORGOTTEN in dict(headers_of(m))}
         wanted = sorted((tails.keys() & partitions if partitions else tails.keys()) - is_said)
         self._publisher.send([tombstones(key, [(p, tails[p]) for p in wanted])])
         return len(wanted)
@@ -158,7 +189,7 @@ class Gold:
             return promised
         ends: dict[int, Tail] = {}
         with self.owner.step("gold", "publish"):
-            offsets = self._publisher.send(_followed(self._messages(found, tails, headers), ends))
+            offsets = self._publisher.send(_followed(self._messages(found, tails, headers), ends), self._check_sink)
         publications = _publications({p: end._replace(offset=offsets[p]) for p, end in ends.items()}, tails)
         reach("gold.note")
         with self.owner.step("gold", "note"):
@@ -174,10 +205,21 @@ class Gold:
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine[found.order.column])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
-                made = messages(mine, mine["value"], ends.get(partition), headers[partition])
-                if made.num_rows:
-                    ends[partition] = _end_of(made)
-                    yield made
+                for part, of_part in self._with_headers(mine, headers[partition]):
+                    made = messages(part, part["value"], ends.get(partition), of_part)
+                    if made.num_rows:
+                        ends[partition] = _end_of(made)
+                        yield made
+
+    def _with_headers(self, rows: pa.Table, headers: Headers) -> Iterator[tuple[pa.Table, Headers]]:
+        """The rows of a partition in parts, each with the headers of its messages. In a transaction the last message alone has
+        them, since all of them are out or none; else any message of the times that have some.
+        """
+        if self.settings.publish.delivery != "exactly_once":
+            yield rows, headers
+            return
+        yield rows.slice(0, rows.num_rows - 1), {}
+        yield rows.slice(rows.num_rows - 1), headers
 
     def _rows(self, piece: Mapping[int, Extent], order: Order) -> pa.Table:
         """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""
@@ -282,10 +324,9 @@ class Gold:
         self.owner.tell(Published(topic, {p: tail.seq for p, tail in tails.items()}))
 
     def _ensure_topic(self) -> None:
-        cluster = Cluster(self.settings.kafka)
         topic = self.settings.publish.topic
-        if topic not in cluster.partition_counts([topic]):
-            cluster.create_topic(topic, self.partitions, sink_settings(self.settings))
+        if topic not in self._cluster.partition_counts([topic]):
+            self._cluster.create_topic(topic, self.partitions, sink_settings(self.settings))
 
     @cached_property
     def _epochs(self) -> Epochs:
@@ -295,10 +336,17 @@ class Gold:
     def _publisher(self) -> Publisher:
         return sink_publisher(self.settings)
 
+    def _identified(self) -> str:
+        return self._cluster.identified(self.settings.publish.topic)
+
+    def _check_sink(self) -> None:
+        """Raises SinkReplacedError where the topic is not the one whose tails were read: a new one has a sequence of its own."""
+        if self._identified() != self._sink:
+            raise SinkReplacedError(self.settings.publish.topic)
+
     @cached_property
-    def _sink(self) -> str:
-        """The sink topic, as `published` names it: a new one begins with the first message again."""
-        return Cluster(self.settings.kafka).identified(self.settings.publish.topic)
+    def _cluster(self) -> Cluster:
+        return Cluster(self.settings.kafka)
 
     @property
     def _engine(self) -> Engine:

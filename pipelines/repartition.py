@@ -35,18 +35,20 @@ from pipelines.errors import (
     ForeignMessageError,
     KafkaTransientError,
     TopicChangedError,
+    TransactionTimeoutError,
     WatersmeetError,
 )
 from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
 from pipelines.kafka.publisher import Publisher, record_publisher
-from pipelines.kafka.reading import Range, read_tails
+from pipelines.kafka.reading import Range, headers_of, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
 from pipelines.monitoring.events import Behind, Handled, Observer, StepDone, all_of, ignore
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.streams import Patience
+from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.repartition")
@@ -59,6 +61,9 @@ EVERY_S: Final = 0.2
 
 LOOK_EVERY_S: Final = 5.0
 """How often the topics that are read are asked whether they are still the same, and have more partitions."""
+
+_SHARES: Final = 1000
+"""So many parts of what is read at a time make a whole."""
 
 READ_BYTES: Final = 80 * 1024 * 1024
 """About so many bytes of records are read at a time, while about as many are written."""
@@ -138,8 +143,14 @@ class Repartition:
     _state: _State | None = None
     _looked: float | None = None
     _identities: Mapping[str, str] = field(default_factory=dict)
+    _written_to: str = ""
     _counts: Mapping[str, int] = field(default_factory=dict)
     _is_warned: bool = False
+    _size: TransactionSize = field(default_factory=lambda: TransactionSize(_SHARES, _SHARES))
+
+    @property
+    def _offsets_at_once(self) -> int:
+        return max(1, self.settings.kafka.max_offsets_per_batch * self._size.limit // self._size.largest)
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
@@ -171,6 +182,8 @@ class Repartition:
             if identities[topic] != before:
                 raise TopicChangedError(f"{topic} was deleted and made again while it was being repartitioned")
         self._identities = identities
+        if self._state is not None and self._cluster.identified(self.topic) != self._written_to:
+            self._state = None  # the topic is another one now, which says how much is written
 
     def advance(self) -> None:
         """Writes what comes next of what was there at the last look, in one transaction at most; then `is_done` says whether that
@@ -189,7 +202,7 @@ class Repartition:
         self._begin_reading(state)
         if taken.num_rows:
             began = time.monotonic()
-            self._publisher.send(copies(taken, self.partitions, state.written))
+            self._write(copies(taken, self.partitions, state.written))
             counts = taken["topic"].value_counts()
             self.records.update(dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True)))
             self.tell(StepDone(_LAYER, "write", time.monotonic() - began))
@@ -204,6 +217,16 @@ class Repartition:
             self.tell(Behind(_LAYER, topic, {of.partition: records for of, records in left.items() if of.topic == topic}))
         if taken.num_rows:
             self._show(state.written.offsets)
+
+    def _write(self, messages: Iterator[pa.Table]) -> None:
+        """Sends messages in one transaction; where it takes too long, less is read for the next."""
+        began = time.monotonic()
+        try:
+            self._publisher.send(messages)
+        except TransactionTimeoutError:
+            self._size.timed_out(self._size.limit)
+            raise
+        self._size.succeeded(time.monotonic() - began, is_full=True)
 
     def _show(self, offsets: Mapping[InputPartition, int]) -> None:
         """Commits offsets to a consumer group, so that Kafka's own tools show the lag; that it fails stops nothing."""
@@ -229,7 +252,7 @@ class Repartition:
 
     def _begin_reading(self, state: _State) -> None:
         """Begins to read the next records of inputs of which none waits, an equal share of each, unless that has begun."""
-        waiting, share = state.lockstep.first_offsets(), max(1, self.settings.kafka.max_offsets_per_batch // len(self._bounds))
+        waiting, share = state.lockstep.first_offsets(), max(1, self._offsets_at_once // len(self._bounds))
         ranges = [
             Range(*of, since, min(since + share, end))
             for of, (_, end) in sorted(self._bounds.items())
@@ -250,7 +273,7 @@ class Repartition:
         decode, found = partial(route, rules=rules_of(self.settings, self.source)), []
         for topic in self.origins:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
-            room = READ_BYTES * len(of_topic) // len(self._bounds)
+            room = READ_BYTES * self._size.limit // self._size.largest * len(of_topic) // len(self._bounds)
             rows, reached = read_decoded(self.settings.kafka, of_topic, decode, ROUTED, room)
             found.append((rows, {InputPartition(topic, p): offset for p, offset in reached.items()}))
         return found
@@ -268,6 +291,7 @@ class Repartition:
                 f"sources.{self.source}.repartition.partitions: {self.topic} has {counts[self.topic]} partitions; "
                 "name that number, or another topic and another lake for another number"
             )
+        self._written_to = self._cluster.identified(self.topic)
         self._publisher.begin()
         known = self._written()
         offsets = dict(known.offsets)
@@ -285,7 +309,7 @@ class Repartition:
         """
         bounds = self._cluster.settled_bounds(self.topic, self.partitions)
         tails = read_tails(
-            self.settings.kafka, self.topic, self.partitions, bounds, lambda message: not is_redriven(_headers(message))
+            self.settings.kafka, self.topic, self.partitions, bounds, lambda message: not is_redriven(headers_of(message))
         )
         for p, (first, end) in bounds.items():
             if p not in tails and first > 0:
@@ -299,7 +323,7 @@ class Repartition:
 
     def _stands_at(self, message: Message) -> Written:
         try:
-            said = written(_headers(message))
+            said = written(headers_of(message))
         except ValueError:
             place = message.topic() or "", message.partition() or 0, message.offset() or 0
             raise ForeignMessageError(*place, NEXT_OFFSETS) from None
@@ -317,9 +341,4 @@ class Repartition:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return record_publisher(self.settings, f"{self.settings.name}-repartition", self.topic)
-
-
-def _headers(message: Message) -> list[tuple[str, Any]]:
-    found: Any = message.headers()
-    return list(found or [])
+        return record_publisher(self.settings, self.topic, "repartition")

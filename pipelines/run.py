@@ -20,11 +20,12 @@ from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import create_tables, open_engine
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, kind_of
+from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, is_data_loss, kind_of
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
 from pipelines.kafka.options import check_options
+from pipelines.kafka.publisher import sink_publisher
 from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
@@ -44,7 +45,7 @@ from pipelines.running.beginning import Beginning
 from pipelines.running.letters import DeadLetters
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
-from pipelines.running.streams import Gate, Patience, Stream, following, start_all
+from pipelines.running.streams import Gate, Patience, Stream, following, never, start_all
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
@@ -198,7 +199,10 @@ class Run:
                 widen(self.engine, [tables.PUBLISHED])
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
-                Beginning(questions, self.settings, self.partitions, owner).decide()
+                fence = sink_publisher(self.settings).begin if "gold" in self.layers else (lambda: None)
+                beginning = Beginning(questions, self.settings, self.partitions, owner, fence)
+                beginning.decide()
+                beginning.remember(self.engine.append)
             yield Owned(self, owner, lease, can_be_idle=can_be_idle)
         except BaseException:
             with suppress(Exception):  # what failed may have failed because another process has taken over
@@ -294,7 +298,8 @@ class Owned:
 
             return bronze.start(beginning.checked_offsets(source), take, once=once)
 
-        return Stream(Gate(run.patience), begin, ends=once)
+        goes_on = self._settings.kafka.on_data_loss == "continue"
+        return Stream(Gate(run.patience, passes_on=is_data_loss if goes_on else never), begin, ends=once)
 
     def drain_silver(self) -> None:
         """Merges what there is."""

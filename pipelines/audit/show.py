@@ -37,10 +37,10 @@ def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
 def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
     counts = ("open", "waiting", "timed_out", "late", "quarantined", "published")
     facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in counts if name in found)
-    sources = Table("", "state", "head", "lead", "lag", box=None, header_style="dim")
+    sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
-        sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}")
+        sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}", transaction_text(at))
     stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found))
     title = f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}"
     return title, f"  {facts}", *_tenants(found), sources, ""
@@ -57,6 +57,14 @@ def _tenants(found: dict[str, Any]) -> list[RenderableType]:
         whose = "nobody" if leading["tenant"] is None else repr(leading["tenant"])
         told.append(f"leading {escape(whose)} {duration(leading['head'] - found['clock'])} ahead on {leading['source']}")
     return [f"  {' · '.join(told)}"]
+
+
+def transaction_text(row: Mapping[str, Any]) -> str:
+    """Return what is said of an open transaction of another producer; nothing where the row has none."""
+    if "transaction" not in row:
+        return ""
+    found = row["transaction"]
+    return f"[red]a transaction is open since {utc(found['since'])}: {found['behind']:,} offsets wait behind it[/]"
 
 
 def waited_for(found: dict[str, Any]) -> list[str]:
@@ -85,11 +93,11 @@ def maintain_view(found: dict[str, Any]) -> Table:
 
 def preview_view(rows: list[dict[str, Any]]) -> Table:
     """What a run would read: a line for each topic-partition."""
-    table = Table("source", "partition", "from", "until", "offsets", "because of", box=None, header_style="dim")
+    table = Table("source", "partition", "from", "until", "offsets", "because of", "", box=None, header_style="dim")
     for row in rows:
         offsets = row["until_offset"] - row["from_offset"]
         numbers = (row["partition"], row["from_offset"], row["until_offset"], f"{offsets:,}")
-        table.add_row(row["source"], *map(str, numbers), row["because"])
+        table.add_row(row["source"], *map(str, numbers), row["because"], transaction_text(row))
     return table
 
 

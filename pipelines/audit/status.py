@@ -9,10 +9,11 @@ from operator import itemgetter
 from typing import Any
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import Cursor, TopicPartition
+from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
+from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import read_epochs
@@ -35,6 +36,7 @@ PATIENCE_S = 2.5
 _THREADS = 8
 
 Bounds = Mapping[TopicPartition, tuple[int, int]]
+Transactions = Mapping[TopicPartition, OpenTransaction]
 Row = dict[str, Any]
 
 
@@ -46,7 +48,9 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     source that is furthest ahead: tenant, null for nobody's, source, head).
 
     `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer within
-    `patience_s`, the latter are left out and a warning says so.
+    `patience_s`, the latter are left out and a warning says so. A source in whose partition another producer's transaction is
+    open has `transaction`: since when (Kafka's timestamp of its first record), from which offset on, and how many offsets are
+    `behind`; what is there is no record yet and counts in no lag.
     """
     has_tenants = settings.merge.has_tenants
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -59,8 +63,9 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
         silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
         bounds: Bounds | None = None
+        transactions: Transactions = {}
         try:
-            bounds = of_kafka.result()
+            bounds, transactions = of_kafka.result()
         except KafkaTransientError as error:
             log.warning("%s; records that are not in bronze yet are not counted", error)
         partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
@@ -78,6 +83,8 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
             waiting = new[tp]["records"] if tp in new else 0
             state = "idle" if idle else "waiting" if head is None else "held" if waiting else "active"
             sources[tp.source] = {"head": head, "lead": None, "lag": waiting + behind[tp], "state": state}
+            if tp in transactions:
+                sources[tp.source]["transaction"] = transactions[tp].as_row()
         heads = [at["head"] for at in sources.values()]
         clock = None if None in heads else min(heads)
         for at in sources.values():
@@ -167,15 +174,17 @@ def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...],
 # -- Kafka
 
 
-def _bounds(settings: Settings, patience_s: float) -> Bounds:
-    """The first and the exclusive end offset of every topic-partition."""
+def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions]:
+    """The first and the exclusive end offset of every topic-partition, and what is open there."""
     cluster = Cluster(settings.kafka, patience_s)
     partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
-    return {
-        TopicPartition(source, p): bounds
-        for source, topic in settings.inputs.items()
-        for p, bounds in cluster.bounds(topic, partitions).items()
-    }
+    bounds: dict[TopicPartition, tuple[int, int]] = {}
+    transactions: dict[TopicPartition, OpenTransaction] = {}
+    for source, topic in settings.inputs.items():
+        found, still_open = open_transactions(cluster, topic, range(partitions))
+        bounds |= {TopicPartition(source, p): limits for p, limits in found.items()}
+        transactions |= {TopicPartition(source, p): each for p, each in still_open.items()}
+    return bounds, transactions
 
 
 def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None) -> int:

@@ -38,6 +38,9 @@ LETTERS: Final = pa.schema(
 )
 """The columns of dead letters as they are sent; `timestamp` in epoch ms, 0 where the record had none."""
 
+_TOO_MANY_DIGITS: Final = 20
+"""No offset has so many; Python refuses to make a number of some thousand."""
+
 Standing: TypeAlias = Mapping[int, Mapping[str, int]]
 """Where a topic of dead letters stands: by partition and source, the offset from which on records are not there yet."""
 
@@ -104,5 +107,5 @@ def redriven_offsets(topic: str, partition: int, headers: Iterable[tuple[str, by
     """The offsets, in this partition of a topic, of the refused records that a record with these headers was."""
     for name, value in headers:
         of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
-        if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal():
+        if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal() and len(offset) < _TOO_MANY_DIGITS:
             yield int(offset)

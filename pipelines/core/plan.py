@@ -27,6 +27,20 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+class OpenTransaction(NamedTuple):
+    """The oldest open transaction of a partition: its first offset, how many offsets there are from that one on, and Kafka's
+    timestamp of its first record (ms), which its producer may have set (None: it cannot be read just now, or is no time).
+    """
+
+    offset: int
+    behind: int
+    since: int | None
+
+    def as_row(self) -> dict[str, int | None]:
+        """Return what answers in JSON say of it."""
+        return {"since": self.since, "offset": self.offset, "behind": self.behind}
+
+
 class End(NamedTuple):
     """Where a rebuild stops: the exclusive end offset, and the head (ms) then, whose record may still have been waiting."""
 

@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from pipelines.core.inputs import source_of
-from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError, TopicChangedError
+from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError, OpenTransactionError, TopicChangedError
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningAdmin
 from pipelines.settings import KafkaSettings, Settings
@@ -47,8 +47,9 @@ class Cluster:
     KafkaRequestError for any other refusal.
     """
 
-    def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S, settling_s: float = SETTLING_S) -> None:
-        self.kafka, self.timeout_s, self.settling_s = kafka, timeout_s, settling_s
+    def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S, settling_s: float | None = None) -> None:
+        self.kafka, self.timeout_s = kafka, timeout_s
+        self.settling_s = SETTLING_S if settling_s is None else settling_s
         self._is_used = False
         """Whether the client has been asked before."""
 
@@ -106,9 +107,9 @@ class Cluster:
 
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
         """`bounds`, once every transaction that was open when this was called has ended: until then, committed messages behind
-        its first one cannot be read. Raises KafkaRequestError where one is still open after `settling_s`.
+        its first one cannot be read. Raises OpenTransactionError where one is still open after `settling_s`.
         """
-        ends = self._offsets(topic, range(partitions), _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        ends = self._high_watermarks(topic, range(partitions))
         deadline = time.monotonic() + self.settling_s
         while True:
             bounds = self.bounds(topic, partitions)
@@ -116,12 +117,20 @@ class Cluster:
             if not behind:
                 return bounds
             if time.monotonic() > deadline:
-                place = f"{topic}[{behind[0]}]"
-                raise KafkaRequestError(
-                    f"{place} has an open transaction of another producer at offset {bounds[behind[0]][1]}, behind which nothing "
-                    "can be read; try again when it has ended"
-                )
+                raise OpenTransactionError(topic, behind[0], bounds[behind[0]][1])
             time.sleep(_LOOK_S)
+
+    def bounds_and_unsettled(self, topic: str, partitions: Iterable[int]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+        """`bounds_of` some partitions, and by partition with an open transaction how many offsets lie behind its beginning."""
+        ends = self._high_watermarks(topic, partitions)
+        bounds = self.bounds_of(topic, ends)
+        return bounds, {p: end - bounds[p][1] for p, end in ends.items() if bounds[p][1] < end}
+
+    def _high_watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """By partition the exclusive end offset of everything, committed or not. It is asked for before the end of what is
+        committed: where that is smaller, a transaction is open.
+        """
+        return self._offsets(topic, partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
         """By partition the first offset with this Kafka timestamp or a later one; where there is none, the end offset."""

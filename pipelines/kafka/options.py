@@ -35,10 +35,11 @@ _READER = {
     "allow.auto.create.topics": False,
     "auto.offset.reset": "error",  # an offset that Kafka does not have is never passed over
 }
+_QUEUE_KBYTES = 64 * 1024
 _WRITER_DEFAULTS = {
     **_DEFAULTS,
     "linger.ms": 20,
-    "queue.buffering.max.kbytes": 64 * 1024,
+    "queue.buffering.max.kbytes": _QUEUE_KBYTES,
 }
 _WRITER = {"enable.idempotence": True, "delivery.report.only.error": False}
 
@@ -59,6 +60,11 @@ def consumer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
 def producer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
     """For an idempotent producer; `own`: more options, with underscores for dots."""
     return {**_WRITER_DEFAULTS, **kafka.options, **_own(kafka), **_WRITER, **_named(own)}
+
+
+def queue_kbytes(kafka: KafkaSettings) -> int:
+    """How many KiB of messages may wait in a producer."""
+    return int(kafka.options.get("queue.buffering.max.kbytes", _QUEUE_KBYTES))
 
 
 def _named(own: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,21 @@ class Permission(NamedTuple):
     why: str
 
 
+def transactional_id(name: str, topic: str, role: str = "") -> str:
+    """Return the id of the one publisher to a topic that a pipeline has, or has in a `role`; no other publisher has it.
+
+    A slash is in no name and no topic, so it parts them where a hyphen would leave it open where one of them ends.
+    """
+    if role or "-" in name or "-" in topic:
+        return "watersmeet-" + "/".join(filter(None, (name, role, topic)))
+    return former_transactional_id(name, topic)
+
+
+def former_transactional_id(name: str, topic: str, role: str = "") -> str:
+    """Return the id that earlier versions gave the publisher: several might share it."""
+    return "-".join(filter(None, ("watersmeet", name, role, topic)))
+
+
 def permissions(settings: Settings) -> list[Permission]:
     """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
     sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
@@ -26,7 +41,7 @@ def permissions(settings: Settings) -> list[Permission]:
         Permission("WRITE", "topic", sink, "gold publishes"),
         Permission("CREATE", "topic", sink, "gold creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", sink, "`validate` looks at its settings"),
-        Permission("WRITE", "transactional id", f"watersmeet-{name}-{sink}", "gold publishes in transactions"),
+        Permission("WRITE", "transactional id", transactional_id(name, sink), "gold publishes in transactions"),
         *(
             Permission("READ", "group", f"watersmeet-{name}-{layer}", "for Kafka's own tools, shows how far it is")
             for layer in ("bronze", "silver")
@@ -52,7 +67,9 @@ def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
         Permission("WRITE", "topic", topic, "`repartition` writes it"),
         Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
-        Permission("WRITE", "transactional id", f"watersmeet-{name}-repartition-{topic}", "`repartition` writes in transactions"),
+        Permission(
+            "WRITE", "transactional id", transactional_id(name, topic, "repartition"), "`repartition` writes in transactions"
+        ),
         Permission("READ", "group", f"watersmeet-{name}-repartition", "for Kafka's own tools, shows how far it is"),
     ]
 
@@ -63,5 +80,5 @@ def _of_dead_letters(name: str, topic: str) -> list[Permission]:
         Permission("WRITE", "topic", topic, "gold sends dead letters"),
         Permission("CREATE", "topic", topic, "gold creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
-        Permission("WRITE", "transactional id", f"watersmeet-{name}-{topic}", "gold sends dead letters in transactions"),
+        Permission("WRITE", "transactional id", transactional_id(name, topic), "gold sends dead letters in transactions"),
     ]

@@ -16,9 +16,9 @@ its caller has noted before what it sends, and never sends it again.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
@@ -26,16 +26,29 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from pipelines.core.sequence import Tail, standing
-from pipelines.errors import FencedError, ForeignMessageError, KafkaRequestError, PublishingError, WatersmeetError
+from pipelines.errors import (
+    FencedError,
+    ForeignMessageError,
+    KafkaAccessError,
+    KafkaRequestError,
+    OpenTransactionError,
+    PublishingError,
+    TransactionTimeoutError,
+    WatersmeetError,
+)
 from pipelines.faults import reach
-from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S
+from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S, Cluster
 from pipelines.kafka.failures import failure, is_passing
-from pipelines.kafka.options import ListeningProducer
-from pipelines.kafka.reading import read_tails
+from pipelines.kafka.options import ListeningProducer, queue_kbytes
+from pipelines.kafka.permissions import former_transactional_id, transactional_id
+from pipelines.kafka.reading import headers_of, read_tails
 from pipelines.settings import KafkaSettings, Settings
 
 TRANSACTION_TIMEOUT_S = 300
 """A transaction is written at once and takes seconds; brokers allow 15 minutes at most by default."""
+
+LONGEST_S = 150
+"""A transaction that is not produced by then is given up: half of its timeout is left for what is under way."""
 
 PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
@@ -72,12 +85,17 @@ class Publisher:
     Call `begin` first, and again after any error; then read `tails`, and `send` as often as there is something to send.
     """
 
-    def __init__(self, kafka: KafkaSettings, name: str, topic: str, max_bytes: int, *, is_transactional: bool = True) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, name: str, topic: str, max_bytes: int, *, role: str = "", is_transactional: bool = True
+    ) -> None:
         self._kafka, self._topic, self._max_bytes = kafka, topic, max_bytes
-        self.transactional_id = f"watersmeet-{name}-{topic}"
+        self.transactional_id = transactional_id(name, topic, role)
         """By which Kafka tells an earlier publisher from a later one."""
+        self._former_id = former_transactional_id(name, topic, role)
         self._is_transactional = is_transactional
         self._producer: ListeningProducer | None = None
+        self._began: float | None = None
+        """When the transaction under way began (monotonic)."""
 
     def begin(self) -> None:
         """Fences the previous publisher of this name and topic and settles its open transaction; without transactions, too, since
@@ -86,19 +104,26 @@ class Publisher:
         Raises KafkaAccessError where the client or its permission is refused, KafkaTransientError where no broker answers.
         """
         self._producer = None
-        producer = self._made(transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
+        producer = self._fencing(self.transactional_id)
+        self._producer = producer if self._is_transactional else self._made()
+        reach("publisher.begin")
+
+    def _fencing(self, transactional_id: str) -> ListeningProducer:
+        """A producer with this id: earlier ones that had it are fenced, and their open transaction is settled."""
+        producer = self._made(transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
         try:
             self._init_transactions(producer)
         except _RAISED as error:
             raise self._failure(producer, _reason(error)) from None
-        self._producer = producer if self._is_transactional else self._made()
-        reach("publisher.begin")
+        return producer
 
     def _made(self, **own: Any) -> ListeningProducer:
+        largest = min(self._max_bytes, 1_000_000_000)
         return ListeningProducer(
             self._kafka,
             delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
-            message_max_bytes=min(self._max_bytes, 1_000_000_000),
+            message_max_bytes=largest,
+            queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),  # the largest message fits, alone
             **own,
         )
 
@@ -114,28 +139,42 @@ class Publisher:
             self._listen(producer, since, TIMEOUT_S)
 
     def tails(self, partitions: int) -> dict[int, Message]:
-        """The last committed message of each of the topic's partitions that holds one, as of the last `begin`.
+        """The last committed message of each of the topic's partitions that holds one, once no transaction is open there.
 
-        What was sent since may be missing: Kafka answers a commit before every partition shows it, and `begin` waits for that.
+        One of this publisher's id ends with `begin`. One of the id that an earlier version gave it is settled here, where the
+        user may use that id. Raises OpenTransactionError where another one is still open after a while.
         """
-        return read_tails(self._kafka, self._topic, partitions)
+        with suppress(OpenTransactionError):
+            bounds = Cluster(self._kafka, settling_s=0).settled_bounds(self._topic, partitions)
+            return read_tails(self._kafka, self._topic, partitions, bounds)
+        if self._former_id != self.transactional_id:
+            with suppress(KafkaAccessError):
+                self._fencing(self._former_id)
+        bounds = Cluster(self._kafka).settled_bounds(self._topic, partitions)
+        return read_tails(self._kafka, self._topic, partitions, bounds)
 
-    def send(self, messages: Iterable[pa.Table]) -> dict[int, int | None]:
+    def send(self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None) -> dict[int, int | None]:
         """Publishes messages, each partition's in their order, and answers the offset of each partition's last one (null where
         the broker has not told it); in one transaction where the publisher has them, so that all of them are out or none.
 
         Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it is sent), headers.
-        Raises FencedError where another publisher has taken over, PublishingError (which says whether to try again),
-        KafkaTransientError, KafkaAccessError; after any error `begin` comes first.
+        `check` is called once Kafka has all messages, and before they are committed; what it raises ends the transaction. Raises
+        FencedError where another publisher has taken over, TransactionTimeoutError where the transaction takes too long, another
+        PublishingError (which says whether to try again), KafkaTransientError, KafkaAccessError; after any error `begin` comes
+        first.
         """
         producer = self._producer
         if producer is None:
             raise RuntimeError("begin() comes before send(), also after an error")
         try:
-            return self._send(producer, messages)
+            return self._send(producer, messages, check)
         except _RAISED as error:
             reason = self._cause(producer, _reason(error))
             self._discard(producer)
+            seconds = self._elapsed_s()
+            is_over = reason.code() in _FENCED and seconds >= TRANSACTION_TIMEOUT_S  # Kafka has ended it, and fenced the producer
+            if is_over or (is_passing(reason) and seconds >= PRODUCE_TIMEOUT_S):
+                raise TransactionTimeoutError(self._topic, int(seconds)) from None
             raise self._failure(producer, reason) from None
         except BaseException:
             self._discard(producer)
@@ -143,7 +182,9 @@ class Publisher:
 
     # -- sending
 
-    def _send(self, producer: ListeningProducer, messages: Iterable[pa.Table]) -> dict[int, int | None]:
+    def _send(
+        self, producer: ListeningProducer, messages: Iterable[pa.Table], check: Callable[[], None]
+    ) -> dict[int, int | None]:
         offsets: dict[int, int] = {}
         failed: list[KafkaError] = []
 
@@ -155,17 +196,21 @@ class Publisher:
                 failed.append(error)
 
         sent_to: set[int] = set()
+        self._began = None
         pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=PIECE))
         for piece in filter(len, pieces):
             if not sent_to and self._is_transactional:
                 producer.begin_transaction()
+                self._began = time.monotonic()
             reach("publisher.produce")
             sent_to |= self._produce(producer, piece, delivered)
+            self._check_time()
         if not sent_to:
             return {}
         self._flush(producer)
         if failed and not self._is_transactional:
             raise KafkaException(failed[0])
+        check()
         reach("publisher.commit")
         if self._is_transactional:
             producer.commit_transaction(PRODUCE_TIMEOUT_S)  # fails where a message did, and says why
@@ -182,19 +227,34 @@ class Publisher:
         rows = zip(values, keys, partitions, timestamps, _header_lists(piece.column("headers")), strict=True)
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
             more = {"timestamp": timestamp, "headers": headers, "on_delivery": delivered if i in reported else None}
-            try:
-                producer.produce(self._topic, value, key, partition, **more)
-            except BufferError:
-                self._flush(producer, len(producer) // 2)
-                producer.produce(self._topic, value, key, partition, **more)
+            while True:
+                try:
+                    producer.produce(self._topic, value, key, partition, **more)
+                    break
+                except BufferError:
+                    if not len(producer):  # the message is larger than the whole queue
+                        raise
+                    self._flush(producer, len(producer) // 2)
         producer.poll(0)
         return set(last_rows)
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
         """Returns once no more messages than that wait for the broker."""
-        since = time.monotonic()
-        while producer.flush(_SLICE_S) > waiting:
+        since, left = time.monotonic(), len(producer)
+        while (now_left := producer.flush(_SLICE_S)) > waiting:
+            if now_left < left:
+                since, left = time.monotonic(), now_left
+            self._check_time()
             self._listen(producer, since, PRODUCE_TIMEOUT_S)
+
+    def _elapsed_s(self) -> float:
+        """How long ago the transaction began; 0 without one."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def _check_time(self) -> None:
+        """Raises TransactionTimeoutError where producing a transaction takes too long."""
+        if (seconds := self._elapsed_s()) > LONGEST_S:
+            raise TransactionTimeoutError(self._topic, int(seconds))
 
     # -- failing
 
@@ -206,7 +266,7 @@ class Publisher:
     def _discard(self, producer: ListeningProducer) -> None:
         """A failed transaction is aborted at once, so that it holds no reader up; where that fails too, `begin` settles it."""
         self._producer = None
-        with contextlib.suppress(*_RAISED):
+        with suppress(*_RAISED):
             if self._is_transactional:
                 producer.abort_transaction(TIMEOUT_S)
             else:
@@ -247,9 +307,9 @@ def sink_publisher(settings: Settings) -> Publisher:
     return Publisher(settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional)
 
 
-def record_publisher(settings: Settings, name: str, topic: str) -> Publisher:
-    """Sends records of the sources once more, whatever their size; in transactions."""
-    return Publisher(settings.kafka, name, topic, LARGEST_RECORD + BESIDE_VALUES)
+def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
+    """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold."""
+    return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role)
 
 
 def _reason(error: BaseException) -> KafkaError:
@@ -270,7 +330,7 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
 
 def sequence_tail(message: Message) -> Tail:
     """Where the sequence of a sink partition stands after its last message. Raises ForeignMessageError where it is not ours."""
-    headers: dict[str, Any] = dict(message.headers() or [])
+    headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
         return standing(headers)._replace(offset=place[2])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -128,7 +129,7 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
     count = len(messages)
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp: what microseconds cannot hold ends at the last that they can.
-    times_us = np.minimum(np.array(times, np.int64), _LARGEST_TIMESTAMP_MS) * 1000
+    times_us = np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
     columns = [
         pa.repeat(pa.scalar(wanted.topic), count),
         pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
@@ -137,30 +138,64 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
         pa.array(np.array(kinds, np.int32) - 1),  # librdkafka counts from 0 (none), Spark and Kafka from -1
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        _headers([message.headers() for message in messages]),
+        pa.array([headers_of(message) or None for message in messages], pa.map_(pa.string(), pa.binary())).cast(HEADERS),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
 
 
-def _headers(headers: Sequence[Any]) -> pa.Array:
-    return pa.array([some or None for some in headers], pa.map_(pa.string(), pa.binary())).cast(HEADERS)
+_headers: Final = methodcaller("headers")
+"""Python checks for an error after every such call; after `message.headers()` it does so only until it has optimised the call."""
+
+
+def headers_of(message: Message) -> list[tuple[str, Any]]:
+    """Return a message's headers in their order; none where a header's name is not UTF-8.
+
+    Any producer may send such a name. The client then gives none of the message's headers: it returns something while the
+    UnicodeDecodeError is set, of which Python makes a SystemError.
+    """
+    try:
+        headers: Any = _headers(message)
+    except (UnicodeDecodeError, SystemError) as error:
+        if not isinstance(error.__cause__ or error, UnicodeDecodeError):
+            raise
+        return []
+    return headers or []
+
+
+def first_times(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float) -> dict[int, int]:
+    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, committed or not, or of the next one.
+
+    A partition that does not answer in time is left out. Raises what `read_range` raises where the client is refused.
+    """
+    if not offsets:
+        return {}
+    times: dict[int, int] = {}
+    with _borrowed(kafka, isolation_level="read_uncommitted") as consumer:
+        consumer.assign([TopicPartition(topic, p, offset) for p, offset in offsets.items()])
+        deadline = time.monotonic() + timeout_s
+        while len(times) < len(offsets) and time.monotonic() < deadline:
+            for message in consumer.consume(1_000, _POLL_S):
+                if message.error() is None:
+                    times.setdefault(message.partition() or 0, message.timestamp()[1])
+    return times
 
 
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
 
-_idle: dict[tuple[int, str], list[ListeningConsumer]] = {}
+_idle: dict[tuple[int, str, str], list[ListeningConsumer]] = {}
 """By process (a client does not survive a fork) and options."""
 
 
 @contextlib.contextmanager
-def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
+def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
     """A consumer for these options that nobody else in this process uses; one that failed is not kept."""
-    kept = _idle.setdefault((os.getpid(), kafka.model_dump_json(include={"bootstrap_servers", "options"})), [])
+    options = kafka.model_dump_json(include={"bootstrap_servers", "options"})
+    kept = _idle.setdefault((os.getpid(), options, repr(own)), [])
     try:
         consumer = kept.pop()
         consumer.consume(1, 0)  # errors from before do not count
     except IndexError:
-        consumer = ListeningConsumer(kafka)
+        consumer = ListeningConsumer(kafka, **own)
     try:
         yield consumer
     except GeneratorExit:
@@ -178,12 +213,13 @@ def _borrowed(kafka: KafkaSettings) -> Iterator[ListeningConsumer]:
 # -- single messages
 
 
-def read_backwards(kafka: KafkaSettings, topic: str, partition: int) -> Iterator[Message]:
+def read_backwards(kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None) -> Iterator[Message]:
     """The committed messages of a partition from its end backwards, read piece by piece as they are asked for.
 
-    Raises as `read_range` does.
+    `bounds`: of the partition, where they have been asked for. Raises as `read_range` does.
     """
-    yield from _backwards(kafka, topic, partition, *Cluster(kafka).bounds_of(topic, [partition])[partition])
+    within = Cluster(kafka).bounds_of(topic, [partition])[partition] if bounds is None else bounds
+    yield from _backwards(kafka, topic, partition, *within)
 
 
 def read_tails(

@@ -39,7 +39,8 @@ class Silence:
         return bool(became_silent) and (max(became_silent) > self._observed or now - self._observed >= silent_for)
 
     def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
-        """Whether Kafka has no record after these offsets either: else bronze is behind, and the source not silent.
+        """Whether Kafka has no record after these offsets either: else bronze is behind, and the source not silent. Nor is it
+        while a transaction is open there, whose records nobody can read yet.
 
         False where Kafka does not answer.
         """
@@ -48,8 +49,9 @@ class Silence:
         try:
             for tp, offset in after.items():
                 topic = self.settings.inputs[tp.source]
-                first, end = cluster.bounds_of(topic, [tp.partition])[tp.partition]
-                if any(read_range(kafka, Range(topic, tp.partition, max(first, offset + 1), end), max_records=1)):
+                bounds, unsettled = cluster.bounds_and_unsettled(topic, [tp.partition])
+                first, end = bounds[tp.partition]
+                if unsettled or any(read_range(kafka, Range(topic, tp.partition, max(first, offset + 1), end), max_records=1)):
                     return False
         except KafkaTransientError:
             return False

@@ -59,11 +59,13 @@ def check_layout(questions: Questions, lake: Lake) -> None:
 
 
 def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """By dotted path, everything that rows of bronze and silver depend on and that never changes.
+    """By dotted path, everything that rows of bronze and silver depend on and that never changes, and the `name` by which Kafka
+    keeps a second publisher out.
 
     `topic_ids`: Kafka's identity of each source's topic that there is, which a topic made again does not share.
     """
     facts = {
+        "name": settings.name,
         "partitions": str(partitions),
         "sources": ", ".join(settings.sources),
     }
@@ -138,6 +140,13 @@ def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
 
 def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
     """Afterwards the lake holds every fact, as it was first written. Raises ConfigurationError where one differs now."""
+    kept = keep_facts(questions, append, settings, facts)
+    if changed := _differences(kept, facts):
+        raise _refusal(changed)
+
+
+def keep_facts(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> dict[str, str]:
+    """Keep the facts that the lake does not hold yet, and return all that it holds, as each was first written."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept, now = _kept(questions), time.time_ns() // 1_000_000
@@ -146,8 +155,21 @@ def keep_identity(questions: Questions, append: Append, settings: Settings, fact
             break
         with suppress_conflict():  # of two first starts, one writes
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, len(kept) + len(missing)))
-    if changed := _differences(kept, facts):
-        raise _refusal(changed)
+    return kept
+
+
+def first_offsets_fact(name: str) -> str:
+    """The name of the fact where reading an input began: by partition the first offset that Kafka had then, as JSON."""
+    return f"inputs.{name}.first_offsets"
+
+
+def known_first_offsets(questions: Questions, settings: Settings) -> dict[str, dict[int, int]]:
+    """Return, by input and partition, the first offset that Kafka had when the lake first saw it; without inputs that it has
+    not seen.
+    """
+    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
+    found = {name: kept[fact] for name in settings.inputs if (fact := first_offsets_fact(name)) in kept}
+    return {name: {int(p): first for p, first in orjson.loads(text).items()} for name, text in found.items()}
 
 
 def _refusal(changed: Sequence[str]) -> ConfigurationError:
@@ -166,6 +188,11 @@ def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]
 
 
 def _difference(field: str, before: str, now: str) -> str:
+    if field == "name":
+        return (
+            f"name: the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a second publisher out; "
+            "set it back"
+        )
     if field == "partitions":
         return (
             f"sources: the topics have {now} partitions, and had {before} when the lake was begun: keys have moved to other "

@@ -7,10 +7,10 @@ be quick, safe to call from several threads, and raise nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import OpenTransaction, TopicPartition
 from pipelines.core.tenants import TenantClocks
 
 Counts: TypeAlias = Mapping[tuple[str, str], int]
@@ -98,12 +98,14 @@ class TenantsSampled(NamedTuple):
 @dataclass(frozen=True)
 class Sampled:
     """What a run asks now and then: the first offset and the exclusive end offset of each topic-partition in Kafka; how many
-    merge records are open, and how tenants stand (None: as before, or there are none).
+    merge records are open, and how tenants stand (None: as before, or there are none); and the oldest open transaction of each
+    topic-partition that has one.
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
     open_rows: int | None
     tenants: TenantsSampled | None = None
+    transactions: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

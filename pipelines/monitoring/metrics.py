@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import pipelines
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import OpenTransaction, TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import ConfigurationError, kinds
 from pipelines.monitoring.events import (
@@ -56,6 +56,18 @@ METRICS: Final = (
     Metric("lead_seconds", "gauge", ("topic", "partition"), "How far the head is ahead of the clock."),
     Metric("lag_records", "gauge", ("layer", "topic", "partition"), "Offsets in Kafka that the layer has not passed yet."),
     Metric("lag_seconds", "gauge", ("topic", "partition"), "Age of the last record merged, in event time; 0 without a lag."),
+    Metric(
+        "open_transaction_offsets",
+        "gauge",
+        ("topic", "partition"),
+        "Offsets that wait for the oldest open transaction of another producer; 0 where none is open.",
+    ),
+    Metric(
+        "open_transaction_seconds",
+        "gauge",
+        ("topic", "partition"),
+        "Age of that transaction, by Kafka's timestamp of its first record; 0 where none is open.",
+    ),
     Metric("source_state", "gauge", ("topic", "partition", "state"), "1 for the state that the source is in, 0 for the others."),
     Metric("open_rows", "gauge", (), "Merge records that are open."),
     Metric("waiting_rows", "gauge", (), "Records that were read and wait for their tenants' clocks; 0 without tenants."),
@@ -128,9 +140,10 @@ class Metrics:
                 case Published(topic, sequences):
                     for p, seq in sequences.items():
                         self._of("sequence", topic, p).set(seq)
-                case Sampled(bounds, open_rows, tenants):
+                case Sampled(bounds, open_rows, tenants, transactions):
                     self._bounds.update(bounds)
                     self._lags()
+                    self._transactions(bounds, transactions)
                     if open_rows is not None:
                         self._metrics["open_rows"].set(open_rows)
                     if tenants is not None:
@@ -187,6 +200,16 @@ class Metrics:
             merged = self._positions.get(tp)
             if layer == "silver" and merged is not None:
                 self._of("lag_seconds", *place).set(max(0.0, time.time() - merged / 1000) if lag else 0)
+
+    def _transactions(
+        self, bounds: Mapping[TopicPartition, tuple[int, int]], transactions: Mapping[TopicPartition, OpenTransaction]
+    ) -> None:
+        """What is open in the partitions that were asked for."""
+        for tp in bounds:
+            place, found = (self._settings.inputs[tp.source], tp.partition), transactions.get(tp)
+            since = None if found is None else found.since
+            self._of("open_transaction_offsets", *place).set(0 if found is None else found.behind)
+            self._of("open_transaction_seconds", *place).set(0 if since is None else max(0.0, time.time() - since / 1000))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pipelines.core.columns import Int64s, int64s
 from pipelines.core.letters import again, redriven_offsets
 from pipelines.core.reading import Reason
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, TransactionTimeoutError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.publisher import record_publisher
 from pipelines.kafka.reading import Range, read_range
@@ -30,6 +30,7 @@ from pipelines.lake.identity import differences, identity
 from pipelines.lake.questions import Condition, Questions, first_offsets, within
 from pipelines.running.beginning import Beginning
 from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, pieces_of, read_piece
+from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 SPAN = 1_000_000
@@ -59,7 +60,7 @@ class Redrive:
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
         facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
-        topics_of_lake = {name: fact for name, fact in facts.items() if name.endswith(".topic") or name == "partitions"}
+        topics_of_lake = {name: fact for name, fact in facts.items() if name.endswith(".topic") or name in ("name", "partitions")}
         if changed := differences(self.questions, topics_of_lake):
             raise ConfigurationError(changed[0])
 
@@ -78,7 +79,7 @@ class Redrive:
         told = {"table": tables.QUARANTINE, "source": of, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
         if not len(offsets):
             return told
-        publisher = record_publisher(self.settings, f"{self.settings.name}-redrive", topic)
+        publisher = record_publisher(self.settings, topic, "redrive")
         if apply:
             publisher.begin()
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
@@ -88,10 +89,18 @@ class Redrive:
         if apply:
             pieces = list(pieces_of(self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]))
             of_source: list[Condition] = [("source", "=", source)]
-            for begin in range(0, len(pieces), PIECES):
-                read = [read_piece(self.questions, piece, RECORD, of_source) for piece in pieces[begin : begin + PIECES]]
-                publisher.send(again(rows.sort_by([("partition", "ascending"), ("offset", "ascending")])) for rows in read)
+            size = TransactionSize(PIECES, PIECES)
+            while pieces:
+                read = [read_piece(self.questions, piece, RECORD, of_source) for piece in pieces[: size.limit]]
+                try:
+                    publisher.send(again(rows.sort_by([("partition", "ascending"), ("offset", "ascending")])) for rows in read)
+                except TransactionTimeoutError:
+                    if not size.timed_out(len(read)):
+                        raise
+                    publisher.begin()
+                    continue
                 told["after"] += sum(rows.num_rows for rows in read)
+                pieces = pieces[len(read) :]
         return told
 
     def _found(self, source: str) -> tuple[Int64s, Int64s]:

@@ -8,25 +8,28 @@ goes on: after the last row of bronze, or at the beginning that was kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import orjson
 import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import ReadBack, SinkState, Told, encode_told, sink_state
-from pipelines.core.sequence import FORGOTTEN, PLAIN, standing
+from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, standing
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.reading import read_backwards
+from pipelines.kafka.reading import headers_of, read_backwards
+from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
-from pipelines.lake.commits import bronze_application
+from pipelines.lake.commits import Append, bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
+from pipelines.lake.identity import first_offsets_fact, keep_facts, known_first_offsets
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, within
 from pipelines.running.owner import Owner, now_ms
@@ -47,6 +50,8 @@ class Beginning:
     settings: Settings
     partitions: int
     owner: Owner | None = None
+    fence_sink: Callable[[], None] = lambda: None
+    """Called before a sink is read from which a lake is taken up: nobody else may publish to it from there on."""
 
     def decide(self) -> None:
         """Afterwards the tables say where every input begins; `earliest` needs no saying.
@@ -59,7 +64,19 @@ class Beginning:
         if self.settings.kafka.start != "sink":
             self._begin(unread)
         elif len(unread) == len(self.settings.inputs):
+            self.fence_sink()
             self._begin_at_sink()
+
+    def remember(self, append: Append) -> None:
+        """Afterwards the lake knows for every input where Kafka began when it was first seen: what is deleted from there on
+        before it was read is a loss, also in a partition that was empty.
+        """
+        unknown = self.settings.inputs.keys() - known_first_offsets(self.questions, self.settings).keys()
+        firsts = {source: {str(p): first for p, (first, _) in self._bounds(source).items()} for source in unknown}
+        if not firsts:
+            return
+        facts = {first_offsets_fact(source): orjson.dumps(offsets).decode() for source, offsets in firsts.items()}
+        keep_facts(self.questions, append, self.settings, facts)
 
     def next_offsets(self, source: str) -> dict[int, int]:
         """Per partition the offset at which reading goes on: after the last row of bronze, or where a beginning was decided;
@@ -92,10 +109,12 @@ class Beginning:
 
     def _lost(self, source: str, offsets: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
-        topic = self.settings.inputs[source]
-        lost = {}
-        for p, offset in offsets.items():
+        topic, lost = self.settings.inputs[source], dict[int, tuple[int, int]]()
+        is_unread = EARLIEST in offsets.values()
+        seen = known_first_offsets(self.questions, self.settings).get(source, {}) if is_unread else {}
+        for p, known in offsets.items():
             first, end = bounds[p]
+            offset = seen.get(p, EARLIEST) if known == EARLIEST else known
             if offset > end:
                 raise ConfigurationError(
                     f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
@@ -108,19 +127,23 @@ class Beginning:
         return lost
 
     def preview(self) -> list[dict[str, Any]]:
-        """What a run would read now: source, partition, `[from_offset, until_offset)` and what says so. Changes nothing.
+        """What a run would read now: source, partition, `[from_offset, until_offset)`, what says so, and the `transaction` of
+        another producer that is open behind it, where one is. Changes nothing.
 
         Raises what a run would raise.
         """
         rows = []
         for source in self.settings.inputs:
-            bounds, is_begun = self._bounds(source), self._is_begun(source)
+            cluster, topic = Cluster(self.settings.kafka), self.settings.inputs[source]
+            bounds, transactions = open_transactions(cluster, topic, range(self.partitions))
+            is_begun = self._is_begun(source)
             offsets = self.next_offsets(source) if is_begun else self._chosen(source, bounds)
             lost = self._lost(source, offsets, bounds)
             because = "the lake" if is_begun else f"start: {self.settings.kafka.start}"
             for p, (first, end) in bounds.items():
                 place = {"source": source, "partition": p, "from_offset": max(first, offsets[p]), "until_offset": end}
-                rows.append({**place, "because": because + (", on_data_loss: continue" if p in lost else "")})
+                of_others = {"transaction": transactions[p].as_row()} if p in transactions else {}
+                rows.append({**place, **of_others, "because": because + (", on_data_loss: continue" if p in lost else "")})
         return rows
 
     # -- the first start
@@ -227,7 +250,7 @@ class Beginning:
 
     @cached_property
     def _sink_states(self) -> dict[int, SinkState]:
-        """Per partition what the sink says; where there is no sink, or nothing in it, nothing.
+        """Per partition what the sink says; where there is no sink, or nothing in it, nothing. No transaction is open there.
 
         A partition whose last message was made before the window first changed says nothing of it, and others say what it was.
         Raises ConfigurationError where messages were not made with the tenants or the window of the configuration, and do not
@@ -238,11 +261,24 @@ class Beginning:
         if topic not in cluster.partition_counts([topic]):
             return nothing
 
+        bounds = cluster.settled_bounds(topic, self.partitions)
+
         def read(p: int, window: Window) -> SinkState:
             """What a sink partition says, whose messages had this window unless they tell of another one."""
-            messages = read_backwards(self.settings.kafka, topic, p)
-            said = (message for message in messages if FORGOTTEN not in dict(message.headers() or []))
-            return sink_state(map(_as_read_back, said), window, merge.tenant_max_lag_ms)
+            offset = -1
+
+            def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
+                """The partition's messages from its end backwards, without tombstones."""
+                nonlocal offset
+                for message in read_backwards(self.settings.kafka, topic, p, bounds[p]):
+                    if FORGOTTEN not in dict(headers_of(message)):
+                        offset = message.offset() or 0
+                        yield _as_read_back(message)
+
+            try:
+                return sink_state(messages(), window, merge.tenant_max_lag_ms)
+            except ValueError:
+                raise ForeignMessageError(topic, p, offset, MIN_OFFSETS) from None
 
         merge = self.settings.merge
         found = {p: read(p, merge.window) for p in nothing}
@@ -295,7 +331,7 @@ def begun(questions: Questions, source: str) -> list[tuple[int, int]]:
 
 
 def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
-    headers: dict[str, Any] = dict(message.headers() or [])
+    headers: dict[str, Any] = dict(headers_of(message))
     try:
         stands = standing(headers)
     except ValueError:

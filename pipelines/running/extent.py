@@ -28,11 +28,14 @@ class Extent(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What is published next: one piece after the other, each by partition; whether there is more; and in which order."""
+    """What is published next: one piece after the other, each by partition; whether there is more; in which order; and how many
+    records they are.
+    """
 
     pieces: list[dict[int, Extent]]
     has_more: bool
     order: Order
+    records: int = 0
 
     @property
     def extents(self) -> dict[int, Extent]:
@@ -50,9 +53,10 @@ def pending(
     limit: int,
     size: int,
     clocks: Mapping[int, int] | None = None,
+    limit_bytes: int = LIMIT_BYTES,
 ) -> Pending:
     """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
-    and fewer where records are large.
+    and fewer where records are large, so that they take about `limit_bytes` of silver's files.
 
     All records of one time go together. Whatever times out later has a later one, so that an extent stays what it is while silver
     moves on. Where there are more than `limit`, each partition gives about an equal share of its records. `clocks`: by partition
@@ -60,10 +64,10 @@ def pending(
     """
     *earlier, last = orders(questions)
     for order in earlier:
-        found = _pending(questions, tails, order, order.since(tails, range(partitions)), limit, size)
+        found = _pending(questions, tails, order, order.since(tails, range(partitions)), limit, size, limit_bytes=limit_bytes)
         if found.pieces:
             return found._replace(has_more=True)
-    return _pending(questions, tails, last, last.since(tails, range(partitions)), limit, size, clocks)
+    return _pending(questions, tails, last, last.since(tails, range(partitions)), limit, size, clocks, limit_bytes)
 
 
 def _pending(
@@ -74,6 +78,7 @@ def _pending(
     limit: int,
     size: int,
     clocks: Mapping[int, int] | None = None,
+    limit_bytes: int = LIMIT_BYTES,
 ) -> Pending:
     found = questions.select(tables.SILVER, ["partition", order.column], finished(order, since))
     of_rows, times = int64s(found["partition"]), int64s(found[order.column])
@@ -86,12 +91,13 @@ def _pending(
     of_rows, times = of_rows[is_pending], times[is_pending]
     if in_all := bytes_of(questions, {tables.SILVER: len(times)}):
         size = max(1, min(size, len(times) * PIECE_BYTES // in_all))
-        limit = max(1, min(limit, len(times) * LIMIT_BYTES // in_all))
+        limit = max(1, min(limit, len(times) * limit_bytes // in_all))
     share = min(1.0, limit / max(1, len(times)))
     pieces: list[dict[int, Extent]] = []
-    room = 0
+    room = count = 0
     for partition, rows in groups(of_rows, times).items():
         left = _first(times[rows], max(1, int(len(rows) * share)))
+        count += len(left)
         while len(left):
             if room <= 0:
                 pieces.append({})
@@ -99,7 +105,7 @@ def _pending(
             mine = _first(left, room)
             pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
             left, room = left[len(mine) :], room - len(mine)
-    return Pending(pieces, share < 1.0, order)
+    return Pending(pieces, share < 1.0, order, count)
 
 
 def _first(times: Int64s, count: int) -> Int64s:

@@ -15,6 +15,8 @@ writes the rows that are missing. They count where retention has emptied a parti
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,17 +28,21 @@ from confluent_kafka import Message
 from pipelines.core.columns import int64s
 from pipelines.core.letters import LATE, NEXT_OFFSETS, Standing, letters, next_offsets
 from pipelines.engine import Engine
-from pipelines.errors import ForeignMessageError
+from pipelines.errors import ForeignMessageError, SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
+from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
 from pipelines.lake.published import last_letters
 from pipelines.lake.questions import Questions, Where, within
-from pipelines.monitoring.events import Handled
+from pipelines.monitoring.events import Failed, Handled
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
+from pipelines.running.pieces import NOT_FORGOTTEN, PIECE_ROWS, PIECES, RECORD, Piece, pieces_of, read_piece
+from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
+
+log = logging.getLogger("watersmeet.gold")
 
 
 def not_sent(questions: Questions, settings: Settings, table: str, partitions: Iterable[int]) -> Where | None:
@@ -62,7 +68,11 @@ class DeadLetters:
     topic: str
     check_owner: Callable[[], None] = lambda: None
     """Asked before an earlier publisher is fenced."""
+    now_s: Callable[[], float] = time.monotonic
     _standing: dict[int, dict[str, int]] | None = None
+    _sink: str = ""
+    """The topic, as `dead_letters` names it."""
+    _size: TransactionSize = field(default_factory=lambda: TransactionSize(PIECES, PIECES))
     _version: int | None = field(default=None, repr=False)
     """The version of the table all of whose records are out."""
 
@@ -76,10 +86,21 @@ class DeadLetters:
             self._standing = None  # after a failure, only the topic knows what is out
             with self.owner.step("gold", "plan"):
                 pieces = self._pending(standing)
-            after = {p: dict(standing.get(p, {})) for p in range(self.partitions)}
-            sent = self._send(pieces[:PIECES], after)
+            if pieces and self._sink != self._identified():
+                continue  # and recover: the topic was deleted, or made again
+            after, count = {p: dict(standing.get(p, {})) for p in range(self.partitions)}, self._size.limit
+            began = self.now_s()
+            try:
+                sent = self._send(pieces[:count], after)
+            except TransactionTimeoutError as error:
+                if not self._size.timed_out(len(pieces)):
+                    raise
+                log.warning("%s: at most %d records", error, self._size.limit * PIECE_ROWS)
+                self.owner.tell(Failed(kind_of(error), is_retried=True))
+                continue
+            self._size.succeeded(self.now_s() - began, is_full=len(pieces) > count)
             self._standing = after
-            if len(pieces) <= PIECES:
+            if len(pieces) <= count:
                 self._version = version
             if sent:
                 self.owner.tell(Handled("gold", {self.topic: {("published", ""): sent}}))
@@ -91,10 +112,10 @@ class DeadLetters:
         Afterwards no transaction is open, and `dead_letters` has noted what is out.
         """
         self.check_owner()
-        cluster = Cluster(self.settings.kafka)
-        if self.topic not in cluster.partition_counts([self.topic]):
-            wanted = {**dead_letter_settings(cluster, self.settings), "retention.ms": "-1"}
-            cluster.create_topic(self.topic, self.partitions, wanted)
+        if self.topic not in self._cluster.partition_counts([self.topic]):
+            wanted = {**dead_letter_settings(self._cluster, self.settings), "retention.ms": "-1"}
+            self._cluster.create_topic(self.topic, self.partitions, wanted)
+        self._sink = self._identified()
         noted = last_letters(self._engine.questions, self._sink)
         self._publisher.begin()
         found = {p: self._stands_at(message) for p, message in self._publisher.tails(self.partitions).items()}
@@ -133,7 +154,7 @@ class DeadLetters:
 
         reach("letters.publish")
         with self.owner.step("gold", "publish"):
-            self._publisher.send(made())
+            self._publisher.send(made(), self._check_topic)
         reach("letters.note")
         with self.owner.step("gold", "note"):
             self._note(after, before)
@@ -156,7 +177,7 @@ class DeadLetters:
 
     def _stands_at(self, message: Message) -> dict[str, int]:
         try:
-            said = next_offsets(dict(message.headers() or []))
+            said = next_offsets(dict(headers_of(message)))
         except ValueError:
             said = {}
         if not said or not said.keys() <= self.settings.inputs.keys():
@@ -178,12 +199,20 @@ class DeadLetters:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return record_publisher(self.settings, self.settings.name, self.topic)
+        return record_publisher(self.settings, self.topic)
+
+    def _identified(self) -> str:
+        """The topic as it is now: one that is made again begins anew."""
+        return self._cluster.identified(self.topic)
+
+    def _check_topic(self) -> None:
+        """Raises SinkReplacedError where the topic is not the one whose standing was read."""
+        if self._identified() != self._sink:
+            raise SinkReplacedError(self.topic)
 
     @cached_property
-    def _sink(self) -> str:
-        """The topic, as `dead_letters` names it: one that is made again begins anew."""
-        return Cluster(self.settings.kafka).identified(self.topic)
+    def _cluster(self) -> Cluster:
+        return Cluster(self.settings.kafka)
 
     @property
     def _engine(self) -> Engine:

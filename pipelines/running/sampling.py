@@ -7,9 +7,10 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import OpenTransaction, TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
 from pipelines.lake.tenants import slowest, unfinished
@@ -23,8 +24,8 @@ TIMEOUT_S: Final = 2.5
 
 
 class Sampler:
-    """Asks Kafka where the sources' topics end, and the lake how many merge records are open, and of whom, where silver has
-    changed.
+    """Asks Kafka where the sources' topics end and which transactions are open there, and the lake how many merge records are
+    open, and of whom, where silver has changed.
 
     It also observes the run, to know whether silver has changed, and where the clocks of tenants stand. A question that is not
     answered is asked again the next time.
@@ -58,10 +59,12 @@ class Sampler:
     def sample(self) -> None:
         """Asks, and tells what was answered."""
         bounds: dict[TopicPartition, tuple[int, int]] = {}
+        transactions: dict[TopicPartition, OpenTransaction] = {}
         if {"bronze", "silver"} & set(self._layers):
             for name, topic in self._settings.inputs.items():
-                found = self._cluster.bounds(topic, self._partitions)
+                found, still_open = open_transactions(self._cluster, topic, range(self._partitions))
                 bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
+                transactions |= {TopicPartition(name, p): each for p, each in still_open.items()}
         open_rows, of_tenants = None, None
         if self._silver_changed:
             self._silver_changed = False  # before the question, so that a batch of meanwhile is not missed
@@ -70,7 +73,7 @@ class Sampler:
             else:
                 asked = self._questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
                 open_rows = asked["open"][0].as_py()
-        self._tell(Sampled(bounds, open_rows, of_tenants))
+        self._tell(Sampled(bounds, open_rows, of_tenants, transactions))
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """How many merge records are open, and how tenants stand."""

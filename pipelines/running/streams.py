@@ -84,6 +84,11 @@ class Patience:
             self.check_store()
 
 
+def never(_: Exception) -> bool:
+    """No failure at all."""
+    return False
+
+
 @dataclass
 class Gate:
     """Lets one batch of a stream through at a time, and none once `stopping` is set: so a stop never cuts a batch in two.
@@ -93,6 +98,8 @@ class Gate:
     """
 
     patience: Patience
+    passes_on: Callable[[Exception], bool] = never
+    """Of which failures of a batch the stream ends without the run, to be begun anew."""
     failure: Exception | None = None
     passed: int = 0
     """How many batches have succeeded."""
@@ -116,6 +123,8 @@ class Gate:
                 self.patience.bear(work)
                 self.passed += 1
             except Exception as failure:
+                if self.passes_on(failure):
+                    raise
                 self.failure = failure
                 self.patience.tell(Failed(kind_of(failure), is_retried=False))
                 self.stopping.set()
@@ -179,7 +188,8 @@ class Stream:
         failure = self._failure()
         if failure is not None:
             failure = self.gate.patience.cause(failure)
-        if failure is not None and not is_retriable(failure) and not self._may_pass(failure):
+        is_accepted = failure is not None and self.gate.passes_on(failure)
+        if failure is not None and not is_accepted and not is_retriable(failure) and not self._may_pass(failure):
             raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
         if failure is not None and is_of_registry(failure):
             self._bear_registry(failure)

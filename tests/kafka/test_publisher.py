@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -25,10 +26,10 @@ from tests.support.configurations import SMALLEST
 from tests.support.topics import consume, create_topics, produce, produce_transaction
 
 
-def publisher(kafka: str, topic: str, **publish: Any) -> Publisher:
+def publisher(kafka: str, topic: str, options: Mapping[str, str] = MappingProxyType({}), **publish: Any) -> Publisher:
     settings = Settings.model_validate(SMALLEST, context={"folder": Path("/")})
     to_sink = settings.publish.model_copy(update={"topic": topic, **publish})
-    at = settings.kafka.model_copy(update={"bootstrap_servers": kafka})
+    at = settings.kafka.model_copy(update={"bootstrap_servers": kafka, "options": dict(options)})
     return sink_publisher(settings.model_copy(update={"publish": to_sink, "kafka": at}))
 
 
@@ -180,3 +181,15 @@ def test_a_broker_that_is_away_is_worth_another_try(topic: str, monkeypatch: pyt
     with pytest.raises(KafkaUnreachableError, match="refused") as error:
         away.begin()
     assert is_retriable(error.value)
+
+
+@pytest.mark.promise("N19")
+@pytest.mark.parametrize("queue", [None, "1000"], ids=["default", "small"])
+def test_a_message_that_is_larger_than_the_queue_is_sent(kafka: str, topic: str, queue: str | None) -> None:
+    create_topics(kafka, topic, partitions=2, **{"max.message.bytes": "90000000"})
+    options = {} if queue is None else {"queue.buffering.max.kbytes": queue}
+    large = publisher(kafka, topic, options, max_bytes=80 * 2**20)
+    large.begin()
+    large.send([messages(0, "ab"), messages(0, "c", first_seq=2, value=bytes(70 * 2**20)), messages(1, "d")])
+    sizes = [len(message.value() or b"") for message in consume(kafka, topic, 2)]
+    assert sizes == [2, 2, 70 * 2**20, 2]

@@ -70,7 +70,7 @@ def sink(secured: SecuredBroker, topic: str) -> str:
     """A topic that `writer` may publish to in transactions."""
     name = f"{topic}-sink"
     create_topics(secured.admin, name, partitions=2)
-    in_transactions = Permission("WRITE", "transactional id", f"watersmeet-shop-{name}", "")
+    in_transactions = Permission("WRITE", "transactional id", f"watersmeet-shop/{name}", "")
     secured.grant("writer", on_topic("READ", name), on_topic("WRITE", name), in_transactions)
     secured.grant("reader", on_topic("READ", name), in_transactions)
     return name
@@ -170,5 +170,5 @@ def test_a_missing_permission_for_transactions_names_the_id(
 ) -> None:
     guest = publisher(secured.settings(user="guest"), sink)
     capfd.readouterr()
-    assert f"does not allow WRITE on transactional id watersmeet-shop-{sink} " in refusal(guest.begin)
+    assert f"does not allow WRITE on transactional id watersmeet-shop/{sink} " in refusal(guest.begin)
     assert capfd.readouterr().err == ""  # librdkafka writes fatal errors there, where it may

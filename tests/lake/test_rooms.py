@@ -190,7 +190,7 @@ def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> No
     keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
     kept = asked.select("configuration", ["field"])["field"].to_pylist()
     assert sorted(kept) == sorted(
-        ["partitions", "sources", *(f"sources.{s}.{f}" for s in settings.sources for f in ("topic", "format"))]
+        ["name", "partitions", "sources", *(f"sources.{s}.{f}" for s in settings.sources for f in ("topic", "format"))]
     )
 
 

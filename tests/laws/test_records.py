@@ -1,0 +1,73 @@
+"""No record stops a source, whatever is in it: what cannot be read of a record is that record's own fate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.audit.status import status
+from pipelines.audit.validate import check_kafka, check_keys
+from pipelines.lake import tables
+from pipelines.operations.redrive import Redrive
+from tests.support.cases import heartbeat, keyed
+from tests.support.raw_producer import produce_raw
+from tests.support.rivers import River
+from tests.support.topics import dead_letters, produce
+
+pytestmark = pytest.mark.promise("R9")
+
+NOT_UTF_8 = [(b"first", b"1"), (b"\xff\xfe", b"2"), (b"last", b"3")]
+
+
+def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "raw-names", partitions=1, publish__quarantine_topic="raw-names-letters")
+    tracking, orders = (river.topic(source) for source in ("tracking", "orders"))
+    produce_raw(kafka, tracking, keyed("a", 10), NOT_UTF_8)
+    produce_raw(kafka, tracking, b"{", NOT_UTF_8)
+    produce_raw(kafka, tracking, keyed("b", 20), [(b"good", b"1")])
+    produce(kafka, orders, [(0, keyed("a", 10))])
+    for topic in (tracking, orders):
+        produce(kafka, topic, [(0, heartbeat(10_000))])
+    river.finish()
+    found = river.questions.select(tables.bronze("tracking"), ["offset", "reason", "headers"]).sort_by("offset").to_pylist()
+    assert [(row["offset"], row["reason"], row["headers"]) for row in found] == [
+        (0, None, None),
+        (1, "undecodable", None),
+        (2, None, [{"key": "good", "value": b"1"}]),
+        (3, None, None),
+    ]
+    merged = river.questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+    assert sorted(row["merge_key"] for row in merged if row["status"] == "timed_out") == ["a", "b"]
+    [letter] = dead_letters(kafka, "raw-names-letters", 1)
+    assert (letter.offset, letter.reason, letter.value) == (1, "undecodable", b"{")
+    assert river.broken_promises() == []
+    produce_raw(kafka, tracking, keyed("c", 30), NOT_UTF_8)
+    assert status(river.questions, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 1
+    assert [*check_kafka(river.settings), *check_keys(river.settings)] == []
+
+
+def test_what_a_record_says_of_a_redrive_stops_no_redrive(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "raw-redrive", partitions=1)
+    tracking = river.topic("tracking")
+    produce_raw(kafka, tracking, b"{", NOT_UTF_8)
+    for said in (b"9" * 5000, "²".encode(), b"", b"-1", b"\xff", b"99999999999999999999"):
+        produce_raw(kafka, tracking, keyed("a", 10), [(b"watersmeet.redriven", tracking.encode() + b"/0/" + said)])
+    produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
+    river.finish("bronze")
+    produce_raw(kafka, tracking, keyed("b", 20), NOT_UTF_8)
+    redrive = Redrive(river.questions, river.settings, "undecodable")
+    assert [row["before"] for row in redrive.run(apply=False)["records"]] == [0, 0]
+    assert redrive.run(apply=True)["sent"] == 1
+    assert redrive.run(apply=True)["sent"] == 0
+
+
+def test_any_timestamp_that_a_producer_sends_is_kept_as_far_as_a_column_can(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "raw-times", partitions=1)
+    tracking, orders = (river.topic(source) for source in ("tracking", "orders"))
+    for at_ms in (-(2**61), -1, 1):
+        produce_raw(kafka, tracking, keyed("a", 10), [], timestamp=at_ms)
+    produce(kafka, orders, [(0, keyed("a", 10))])
+    river.finish()
+    found = river.questions.select(tables.bronze("tracking"), ["offset", "kafka_timestamp"]).sort_by("offset")
+    assert found["kafka_timestamp"].to_pylist() == [-((2**63 - 1) // 1000), -1, 1]

@@ -1,0 +1,103 @@
+"""A sink that is deleted and made again begins with the first message, also while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pipelines import gold as gold_module
+from pipelines.engine.choice import open_engine
+from pipelines.errors import SinkReplacedError, is_retriable
+from pipelines.gold import Gold
+from pipelines.lake import tables
+from pipelines.running.letters import DeadLetters
+from tests.laws.conftest import MakeLake
+from tests.support.cases import Case, expected_messages, expected_quarantine, heartbeat, keyed
+from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake
+from tests.support.topics import create_topics, dead_letters, delete_topic, published
+
+pytestmark = pytest.mark.promise("N18")
+
+PARTITIONS = 2
+
+
+@pytest.fixture
+def new_lake(tmp_path_factory: pytest.TempPathFactory) -> MakeLake:
+    """Lakes of the embedded engine in folders: no Spark is started."""
+
+    def make(cases: Mapping[int, Case], **overrides: Any) -> CaseLake:
+        settings = settings_for(tmp_path_factory.mktemp("lake"), **overrides)
+        return CaseLake(open_engine(settings), settings, dict(cases))
+
+    return make
+
+
+def cases() -> dict[int, Case]:
+    """Of every partition, two records are finished after a half has arrived, and two more at the end."""
+    half = [keyed("a", 1), keyed("b", 2), b"{", heartbeat(1_000)], [keyed("c", 2_000), keyed("d", 2_001), b"{", heartbeat(3_000)]
+    orders = [heartbeat(1_000), heartbeat(3_000)]
+    arrivals = [*["tracking"] * 4, "orders"] * 2
+    return {p: Case({"tracking": [*half[0], *half[1]], "orders": [*orders]}, 100, arrivals) for p in range(PARTITIONS)}
+
+
+def lake_of(new_lake: MakeLake, kafka: str, sink: str, **overrides: object) -> CaseLake:
+    lake = new_lake(cases(), bootstrap=kafka, publish__topic=sink, name=sink, **overrides)
+    lake.arrive(0.5)
+    lake.merge()
+    return lake
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["deleted", "made-again"])
+def test_between_two_publications(new_lake: MakeLake, kafka: str, is_made: bool) -> None:
+    sink = f"laws-again-{is_made}".lower()
+    lake = lake_of(new_lake, kafka, sink)
+    gold = Gold(lake.owner(), lake.settings, PARTITIONS)
+    assert list(gold.drain())
+    delete_topic(kafka, sink)
+    if is_made:
+        create_topics(kafka, sink, partitions=PARTITIONS)
+    lake.arrive()
+    lake.merge()
+    list(gold.drain())
+    assert published(kafka, sink, PARTITIONS) == expected_messages(lake.cases)
+
+
+def test_within_a_publication(new_lake: MakeLake, kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = "laws-again-within"
+    lake = lake_of(new_lake, kafka, sink)
+    gold = Gold(lake.owner(), lake.settings, PARTITIONS)
+    assert list(gold.drain())
+    lake.arrive()
+    lake.merge()
+
+    def make_again(point: str) -> None:
+        if point == "gold.publish":
+            delete_topic(kafka, sink)
+            create_topics(kafka, sink, partitions=PARTITIONS)
+
+    monkeypatch.setattr(gold_module, "reach", make_again)
+    with pytest.raises(SinkReplacedError) as replaced:
+        list(gold.drain())
+    assert is_retriable(replaced.value)
+    assert published(kafka, sink, PARTITIONS) == []
+    monkeypatch.undo()
+    list(gold.drain())
+    assert published(kafka, sink, PARTITIONS) == expected_messages(lake.cases)
+
+
+def test_a_topic_of_dead_letters_too(new_lake: MakeLake, kafka: str) -> None:
+    letters = "laws-again-letters"
+    topics = {f"sources__{name}__topic": f"laws-again-{name}" for name in ("tracking", "orders")}
+    create_topics(kafka, *topics.values(), partitions=PARTITIONS)
+    lake = new_lake(cases(), bootstrap=kafka, name="laws-again-letters", publish__quarantine_topic=letters, **topics)
+    lake.arrive(0.5)
+    dead = DeadLetters(lake.owner(), lake.settings, PARTITIONS, tables.QUARANTINE, letters)
+    assert list(dead.drain())
+    delete_topic(kafka, letters)
+    lake.arrive()
+    assert list(dead.drain())
+    sent = [(one.partition, one.offset, one.value) for one in dead_letters(kafka, letters, PARTITIONS)]
+    assert sorted(sent, key=repr) == sorted(((row[0], row[2], row[-1]) for row in expected_quarantine(lake.cases)), key=repr)
