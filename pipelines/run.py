@@ -36,6 +36,7 @@ from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.order import due_columns
+from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable, stored
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.monitoring.observability import Reporter
@@ -87,6 +88,7 @@ class Run:
         self.engine = open_engine(self.settings)
         questions = self.engine.questions
         check_layout(questions, self.engine.lake)
+        check_not_restored(questions, self.engine.lake)
         epochs = read_epochs(questions, self.settings)
         check_rules(epochs, self.settings)
         self.settings = epochs.current.settings

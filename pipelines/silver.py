@@ -41,6 +41,7 @@ from pipelines.lake.floors import last_reset
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, first_offsets, within
+from pipelines.lake.restored import check_table
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived, read_since
 from pipelines.monitoring.events import Handled
@@ -68,6 +69,8 @@ class Silver:
     decided_before_ms: int | None = None
     passed: Passed | None = None
     _planner: Planner | None = field(default=None, repr=False)
+    _version: int | None = None
+    """The version of silver that this owner has made last; whoever else has made one since may have restored an earlier one."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
@@ -84,13 +87,15 @@ class Silver:
 
     def commit(self, plan: BatchPlan) -> None:
         """Steps 2 to 5."""
+        if self._engine.questions.version(tables.SILVER) != self._version:
+            check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
         with self.owner.step("silver", "merge"):
             changed = self._changed(plan, planner) if plan.reset is None else reset_rows(self._engine, self.settings, plan)
             self._engine.merge(tables.SILVER, changed, commit, only_open=not taken_back(plan))
-            version = self.owner.confirm(tables.SILVER, commit)
+            self._version = version = self.owner.confirm(tables.SILVER, commit)
         with self.owner.step("silver", "note"):
             self._note(plan, commit, version, planner)
         reach("silver.done")

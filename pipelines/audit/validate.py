@@ -28,6 +28,7 @@ from pipelines.lake.epochs import check_rules, read_epochs
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
+from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable
 from pipelines.running.beginning import Beginning
 from pipelines.settings import PublishSettings, Settings
@@ -146,6 +147,7 @@ def check_lake(
         if has_expressions(settings.publish):
             problems += check_expressions(engine(), settings)
         check_layout(questions, lake)
+        check_not_restored(questions, lake)
     except WatersmeetError as error:
         problems.append(as_problem(error, "lake"))
     else:

@@ -32,6 +32,7 @@ from pipelines.lake.questions import (
     answer,
     check_question,
     plain_schema,
+    restored_to,
 )
 
 
@@ -92,7 +93,15 @@ class DeltaRsQuestions(Questions):
             # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
             if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
                 break
-        return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
+        return [
+            Version(
+                c["version"],
+                c.get("inCommitTimestamp", c["timestamp"]),
+                c.get("userMetadata"),
+                restored_to(c.get("operation"), c.get("operationParameters")),
+            )
+            for c in commits
+        ]
 
     def version(self, table: str) -> int:
         """See `Questions`."""
