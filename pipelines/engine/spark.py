@@ -43,6 +43,7 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
+from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.questions import Where, answer, questions
 from pipelines.lake.tables import Table, has_records
 
@@ -334,10 +335,24 @@ class SparkEngine:
         if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
             by_delta_rs.compact(table, file_bytes)
             return
-        has_keys = "merge_key" in self.lake.layout[table].schema.names
-        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
-        with suppress_conflict(), self._set(sizes | (_FINDS_KEYS if has_keys else {})):
+        with suppress_conflict(), self._rewriting(table, file_bytes):
             self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
+
+    def purge(self, table: str) -> None:
+        """See `Engine.purge`."""
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+            by_delta_rs.purge(table)
+            return
+        with self._rewriting(table, FILE_BYTES):
+            self.spark.sql(f"REORG TABLE {sql_name(self.lake, table)} APPLY (PURGE)")
+
+    @contextmanager
+    def _rewriting(self, table: str, file_bytes: int) -> Iterator[None]:
+        """Inside, files are rewritten into files of up to this size."""
+        has_keys = "merge_key" in self.lake.schema(table).names
+        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
+        with self._set(sizes | (_FINDS_KEYS if has_keys else {})):
+            yield
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""

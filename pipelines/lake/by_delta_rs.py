@@ -162,9 +162,15 @@ class DeltaRsQuestions(Questions):
         except TableNotFoundError:
             raise NoTableError(table, self._lake.home(table).location) from None
 
+    def delete_files(self, table: str, names: Sequence[str]) -> None:
+        """Deletes files of a table by their names below its folder, and the checksums that Hadoop keeps beside them."""
+        self._files_of(table).delete_files(self.path(table), names)
+
     def _at(self, table: str, version: int | None) -> DeltaTable:
-        if version is None:
-            return self.opened(table)
+        return self.opened(table) if version is None else self.opened_at(table, version)
+
+    def opened_at(self, table: str, version: int) -> DeltaTable:
+        """The table as one of its versions has it. Raises VersionGoneError where the log does not know it."""
         if not 0 <= version <= self.version(table):
             raise VersionGoneError(table, version)
         try:
