@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -121,10 +121,12 @@ class SparkEngine:
 
     def per_partition(self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
         """See `Engine.per_partition`. One exchange brings the rows of a partition together, of all inputs at once."""
-        tagged = [rows.withColumn("_input", F.lit(i)) for i, rows in enumerate(inputs)]
+        names = _numbered(inputs)
+        tagged = [rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i])) for i, rows in enumerate(inputs)]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
-        together = rows.repartitionById(self._tasks, (F.col("partition") % self._tasks).cast("int"))
-        return together.mapInArrow(_called(function, [rows.columns for rows in inputs], schema), columns_ddl(schema))
+        partition = F.col(names[0]["partition"])
+        together = rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
+        return together.mapInArrow(_called(function, names, schema), columns_ddl(schema))
 
     @contextmanager
     def held(self, rows: DataFrame) -> Iterator[DataFrame]:
@@ -389,10 +391,29 @@ class _Query:
         self._query.stop()
 
 
+_INPUT = "input"
+"""The column that says to which table a row belongs, beside columns that bear numbers."""
+
+
+def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
+    """By input and name of a column, a number for it: the same one in each input where name and type are the same. So columns of
+    several inputs in one table cannot be mistaken for one another, whatever the sources are called.
+    """
+    numbers: dict[tuple[str, str], str] = {}
+    return [
+        {field.name: numbers.setdefault((field.name, field.dataType.simpleString()), f"c{len(numbers)}") for field in rows.schema}
+        for rows in inputs
+    ]
+
+
+def _as_numbered(names: Mapping[str, str]) -> list[Column]:
+    return [F.col(f"`{name}`").alias(number) for name, number in names.items()]
+
+
 def _called(
-    function: Function, columns: Sequence[Sequence[str]], schema: pa.Schema
+    function: Function, names: Sequence[Mapping[str, str]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A pure function of several tables as one for mapInArrow: the column `_input` says to which table a row belongs."""
+    """A pure function of several tables as one for mapInArrow, whose columns are `_numbered`."""
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in a Python worker of Spark: gives the function its inputs, which came as one group, and yields its rows."""
@@ -400,7 +421,10 @@ def _called(
         if not sum(batch.num_rows for batch in rows):
             return
         table = pa.Table.from_batches(rows)
-        inputs = [table.filter(pc.equal(table["_input"], i)).select(names) for i, names in enumerate(columns)]
+        inputs = [
+            table.filter(pc.equal(table[_INPUT], i)).select([*mine.values()]).rename_columns([*mine])
+            for i, mine in enumerate(names)
+        ]
         yield from _pieces(function(*inputs), schema)
 
     return call
