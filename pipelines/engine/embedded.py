@@ -148,7 +148,7 @@ class EmbeddedEngine:
         """See `Engine.create`."""
         with suppress(CommitFailedError):  # another process makes it, too
             DeltaTable.create(
-                self.questions.path(table.name),
+                self.questions.uri(table.name),
                 table.schema,
                 mode="ignore",
                 partition_by=list(table.partitioned_by),

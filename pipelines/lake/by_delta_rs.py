@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pipelines.core.types import TIME
 from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
 from pipelines.lake.inputs import asked, named, narrowed
-from pipelines.lake.location import Lake, local_path
+from pipelines.lake.location import Lake, local_path, scheme_of
 from pipelines.lake.questions import (
     Aggregates,
     NoTableError,
@@ -47,7 +48,7 @@ class DeltaRsQuestions(Questions):
 
     def exists(self, table: str) -> bool:
         """See `Questions`."""
-        return DeltaTable.is_deltatable(self.path(table), self._storage(table))
+        return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
@@ -126,8 +127,13 @@ class DeltaRsQuestions(Questions):
         return math.ceil(pc.sum(files["size_bytes"]).as_py() / rows) if rows else 0
 
     def path(self, table: str) -> str:
-        """The path or URI of a table, as delta-rs takes it."""
+        """The path or URI of a table."""
         return local_path(self._lake.address(table))
+
+    def uri(self, table: str) -> str:
+        """The URI of a table: delta-rs would take a path with a `%` for one."""
+        path = self.path(table)
+        return Path(path).absolute().as_uri() if scheme_of(path) is None else path
 
     def _storage(self, table: str) -> dict[str, str]:
         return dict(self._lake.home(table).storage)
@@ -158,7 +164,7 @@ class DeltaRsQuestions(Questions):
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:
-            return DeltaTable(self.path(table), version, self._storage(table))
+            return DeltaTable(self.uri(table), version, self._storage(table))
         except TableNotFoundError:
             raise NoTableError(table, self._lake.home(table).location) from None
 
