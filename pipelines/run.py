@@ -31,6 +31,7 @@ from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, FORGETTING, application_of, bronze_application, last_commit
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
+from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
@@ -88,6 +89,7 @@ class Run:
         self.engine = open_engine(self.settings)
         questions = self.engine.questions
         check_layout(questions, self.engine.lake)
+        check_features(questions, self.engine.lake)
         check_not_restored(questions, self.engine.lake)
         epochs = read_epochs(questions, self.settings)
         check_rules(epochs, self.settings)

@@ -29,6 +29,7 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions, sql_name, sql_where
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.features import check_features_of
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
@@ -218,9 +219,21 @@ class EmbeddedEngine:
         once = Transaction(commit.application, commit.transaction_version)
         how = _how(found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]))
         before = found.version()
-        write(found, how)
+        with self._naming_features(table):
+            write(found, how)
         if found.version() == before:  # delta-rs makes no commit where no row changes
             write_deltalake(found, self.lake.schema(table).empty_table(), mode="append", **how)
+
+    @contextmanager
+    def _naming_features(self, table: str) -> Iterator[None]:
+        """Inside, what delta-rs refuses because of a feature that was turned on meanwhile is told by the feature's name; its own
+        class for it is that of a conflict.
+        """
+        try:
+            yield
+        except DeltaError:
+            check_features_of(self.questions, self.lake, table)
+            raise
 
     # -- following
 
@@ -253,7 +266,7 @@ class EmbeddedEngine:
 
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
-        with suppress_conflict():
+        with suppress_conflict(), self._naming_features(table):
             found = self.questions.opened(table)
             found.optimize.compact(target_size=file_bytes, writer_properties=_WRITER, **_how(found, None))
 

@@ -173,7 +173,7 @@ class SparkEngine:
         """See `Engine.create`. A schema that is missing is created too, like a folder; nobody asks for one that is there, since
         that takes a permission.
         """
-        if (by_delta_rs := self._by_delta_rs) is not None:
+        if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
             by_delta_rs.create(table)
             return
         partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
@@ -207,7 +207,7 @@ class SparkEngine:
     def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
         if isinstance(rows, pa.Table):
-            if (by_delta_rs := self._by_delta_rs) is not None:
+            if (by_delta_rs := self._by_delta_rs(table)) is not None:
                 by_delta_rs.append(table, rows, commit)
                 return
             rows = self.rows(rows).coalesce(1)
@@ -217,12 +217,14 @@ class SparkEngine:
             options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
         self._append(table, rows.select(*self.lake.schema(table).names), options)
 
-    @property
-    def _by_delta_rs(self) -> EmbeddedEngine | None:
-        """What makes tables and writes what this process has in memory, where delta-rs can open the lake; else None."""
-        if not isinstance(self.questions, DeltaRsQuestions):
+    def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
+        """What makes a table and writes to it what this process has in memory, where delta-rs can open the lake and nobody has
+        turned on a feature of the table that it cannot write; else None.
+        """
+        asked = self.questions
+        if not isinstance(asked, DeltaRsQuestions) or (asked.exists(table) and asked.unknown_features(table, for_writing=True)):
             return None
-        return EmbeddedEngine(self.lake, lambda: self, self.questions)
+        return EmbeddedEngine(self.lake, lambda: self, asked)
 
     def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
@@ -334,7 +336,7 @@ class SparkEngine:
 
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`. Files of at least half that size are left alone."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.compact(table, file_bytes)
             return
         with suppress_conflict(), self._rewriting(table, file_bytes):
@@ -342,7 +344,7 @@ class SparkEngine:
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.purge(table)
             return
         with self._rewriting(table, FILE_BYTES):
@@ -358,7 +360,7 @@ class SparkEngine:
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             return by_delta_rs.vacuum(table)
         before = self.spark.sql(f"VACUUM {sql_name(self.lake, table)} DRY RUN").count()
         self.spark.sql(f"VACUUM {sql_name(self.lake, table)}")

@@ -116,6 +116,16 @@ class DeltaRsQuestions(Questions):
         """See `Questions`."""
         return dict(self.opened(table).metadata().configuration)
 
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `Questions`. All that were not tried are among them."""
+        protocol, properties = self.opened(table).protocol(), self.properties(table)
+        if not for_writing:
+            return sorted({*(protocol.reader_features or ())} - _READABLE)
+        found = {*(protocol.reader_features or ()), *(protocol.writer_features or ())} - _WRITABLE
+        # A table of an earlier protocol has the mode alone; and the feature alone changes nothing.
+        has_mapping = properties.get("delta.columnMapping.mode", "none") != "none"
+        return sorted(found | {"columnMapping"} if has_mapping else found - {"columnMapping"})
+
     def file_count(self, table: str) -> int:
         """See `Questions`."""
         return len(self.opened(table).file_uris())
@@ -188,6 +198,13 @@ class DeltaRsQuestions(Questions):
         files, path = self._files_of(table), self.path(table)
         named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in named)
+
+
+_WRITABLE: Final = frozenset(
+    ["appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "invariants", "v2Checkpoint", "variantType"]
+)
+"""Table features with which delta-rs was tried, reading and writing."""
+_READABLE: Final = _WRITABLE | {"columnMapping"}
 
 
 def _schema(found: DeltaTable) -> pa.Schema:

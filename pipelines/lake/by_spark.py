@@ -106,6 +106,11 @@ class SparkQuestions(Questions):
         """See `Questions`."""
         return dict(self._detail(table, "properties"))
 
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `Questions`."""
+        del table, for_writing  # Spark itself says what it does not know
+        return ()
+
     def file_count(self, table: str) -> int:
         """See `Questions`."""
         return int(self._detail(table, "numFiles"))

@@ -121,6 +121,9 @@ class Questions(Protocol):
     def properties(self, table: str) -> dict[str, str]:
         """Its table properties."""
 
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """The table features that keep whoever answers from reading the table, or from writing it, by Delta's names."""
+
     def file_count(self, table: str) -> int:
         """How many data files the last version has."""
 

@@ -271,13 +271,21 @@ def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store:
         check_layout(folder_store.questions, folder_store.lake)
 
 
-def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: Store) -> None:
+def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(either_store: Store) -> None:
     silver = either_store.lake.layout["silver"]
-    earlier = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
+    earlier = {name: value for name, value in silver.properties.items() if name != tables.LAYOUT}
     either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, earlier)
-    either_store.create_by_spark("silver")
+    either_store.create("silver")
     with pytest.raises(ConfigurationError, match="earlier version of Watersmeet"):
         check_layout(either_store.questions, either_store.lake)
+
+
+def test_a_property_that_anybody_may_set_says_nothing_of_the_layout(either_store: Store) -> None:
+    silver = either_store.lake.layout["silver"]
+    touched = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
+    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, touched)
+    either_store.create_by_spark("silver")
+    check_layout(either_store.questions, either_store.lake)
 
 
 def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
