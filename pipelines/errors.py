@@ -179,6 +179,18 @@ class DataLossError(WatersmeetError):
         self.source, self.topic, self.missing = source, topic, dict(missing)
 
 
+class MissingRecordsError(WatersmeetError):
+    """A batch of silver has read fewer records of bronze than there were when it was planned."""
+
+    def __init__(self, source: str, partition: int, since: int, until: int, found: int, expected: int) -> None:
+        super().__init__(
+            f"bronze of {source} has lost records: {found} of {expected} were read of partition {partition}, offsets {since} to "
+            f"{until - 1}, and nothing was merged; bring the files of bronze_{source.partition('/')[0]} back, or look for what "
+            "deletes them"
+        )
+        self.source, self.partition, self.found, self.expected = source, partition, found, expected
+
+
 class TopicChangedError(WatersmeetError):
     """A topic has other partitions, or is another topic, than when the run began."""
 

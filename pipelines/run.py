@@ -32,11 +32,13 @@ from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, FORGETTING, application_of, bronze_application, last_commit
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
+from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, identity, keep_identity
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.order import due_columns
+from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable, stored
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.monitoring.observability import Reporter
@@ -88,6 +90,8 @@ class Run:
         self.engine = open_engine(self.settings)
         questions = self.engine.questions
         check_layout(questions, self.engine.lake)
+        check_features(questions, self.engine.lake)
+        check_not_restored(questions, self.engine.lake)
         epochs = read_epochs(questions, self.settings)
         check_rules(epochs, self.settings)
         self.settings = epochs.current.settings

@@ -357,7 +357,7 @@ class Settings(Part):
 
     @model_validator(mode="after")
     def _names_no_source_as_a_column_of_silver(self) -> "Settings":
-        of_tenants = kinds.COLUMNS_OF_TENANTS if self.merge.has_tenants else frozenset()
+        of_tenants = kinds.COLUMNS_OF_TENANTS | kinds.NAMES_OF_STEPS_OF_TENANTS if self.merge.has_tenants else frozenset()
         columns = of_tenants | (kinds.COLUMNS_OF_WINDOWS if self.merge.has_due else frozenset())
         for name in self.sources:
             if name in columns:

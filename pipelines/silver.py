@@ -22,15 +22,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
 from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.columns import int64s
 from pipelines.core.idle import Idle, IdleDecision, decide
 from pipelines.core.merge import RECORD_SCHEMA, Batch, late, late_again, late_schema, merge, record_schema
 from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine, Function, Rows
+from pipelines.errors import MissingRecordsError
 from pipelines.faults import reach
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
@@ -41,6 +44,7 @@ from pipelines.lake.floors import last_reset
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, first_offsets, within
+from pipelines.lake.restored import check_table
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived, read_since
 from pipelines.monitoring.events import Handled
@@ -69,6 +73,8 @@ class Silver:
     decided_before_ms: int | None = None
     passed: Passed | None = None
     _planner: Planner | None = field(default=None, repr=False)
+    _version: int | None = None
+    """The version of silver that this owner has made last; whoever else has made one since may have restored an earlier one."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
@@ -85,13 +91,15 @@ class Silver:
 
     def commit(self, plan: BatchPlan) -> None:
         """Steps 2 to 5."""
+        if self._engine.questions.version(tables.SILVER) != self._version:
+            check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
         with self.owner.step("silver", "merge"):
             changed = self._changed(plan, planner) if plan.reset is None else reset_rows(self._engine, self.settings, plan)
             self._engine.merge(tables.SILVER, changed, commit, only_open=not taken_back(plan))
-            version = self.owner.confirm(tables.SILVER, commit)
+            self._version = version = self.owner.confirm(tables.SILVER, commit)
         with self.owner.step("silver", "note"):
             self._note(plan, commit, version, planner)
         reach("silver.done")
@@ -160,7 +168,7 @@ class Silver:
         if self._was_recovered:
             of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, _MESSAGES))
-        changed = self._engine.per_partition(_merging(batch, len(records)), inputs, batch.changed_schema())
+        changed = self._engine.per_partition(_merging(batch, len(records), planner.records(plan)), inputs, batch.changed_schema())
         return judged(self._engine, changed, self.settings.publish)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
@@ -300,8 +308,10 @@ def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
     return engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
 
 
-def _merging(batch: Batch, sources: int) -> Function:
-    """`core.merge.merge` for the records of so many sources, what silver holds, the heads of tenants, and messages read back."""
+def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> Function:
+    """`core.merge.merge` for the records of so many sources, what silver holds, the heads of tenants, and messages read back.
+    Raises MissingRecordsError where a topic-partition has fewer records than the plan has seen.
+    """
 
     def merging(*inputs: pa.Table) -> pa.Table:
         """What a batch changes in a partition. `inputs`: records by source; the open rows, and those that wait; the heads of
@@ -310,9 +320,27 @@ def _merging(batch: Batch, sources: int) -> Function:
         held, *more = inputs[sources:]
         heads = more.pop(0) if batch.has_tenants else None
         recovered = more.pop(0) if more else None
-        return merge(_together(inputs[:sources], batch), held, batch, recovered, heads)
+        records = _together(inputs[:sources], batch)
+        _check_complete(records, batch.plan, expected)
+        return merge(records, held, batch, recovered, heads)
 
     return merging
+
+
+def _check_complete(records: pa.Table, plan: BatchPlan, expected: Mapping[TopicPartition, int]) -> None:
+    partitions = int64s(records["partition"])
+    offsets, sources = int64s(records["offset"]), records["source"].combine_chunks().dictionary_encode()
+    names = sources.dictionary.to_pylist()
+    numbers = int64s(sources.indices)
+    here = {*np.unique(partitions).tolist()}
+    for tp, count in expected.items():
+        if tp.partition in here:
+            done = plan.ranges[tp]
+            is_its = (partitions == tp.partition) & (offsets < done.until_offset)
+            number = names.index(tp.source) if tp.source in names else -1
+            found = np.count_nonzero(is_its & (numbers == number))
+            if found < count:
+                raise MissingRecordsError(tp.source, tp.partition, done.from_offset, done.until_offset, found, count)
 
 
 def _finding_late(batch: Batch, sources: int, waited: int) -> Function:

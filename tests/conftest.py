@@ -42,6 +42,7 @@ SPARK_FILES = {
     "tests/laws/test_engine.py",
     "tests/laws/test_sessions.py",
     "tests/laws/test_silver.py",
+    "tests/laws/test_touched.py",
 }
 """Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines, or for tables."""
 

@@ -25,9 +25,11 @@ from pipelines.kafka.options import check_options
 from pipelines.kafka.registry import Registry
 from pipelines.lake import tables
 from pipelines.lake.epochs import check_rules, read_epochs
+from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
+from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable
 from pipelines.running.beginning import Beginning
 from pipelines.settings import PublishSettings, Settings
@@ -146,6 +148,8 @@ def check_lake(
         if has_expressions(settings.publish):
             problems += check_expressions(engine(), settings)
         check_layout(questions, lake)
+        check_features(questions, lake)
+        check_not_restored(questions, lake)
     except WatersmeetError as error:
         problems.append(as_problem(error, "lake"))
     else:

@@ -30,6 +30,9 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 RESERVED_NAMES: Final = frozenset(
     ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch", "key", "waits_for"]
 )
+# What stands beside the sources while merge records change and messages are made; `passes` where the merge has tenants.
+NAMES_OF_STEPS: Final = frozenset(["replaces", "value"])
+NAMES_OF_STEPS_OF_TENANTS: Final = frozenset(["passes"])
 # Columns of silver where the merge has a window by gap, or tenants.
 COLUMNS_OF_WINDOWS: Final = frozenset(["due", "closed_at"])
 # Columns of silver where the merge has tenants.
@@ -158,7 +161,7 @@ def _url(text: str) -> str:
 
 
 def _not_reserved(name: str) -> str:
-    if name in RESERVED_NAMES:
+    if name in RESERVED_NAMES | NAMES_OF_STEPS:
         raise RefusedError("{path}: {value} is reserved for the output; choose another")
     return name
 

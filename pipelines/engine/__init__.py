@@ -195,8 +195,16 @@ class Engine(Protocol):
         """
         ...
 
+    def purge(self, table: str) -> None:
+        """Rewrites the files in which rows still stand that deletion vectors mark as deleted; no row changes. Afterwards only
+        older versions have files with such rows. Raises what a conflict raises where another writer was quicker.
+        """
+        ...
+
     def vacuum(self, table: str) -> int:
-        """Removes the files that no version within the retention uses, and says how many there were."""
+        """Removes the files that no version within the retention uses, and says how many there were: data and change files,
+        also those that no commit names, once they are as old.
+        """
         ...
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pipelines.engine import Engine
-from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
+from pipelines.lake.store import check_openable
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,11 +23,7 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
     lake = Lake(settings, borrowed or {})
     if settings.engine == "spark":
         return _spark_engine(lake)
-    if lake.needs_spark:
-        raise ConfigurationError(
-            f"engine: embedded cannot open {lake.location}; name a folder or an object-store URI (s3:, abfss:, "
-            "gs:) as the lake, or engine: spark"
-        )
+    check_openable(lake)
     from pipelines.engine.embedded import EmbeddedEngine
 
     return EmbeddedEngine(lake, lambda: _spark_engine(lake))

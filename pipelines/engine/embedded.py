@@ -6,6 +6,7 @@ The user's SQL expressions are Spark SQL on every engine. A local Spark session 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, WriterProperties, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.reading import read_records
 from pipelines.core.types import has_tenants
@@ -28,9 +29,11 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions, sql_name, sql_where
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.features import check_features_of
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Where, answer
+from pipelines.lake.maintenance import FILE_BYTES
+from pipelines.lake.questions import VersionGoneError, Where, answer
 from pipelines.lake.tables import Table
 
 if TYPE_CHECKING:
@@ -47,6 +50,9 @@ BATCH_BYTES: Final = 64 * 1024 * 1024
 
 CLEAN_UP_EVERY: Final = 50
 """After so many commits to a table, the files of its log that are older than the retention are deleted."""
+
+_ORDER: Final = ("partition", "event_time", "offset")
+"""By which columns rows are near one another once a table was rewritten as a whole."""
 
 _WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
 
@@ -143,7 +149,7 @@ class EmbeddedEngine:
         """See `Engine.create`."""
         with suppress(CommitFailedError):  # another process makes it, too
             DeltaTable.create(
-                self.questions.path(table.name),
+                self.questions.uri(table.name),
                 table.schema,
                 mode="ignore",
                 partition_by=list(table.partitioned_by),
@@ -213,9 +219,21 @@ class EmbeddedEngine:
         once = Transaction(commit.application, commit.transaction_version)
         how = _how(found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]))
         before = found.version()
-        write(found, how)
+        with self._naming_features(table):
+            write(found, how)
         if found.version() == before:  # delta-rs makes no commit where no row changes
             write_deltalake(found, self.lake.schema(table).empty_table(), mode="append", **how)
+
+    @contextmanager
+    def _naming_features(self, table: str) -> Iterator[None]:
+        """Inside, what delta-rs refuses because of a feature that was turned on meanwhile is told by the feature's name; its own
+        class for it is that of a conflict.
+        """
+        try:
+            yield
+        except DeltaError:
+            check_features_of(self.questions, self.lake, table)
+            raise
 
     # -- following
 
@@ -248,17 +266,48 @@ class EmbeddedEngine:
 
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
-        with suppress_conflict():
+        with suppress_conflict(), self._naming_features(table):
             found = self.questions.opened(table)
             found.optimize.compact(target_size=file_bytes, writer_properties=_WRITER, **_how(found, None))
 
+    def purge(self, table: str) -> None:
+        """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some, delta-rs rewrites all files."""
+        found = self.questions.opened(table)
+        if _has_deletion_vectors(found):
+            columns = [name for name in _ORDER if name in self.lake.schema(table).names]
+            found.optimize.z_order(columns, target_size=FILE_BYTES, writer_properties=_WRITER, **_how(found, None))
+
     def vacuum(self, table: str) -> int:
-        """See `Engine.vacuum`."""
-        return len(self.questions.opened(table).vacuum(dry_run=False))
+        """See `Engine.vacuum`. delta-rs finds the files; it knows data files alone, so that it would remove deletion vectors of
+        Spark's, too, which may be in use.
+        """
+        files = self.questions.opened(table).vacuum(dry_run=True, full=True)
+        # The checksums of Hadoop's local file system go with their files.
+        named = {name for name in files if not name.rpartition("/")[2].startswith(".")}
+        vectors = {name for name in named if name.rpartition("/")[2].startswith("deletion_vector_")}
+        if vectors and self._uses_deletion_vectors(table):
+            named -= vectors
+        self.questions.delete_files(table, sorted(named))
+        return len(named)
+
+    def _uses_deletion_vectors(self, table: str) -> bool:
+        """Whether the table, or what it was when the retention began, has deletion vectors. Those since are young files."""
+        if _has_deletion_vectors(self.questions.opened(table)):
+            return True
+        began = self.questions.version_at(table, time.time_ns() // 1_000_000 - self.lake.settings.retention_ms)
+        oldest = self.questions.history(table)[-1].number if began is None else began
+        try:
+            return _has_deletion_vectors(self.questions.opened_at(table, oldest))
+        except (DeltaError, VersionGoneError):
+            return True
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
         self.questions.opened(table).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+
+
+def _has_deletion_vectors(found: DeltaTable) -> bool:
+    return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(found.deletion_vectors()))
 
 
 class _How(TypedDict):

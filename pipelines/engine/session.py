@@ -45,6 +45,9 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # Whether an expression gives the same in every run is read in the whole plan (`engine.expressions`).
     "spark.sql.maxPlanStringLength": str(2**31 - 16),
     "spark.sql.debug.maxToStringFields": "1000",
+    # Records of a file that is gone, or that cannot be read, would be merged as if they had never come.
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
     # Batches are small and their shape is known: planning again between stages costs more than it saves.
     "spark.sql.adaptive.enabled": "false",
     # MERGE reads its source twice; without this the whole merge would run twice.

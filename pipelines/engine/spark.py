@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -43,6 +43,7 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
+from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.questions import Where, answer, questions
 from pipelines.lake.tables import Table, has_records
 
@@ -120,10 +121,12 @@ class SparkEngine:
 
     def per_partition(self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
         """See `Engine.per_partition`. One exchange brings the rows of a partition together, of all inputs at once."""
-        tagged = [rows.withColumn("_input", F.lit(i)) for i, rows in enumerate(inputs)]
+        names = _numbered(inputs)
+        tagged = [rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i])) for i, rows in enumerate(inputs)]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
-        together = rows.repartitionById(self._tasks, (F.col("partition") % self._tasks).cast("int"))
-        return together.mapInArrow(_called(function, [rows.columns for rows in inputs], schema), columns_ddl(schema))
+        partition = F.col(names[0]["partition"])
+        together = rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
+        return together.mapInArrow(_called(function, names, schema), columns_ddl(schema))
 
     @contextmanager
     def held(self, rows: DataFrame) -> Iterator[DataFrame]:
@@ -170,7 +173,7 @@ class SparkEngine:
         """See `Engine.create`. A schema that is missing is created too, like a folder; nobody asks for one that is there, since
         that takes a permission.
         """
-        if (by_delta_rs := self._by_delta_rs) is not None:
+        if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
             by_delta_rs.create(table)
             return
         partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
@@ -204,7 +207,7 @@ class SparkEngine:
     def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
         if isinstance(rows, pa.Table):
-            if (by_delta_rs := self._by_delta_rs) is not None:
+            if (by_delta_rs := self._by_delta_rs(table)) is not None:
                 by_delta_rs.append(table, rows, commit)
                 return
             rows = self.rows(rows).coalesce(1)
@@ -214,12 +217,14 @@ class SparkEngine:
             options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
         self._append(table, rows.select(*self.lake.schema(table).names), options)
 
-    @property
-    def _by_delta_rs(self) -> EmbeddedEngine | None:
-        """What makes tables and writes what this process has in memory, where delta-rs can open the lake; else None."""
-        if not isinstance(self.questions, DeltaRsQuestions):
+    def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
+        """What makes a table and writes to it what this process has in memory, where delta-rs can open the lake and nobody has
+        turned on a feature of the table that it cannot write; else None.
+        """
+        asked = self.questions
+        if not isinstance(asked, DeltaRsQuestions) or (asked.exists(table) and asked.unknown_features(table, for_writing=True)):
             return None
-        return EmbeddedEngine(self.lake, lambda: self, self.questions)
+        return EmbeddedEngine(self.lake, lambda: self, asked)
 
     def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
@@ -331,17 +336,31 @@ class SparkEngine:
 
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`. Files of at least half that size are left alone."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.compact(table, file_bytes)
             return
-        has_keys = "merge_key" in self.lake.layout[table].schema.names
-        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
-        with suppress_conflict(), self._set(sizes | (_FINDS_KEYS if has_keys else {})):
+        with suppress_conflict(), self._rewriting(table, file_bytes):
             self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
+
+    def purge(self, table: str) -> None:
+        """See `Engine.purge`."""
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            by_delta_rs.purge(table)
+            return
+        with self._rewriting(table, FILE_BYTES):
+            self.spark.sql(f"REORG TABLE {sql_name(self.lake, table)} APPLY (PURGE)")
+
+    @contextmanager
+    def _rewriting(self, table: str, file_bytes: int) -> Iterator[None]:
+        """Inside, files are rewritten into files of up to this size."""
+        has_keys = "merge_key" in self.lake.schema(table).names
+        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
+        with self._set(sizes | (_FINDS_KEYS if has_keys else {})):
+            yield
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs) is not None:
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             return by_delta_rs.vacuum(table)
         before = self.spark.sql(f"VACUUM {sql_name(self.lake, table)} DRY RUN").count()
         self.spark.sql(f"VACUUM {sql_name(self.lake, table)}")
@@ -374,10 +393,29 @@ class _Query:
         self._query.stop()
 
 
+_INPUT = "input"
+"""The column that says to which table a row belongs, beside columns that bear numbers."""
+
+
+def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
+    """By input and name of a column, a number for it: the same one in each input where name and type are the same. So columns of
+    several inputs in one table cannot be mistaken for one another, whatever the sources are called.
+    """
+    numbers: dict[tuple[str, str], str] = {}
+    return [
+        {field.name: numbers.setdefault((field.name, field.dataType.simpleString()), f"c{len(numbers)}") for field in rows.schema}
+        for rows in inputs
+    ]
+
+
+def _as_numbered(names: Mapping[str, str]) -> list[Column]:
+    return [F.col(f"`{name}`").alias(number) for name, number in names.items()]
+
+
 def _called(
-    function: Function, columns: Sequence[Sequence[str]], schema: pa.Schema
+    function: Function, names: Sequence[Mapping[str, str]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A pure function of several tables as one for mapInArrow: the column `_input` says to which table a row belongs."""
+    """A pure function of several tables as one for mapInArrow, whose columns are `_numbered`."""
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in a Python worker of Spark: gives the function its inputs, which came as one group, and yields its rows."""
@@ -385,7 +423,10 @@ def _called(
         if not sum(batch.num_rows for batch in rows):
             return
         table = pa.Table.from_batches(rows)
-        inputs = [table.filter(pc.equal(table["_input"], i)).select(names) for i, names in enumerate(columns)]
+        inputs = [
+            table.filter(pc.equal(table[_INPUT], i)).select([*mine.values()]).rename_columns([*mine])
+            for i, mine in enumerate(names)
+        ]
         yield from _pieces(function(*inputs), schema)
 
     return call

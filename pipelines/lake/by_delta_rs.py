@@ -24,7 +24,7 @@ from pipelines.errors import WatersmeetError
 from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
 from pipelines.lake.inputs import asked, named, narrowed
-from pipelines.lake.location import Lake, local_path
+from pipelines.lake.location import Lake, local_path, scheme_of
 from pipelines.lake.questions import (
     Aggregates,
     NoTableError,
@@ -35,6 +35,7 @@ from pipelines.lake.questions import (
     answer,
     check_question,
     plain_schema,
+    restored_to,
 )
 
 
@@ -49,7 +50,7 @@ class DeltaRsQuestions(Questions):
 
     def exists(self, table: str) -> bool:
         """See `Questions`."""
-        return DeltaTable.is_deltatable(self.path(table), self._storage(table))
+        return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
         """See `Questions`."""
@@ -97,7 +98,15 @@ class DeltaRsQuestions(Questions):
             # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
             if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
                 break
-        return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
+        return [
+            Version(
+                c["version"],
+                c.get("inCommitTimestamp", c["timestamp"]),
+                c.get("userMetadata"),
+                restored_to(c.get("operation"), c.get("operationParameters")),
+            )
+            for c in commits
+        ]
 
     def version(self, table: str) -> int:
         """See `Questions`."""
@@ -111,6 +120,16 @@ class DeltaRsQuestions(Questions):
         """See `Questions`."""
         return dict(self.opened(table).metadata().configuration)
 
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `Questions`. All that were not tried are among them."""
+        protocol, properties = self.opened(table).protocol(), self.properties(table)
+        if not for_writing:
+            return sorted({*(protocol.reader_features or ())} - _READABLE)
+        found = {*(protocol.reader_features or ()), *(protocol.writer_features or ())} - _WRITABLE
+        # A table of an earlier protocol has the mode alone; and the feature alone changes nothing.
+        has_mapping = properties.get("delta.columnMapping.mode", "none") != "none"
+        return sorted(found | {"columnMapping"} if has_mapping else found - {"columnMapping"})
+
     def file_count(self, table: str) -> int:
         """See `Questions`."""
         return len(self.opened(table).file_uris())
@@ -122,8 +141,13 @@ class DeltaRsQuestions(Questions):
         return math.ceil(pc.sum(files["size_bytes"]).as_py() / rows) if rows else 0
 
     def path(self, table: str) -> str:
-        """The path or URI of a table, as delta-rs takes it."""
+        """The path or URI of a table."""
         return local_path(self._lake.address(table))
+
+    def uri(self, table: str) -> str:
+        """The URI of a table: delta-rs would take a path with a `%` for one."""
+        path = self.path(table)
+        return Path(path).absolute().as_uri() if scheme_of(path) is None else path
 
     def _storage(self, table: str) -> dict[str, str]:
         return dict(self._lake.home(table).storage)
@@ -154,7 +178,7 @@ class DeltaRsQuestions(Questions):
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:
-            return DeltaTable(self.path(table), version, self._storage(table))
+            return DeltaTable(self.uri(table), version, self._storage(table))
         except TableNotFoundError:
             raise NoTableError(table, self._lake.home(table).location) from None
         except DeltaError:
@@ -162,9 +186,15 @@ class DeltaRsQuestions(Questions):
                 raise self._damaged(table, last) from None
             raise
 
+    def delete_files(self, table: str, names: Sequence[str]) -> None:
+        """Deletes files of a table by their names below its folder, and the checksums that Hadoop keeps beside them."""
+        self._files_of(table).delete_files(self.path(table), names)
+
     def _at(self, table: str, version: int | None) -> DeltaTable:
-        if version is None:
-            return self.opened(table)
+        return self.opened(table) if version is None else self.opened_at(table, version)
+
+    def opened_at(self, table: str, version: int) -> DeltaTable:
+        """The table as one of its versions has it. Raises VersionGoneError where the log does not know it."""
         if not 0 <= version <= self.version(table):
             raise VersionGoneError(table, version)
         try:
@@ -196,6 +226,13 @@ class DeltaRsQuestions(Questions):
         files, path = self._files_of(table), self.path(table)
         named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in named)
+
+
+_WRITABLE: Final = frozenset(
+    ["appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "invariants", "v2Checkpoint", "variantType"]
+)
+"""Table features with which delta-rs was tried, reading and writing."""
+_READABLE: Final = _WRITABLE | {"columnMapping"}
 
 
 def _schema(found: DeltaTable) -> pa.Schema:

@@ -28,6 +28,7 @@ from pipelines.lake.questions import (
     answer,
     check_question,
     plain_schema,
+    restored_to,
 )
 
 _GONE: Final = frozenset(
@@ -89,8 +90,13 @@ class SparkQuestions(Questions):
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
         rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
-        found = rows.select("version", F.unix_millis("timestamp").alias("at"), "userMetadata").collect()
-        return sorted((Version(row.version, row.at, row.userMetadata) for row in found), reverse=True)
+        found = rows.select(
+            "version", F.unix_millis("timestamp").alias("at"), "userMetadata", "operation", "operationParameters"
+        ).collect()
+        versions = [
+            Version(row.version, row.at, row.userMetadata, restored_to(row.operation, row.operationParameters)) for row in found
+        ]
+        return sorted(versions, key=lambda version: version.number, reverse=True)
 
     def columns(self, table: str) -> pa.Schema:
         """See `Questions`."""
@@ -99,6 +105,11 @@ class SparkQuestions(Questions):
     def properties(self, table: str) -> dict[str, str]:
         """See `Questions`."""
         return dict(self._detail(table, "properties"))
+
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `Questions`."""
+        del table, for_writing  # Spark itself says what it does not know
+        return ()
 
     def file_count(self, table: str) -> int:
         """See `Questions`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -119,6 +119,18 @@ class Files:
         below = self._below(address)
         with self._at(address, "deleting") as (store, name), suppress(FileNotFoundError):
             obstore.delete(store, [*below, name])
+
+    def delete_files(self, folder: str, names: Sequence[str]) -> None:
+        """Deletes files below a folder; what is gone already is passed over. On a local disk, the checksums that Hadoop keeps
+        beside its files go, too.
+        """
+        if scheme_of(folder) is None:
+            for path in (Path(local_path(folder), name) for name in names):
+                path.unlink(missing_ok=True)
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        elif names:
+            with self._at(folder, "deleting") as (store, below), suppress(FileNotFoundError):
+                obstore.delete(store, [f"{below}/{name}" for name in names])
 
     def check_readable(self, address: str) -> None:
         """Raises WatersmeetError where an object store does not answer, refuses, or does not have the bucket."""

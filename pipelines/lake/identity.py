@@ -48,8 +48,8 @@ def check_layout(questions: Questions, lake: Lake) -> None:
             f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows layouts up to {known}; "
             "use the version that wrote it, or a later one"
         )
-    is_earlier = properties.get("delta.enableInCommitTimestamps") == "true"
-    if is_earlier or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
+    is_numbered = tables.LAYOUT in properties or not questions.exists(silver)
+    if not is_numbered or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
         raise ConfigurationError(
             f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
             "begin a new lake elsewhere; with `kafka.start: sink` it takes up the old sink where it stands"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.inputs import SEPARATOR, source_of, topic_of
 from pipelines.lake.questions import Condition, Where
-from pipelines.lake.tables import Table
+from pipelines.lake.tables import SILVER, Table
 
 
 def narrowed(table: str, where: Where) -> Where:
@@ -32,7 +32,7 @@ def _plain(condition: Condition) -> Iterator[Condition]:
 
 def asked(columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]) -> Sequence[str]:
     """The columns that are read for these: where a source has several topics, `source` alone stands for the input."""
-    is_input = bool(with_topics) and "source" in columns and "topic" not in columns
+    is_input = bool(with_topics) and "source" in columns and "topic" not in columns and table != SILVER  # which has parts
     return [*columns, "topic"] if is_input and table in layout and "topic" in layout[table].schema.names else columns
 
 

@@ -15,6 +15,8 @@ from pipelines.settings import CatalogLake, Settings
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(?=/)")
+_NOT_BY_DELTA_RS = re.compile(r"[#?\[\]|^\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+"""What delta-rs cannot have in a path, or takes for something else than a part of one."""
 _DELTA_RS_SCHEMES = frozenset(["s3", "s3a", "abfs", "abfss", "az", "adl", "azure", "gs"])
 
 
@@ -85,10 +87,10 @@ class Lake:
     def needs_spark(self) -> bool:
         """Whether nothing but Spark can open every table: one is in a catalog, or where delta-rs cannot go.
 
-        delta-rs knows folders of this machine (but for a path with a `%`, which it decodes) and the common object stores.
+        delta-rs knows folders of this machine, but for a few characters in their path, and the common object stores.
         """
         location = self.settings.lake
         if isinstance(location, CatalogLake) or any(lake.needs_spark for lake in self.borrowed.values()):
             return True
         scheme = scheme_of(location)
-        return "%" in location if scheme is None else scheme not in _DELTA_RS_SCHEMES
+        return _NOT_BY_DELTA_RS.search(location) is not None if scheme is None else scheme not in _DELTA_RS_SCHEMES

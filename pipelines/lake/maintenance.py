@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.tables import has_records
+
 if TYPE_CHECKING:
     from pipelines.engine import Engine
 
@@ -95,5 +98,11 @@ def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:
 
 
 def _vacuum(engine: Engine, table: str) -> int:
+    """Removes old files, and gives up those of the last version in which rows stand that are deleted: they are old once the
+    retention is over.
+    """
     keep_properties(engine, table)
+    if has_records(table):
+        with suppress_conflict():
+            engine.purge(table)
     return engine.vacuum(table)

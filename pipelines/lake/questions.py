@@ -69,11 +69,14 @@ class VersionGoneError(WatersmeetError):
 
 
 class Version(NamedTuple):
-    """A commit to a table: its number, when it was made (epoch ms), and its `userMetadata`."""
+    """A commit to a table: its number, when it was made (epoch ms), and its `userMetadata`; and where it is a RESTORE, to which
+    version (-1: to one that it does not say).
+    """
 
     number: int
     committed_at_ms: int
     metadata: str | None
+    restored_to: int | None = None
 
 
 class Questions(Protocol):
@@ -118,11 +121,22 @@ class Questions(Protocol):
     def properties(self, table: str) -> dict[str, str]:
         """Its table properties."""
 
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """The table features that keep whoever answers from reading the table, or from writing it, by Delta's names."""
+
     def file_count(self, table: str) -> int:
         """How many data files the last version has."""
 
     def row_bytes(self, table: str) -> int:
         """About how many bytes a row has in the files of the last version, where values are packed; 0 where there is no row."""
+
+
+def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> int | None:
+    """The version that a commit has restored, as its entry in the history says it; see `Version`."""
+    if operation != "RESTORE":
+        return None
+    version = str((parameters or {}).get("version"))
+    return int(version) if version.isdigit() else -1
 
 
 def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:

@@ -24,13 +24,23 @@ def check_readable(lake: Lake) -> None:
         Files(lake.storage).check_readable(lake.location)
 
 
+def check_openable(lake: Lake) -> None:
+    """Raises ConfigurationError where the embedded engine is to open a lake that only Spark can."""
+    if lake.settings.engine == "embedded" and lake.needs_spark:
+        raise ConfigurationError(
+            f"engine: embedded cannot open {lake.location}; name an object-store URI (s3:, abfss:, gs:) or a folder (its path "
+            "without # ? [ ] | ^ \\, control characters or a % with two hexadecimal digits) as the lake, or engine: spark"
+        )
+
+
 def check_writable(lake: Lake) -> None:
-    """Raises WatersmeetError where the lake's folder takes no commits, or where the store of the lake or of its checkpoints
-    is away, refuses, or lets two writers make a file.
+    """Raises WatersmeetError where the engine cannot open the lake, where its folder takes no commits, or where the store of the
+    lake or of its checkpoints is away, refuses, or lets two writers make a file.
 
     In a store, a file is made, tried to be made again, and deleted. Only a store that refuses the second try keeps one commit
     from replacing another: that takes conditional puts (`If-None-Match`), which not every store that speaks S3 knows.
     """
+    check_openable(lake)
     if not lake.is_catalog and scheme_of(lake.location) is None:
         _check_folder(Path(local_path(lake.location)))
     for place in stored(lake):

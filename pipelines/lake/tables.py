@@ -117,7 +117,8 @@ def layout(settings: Settings) -> dict[str, Table]:
     retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
     of_bronze = [_bronze(name, source, settings.merge) for name, source in settings.sources.items()]
     # Records that came after their time: never merged, kept.
-    late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants))
+    of_late = _statistics("source", "topic", "partition", "offset", "event_time", "position", "batch")
+    late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants), properties=of_late)
     others = [_with_further(table, settings) for table in _OTHERS]
     tables = [*of_bronze, _silver(settings), late, *others]
     if has_registry(settings):
@@ -152,7 +153,8 @@ def _silver(settings: Settings) -> Table:
     types = {name: source.value_type for name, source in settings.sources.items()}
     merge = settings.merge
     schema = silver_schema(types, settings.with_topics, has_due=merge.has_due, has_tenants=merge.has_tenants)
-    without = {"status", "valid", "invalid_reason", *types}
+    # No smallest and largest key of a file: they would stand in the log, which `forget` cannot change.
+    without = {"status", "valid", "invalid_reason", "merge_key", *types}
     properties = {
         **_statistics(*(name for name in schema.names if name not in without)),
         # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.

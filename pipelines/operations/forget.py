@@ -232,7 +232,9 @@ class Forgetting:
     # -- erasing
 
     def erase(self, owner: Owner) -> None:
-        """Erases it; what has been erased already is passed over."""
+        """Erases it; what has been erased already is passed over. Afterwards only older versions have files with it, which
+        `maintain` removes once the retention is over.
+        """
         self._forget_records(owner)
         for source in self.settings.inputs:
             of_input = [("source", "=", source)]
@@ -242,6 +244,8 @@ class Forgetting:
             _each(owner, tables.bronze(source), self._unmerged[source], [], erased)
             for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, of_input)):
                 _each(owner, table, self._refused[source], conditions, {**erased, "detail": FORGOTTEN})
+        for table in filter(tables.has_records, owner.engine.lake.layout):
+            _retried(partial(owner.engine.purge, table))
 
     def _forget_records(self, owner: Owner) -> None:
         """Merge records; where they were is noted first, since the sink may have their messages."""
@@ -298,14 +302,23 @@ def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], v
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
     """Makes a commit; again where another writer of the table came first."""
-    reach(IN_FORGET)
-    for attempt in range(1, ATTEMPTS + 1):
+
+    def make() -> None:
+        """Makes it, as the next one of its owner."""
         commit = owner.next_commit(table, FORGETTING)
+        write(commit)
+        owner.confirm(table, commit)
+
+    reach(IN_FORGET)
+    _retried(make)
+
+
+def _retried(write: Callable[[], None]) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
         try:
-            write(commit)
+            write()
         except Exception as error:
             if attempt == ATTEMPTS or not is_conflict(error):
                 raise
         else:
-            owner.confirm(table, commit)
             return

@@ -182,6 +182,15 @@ class Planner:
             sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
         return Standing(self.clocks, sources, None if self.tenants is None else self.tenants.clocks)
 
+    def records(self, plan: BatchPlan) -> dict[TopicPartition, int]:
+        """By topic-partition, how many records with a time the last plan, which is this one, passes, as far as it has looked."""
+        counts = {}
+        for tp, rows in self._available.items():
+            if tp in plan.ranges:
+                is_in = (rows.offsets < plan.ranges[tp].until_offset) & (rows.event_times != NO_TIME)
+                counts[tp] = np.count_nonzero(is_in if rows.is_idle is None else is_in & ~rows.is_idle)
+        return counts
+
     def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
         """By source, how many records of the last plan, which is this one, are merged and how many are late, as their positions
         say; heartbeats count in either.

@@ -91,8 +91,8 @@ def test_with_tenants_a_lake_has_further_columns_and_no_others(tmp_path: Path) -
             assert with_tenants[name].properties == table.properties
 
 
-def test_silver_skips_files_by_all_that_it_is_asked_for(tmp_path: Path) -> None:
-    usual = "partition,merge_key,event_time,last_event_time,batch"
+def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(tmp_path: Path) -> None:
+    usual = "partition,event_time,last_event_time,batch"
     merges = {
         usual: {"timeout": "1s"},
         f"{usual},due,closed_at": {"window": {"gap": "1s", "max": "2s"}},
@@ -101,6 +101,8 @@ def test_silver_skips_files_by_all_that_it_is_asked_for(tmp_path: Path) -> None:
     for expected, merge in merges.items():
         silver = Lake(settings_for(tmp_path, merge=merge)).layout["silver"]
         assert silver.properties["delta.dataSkippingStatsColumns"] == expected
+    for table in filter(lambda table: tables.has_records(table.name), Lake(settings_for(tmp_path)).layout.values()):
+        assert "key" not in table.properties["delta.dataSkippingStatsColumns"]
 
 
 def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
@@ -271,14 +273,23 @@ def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store:
 
 
 @pytest.mark.promise("C13")
-@pytest.mark.parametrize("either_store", [SPARK_CATALOG], indirect=True)
-def test_a_lake_with_in_commit_timestamps_is_of_the_layout_before(either_store: Store) -> None:
+def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(either_store: Store) -> None:
     silver = either_store.lake.layout["silver"]
-    earlier = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
+    earlier = {name: value for name, value in silver.properties.items() if name != tables.LAYOUT}
     either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, earlier)
-    either_store.create_by_spark("silver")
+    either_store.create("silver")
     with pytest.raises(ConfigurationError, match="earlier version of Watersmeet"):
         check_layout(either_store.questions, either_store.lake)
+
+
+@pytest.mark.promise("N21")
+@pytest.mark.parametrize("either_store", [SPARK_CATALOG], indirect=True)
+def test_a_property_that_anybody_may_set_says_nothing_of_the_layout(either_store: Store) -> None:
+    silver = either_store.lake.layout["silver"]
+    touched = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
+    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, touched)
+    either_store.create_by_spark("silver")
+    check_layout(either_store.questions, either_store.lake)
 
 
 @pytest.mark.promise("C15")
@@ -322,6 +333,9 @@ class Kept:
         self.done.append(("compact", table))
         self.sizes.append(file_bytes)
 
+    def purge(self, table: str) -> None:
+        self.done.append(("purge", table))
+
     def vacuum(self, table: str) -> int:
         self.done.append(("vacuum", table))
         return 3
@@ -342,10 +356,10 @@ def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(fol
     assert kept.done == [("compact", "late")]
     now[0] = VACUUM_EVERY_S + 1
     maintenance.after_commit()
-    assert kept.done[1:] == [("compact", "late"), ("vacuum", "late")]
+    assert kept.done[1:] == [("compact", "late"), ("purge", "late"), ("vacuum", "late")]
     for _ in range(3):
         maintenance.after_commit()
-    assert kept.done[3:] == [("compact", "late")]
+    assert kept.done[4:] == [("compact", "late")]
 
 
 def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
@@ -368,13 +382,13 @@ def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_confi
     kept = Kept(folder_store.lake, folder_store.questions)
     told = {"table": "late", "files_before": 1, "files": 1, "old_files_removed": 3}
     assert maintain(kept, ["late"]) == [told]  # type: ignore[arg-type]
-    assert kept.done == [("vacuum", "late")], "few files stay as they are"
+    assert kept.done == [("purge", "late"), ("vacuum", "late")], "few files stay as they are"
     for _ in range(FEW_FILES):
         folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
     longer = Lake(folder_store.settings.model_copy(update={"retention_ms": 30 * 86_400_000}))
     kept = Kept(longer, folder_store.questions)
     maintain(kept, ["late"])  # type: ignore[arg-type]
-    assert kept.done == [("compact", "late"), ("properties", "late"), ("vacuum", "late")]
+    assert kept.done == [(step, "late") for step in ("compact", "properties", "purge", "vacuum")]
 
 
 # -- small files

@@ -1,74 +1,95 @@
-"""The name of a lake never changes: by it, Kafka keeps a second publisher out."""
+"""A source may have any name that a configuration takes: no column, of any table or of a step between, is mistaken for it."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from pipelines import run
-from pipelines.cli import app
-from pipelines.errors import ConfigurationError, OpenTransactionError
-from pipelines.kafka import cluster
-from pipelines.kafka.permissions import transactional_id
-from pipelines.lake.identity import identity
-from pipelines.settings import Settings
-from tests.kafka.test_transactional_ids import left_open
-from tests.support.rivers import River
-from tests.support.topics import published
+from pipelines.configuration.values import NAMES_OF_STEPS
+from pipelines.core.merge import REPLACING
+from pipelines.errors import ConfigurationError
+from pipelines.lake.location import Lake
+from pipelines.settings import Settings, load_settings
+from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake
+from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed
+from tests.support.configurations import settings_for
 
+pytestmark = pytest.mark.promise("C23")
 
-def test_another_name_is_refused_before_anything_is_published(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "name-kept", partitions=1)
-    river.flow()
-    river.finish()
-    out = published(kafka, river.sink, 1)
-    river.flow()
-    river.config["name"] = "other"
-    river.write()
-    with pytest.raises(ConfigurationError, match="name: the lake was begun as `name-kept`, and as `other` Kafka would"):
-        river.finish()
-    answer = CliRunner().invoke(app, ["validate", "-c", str(river.file)])
-    assert (answer.exit_code, "begun as" in answer.output) == (2, True)
-    assert published(kafka, river.sink, 1) == out
+WORDS = {"changed", "kept", "input", "c0", "c1", "row", "rows", "news", "select", "order", "group", "table", "null", "true"}
+"""Names of SQL, and of what our own statements and steps call their tables and columns."""
+
+TENANTS = {"timeout": "1s", "tenant": "g", "tenant_max_lag": "1s"}
+KINDS: list[dict[str, Any]] = [{"merge": merge} for merge in ({"timeout": "1s"}, {"window": {"gap": "1s", "max": "2s"}}, TENANTS)]
 
 
-def test_a_lake_that_does_not_know_its_name_keeps_that_of_its_next_start(
-    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def before(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
-        """What an earlier version kept."""
-        facts = identity(settings, partitions, topic_ids)
-        del facts["name"]
-        return facts
-
-    river = River.make(kafka, tmp_path, "name-before", partitions=1)
-    monkeypatch.setattr(run, "identity", before)
-    river.finish()
-    monkeypatch.undo()
-    river.finish()
-    river.config["name"] = "other"
-    river.write()
-    with pytest.raises(ConfigurationError, match="begun as `name-before`"):
-        river.finish()
+def settings_of(*names: str, **overrides: Any) -> Settings:
+    return settings_for(Path("/nowhere"), sources=names, **overrides)
 
 
-def test_a_lost_lake_is_taken_up_from_a_sink_without_open_transactions_alone(
-    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "SETTLING_S", 0.3)
-    river = River.make(kafka, tmp_path, "name-lost", partitions=1, kafka__start="sink")
-    river.flow()
-    river.finish()
-    shutil.rmtree(str(river.settings.lake))
-    with left_open(kafka, river.sink, "another") as owner:
-        with pytest.raises(OpenTransactionError):
-            river.finish()
-        owner.abort_transaction(30)
-    shutil.rmtree(str(river.settings.lake))
-    with left_open(kafka, river.sink, transactional_id("name-lost", river.sink)):
-        river.finish()
-    assert river.losses().repeated == 0
+def every_column() -> set[str]:
+    """The names of the columns of all tables, of any kind of lake, and of the merge's own."""
+    lakes = [Lake(settings_of("tracking", "orders", **kind)) for kind in KINDS]
+    names = {name for lake in lakes for table in lake.layout.values() for name in table.schema.names}
+    return {*names, *REPLACING, *WORDS} - {"tracking", "orders"}
+
+
+def is_taken(name: str, **kind: Any) -> bool:
+    """Whether a configuration takes it as the name of a source."""
+    try:
+        settings_of(name, "another", **kind)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+def test_sources_named_like_any_column_are_merged_as_the_model_does(new_lake: MakeLake, kind: str) -> None:
+    names = sorted(filter(is_taken, every_column()))
+    if kind != QUICK:  # one of each type beside the others, and those that other steps know
+        names = [name for name in names if name in {"heartbeat", "offset", "source", "topic", "position", "passes", *WORDS}]
+    assert {"heartbeat", "offset", "source", "topic"} <= {*names}
+    values: dict[str, list[bytes | None]] = {}
+    arrivals: list[str] = []
+    for n, name in enumerate(names):
+        records = [keyed("ab"[i % 2], 60 * i + n % 7, n=n) for i in range(6)]
+        values[name] = [*records, keyed("a", 20, n=n), heartbeat(1000)]
+        arrivals += [name] * len(values[name])
+    lake = new_lake({0: Case(values, 100, arrivals)}, sources=names)
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    assert lake.silver() == expected_silver(lake.cases, names)
+    assert lake.late() == expected_late(lake.cases, names)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_with_tenants_too(new_lake: MakeLake, kind: str) -> None:
+    """Other columns go from step to step."""
+    names = sorted(name for name in every_column() if is_taken(name, **KINDS[2]))
+    values = {name: [keyed("a", 10, g="x"), heartbeat(5000, g="x")] for name in names}
+    case = Case({name: [*mine] for name, mine in values.items()}, 1000, [name for name in names for _ in range(2)])
+    lake = new_lake({0: case}, sources=names, **KINDS[2])
+    lake.arrive()
+    lake.merge()
+    [row] = lake.silver()
+    assert (row[1], row[2], [len(parts) for parts in row[5:]]) == ("a", "timed_out", [1] * len(names))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_OF_STEPS))
+def test_what_is_reserved_is_refused_when_a_configuration_is_read(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "watersmeet.yml"
+    sources = "".join(f"  {source}: {{topic: {source}, event_time: ts}}\n" for source in (name, "orders"))
+    file.write_text(
+        "name: shop\nlake: ./lake\nkafka: {bootstrap_servers: 127.0.0.1:1}\nmerge: {timeout: 1s}\npublish: {topic: merged}\n"
+        f"sources:\n{sources}"
+    )
+    with pytest.raises(ConfigurationError, match=f"sources.{name}: `{name}` is reserved"):
+        load_settings(file)
+
+
+def test_with_tenants_more_names_are_refused() -> None:
+    assert is_taken("passes", **KINDS[0])
+    assert not any(is_taken(name, **KINDS[2]) for name in (*REPLACING, "tenant", "position"))

@@ -1,0 +1,34 @@
+"""Table features that somebody else has turned on: a platform by itself, or a person. What an engine cannot do is refused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pipelines.errors import ConfigurationError
+from pipelines.lake.location import Lake
+from pipelines.lake.questions import Questions
+
+_REMOVED_BY: Final = {"inCommitTimestamp": ["inCommitTimestamp"], "rowTracking": ["rowTracking", "domainMetadata"]}
+"""By feature, those that Spark can drop at once, so that delta-rs writes the table again."""
+
+
+def check_features(questions: Questions, lake: Lake) -> None:
+    """Raises ConfigurationError where a table has a feature with which the lake's engine cannot read or write it."""
+    for table in filter(questions.exists, lake.layout):
+        check_features_of(questions, lake, table)
+
+
+def check_features_of(questions: Questions, lake: Lake, table: str) -> None:
+    """The same of one table. Spark writes what delta-rs cannot; on either engine, delta-rs must be able to read it."""
+    is_embedded = lake.settings.engine == "embedded"
+    unknown = questions.unknown_features(table, for_writing=is_embedded)
+    if not unknown:
+        return
+    feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])
+    name, removed = f"delta.`{lake.address(table)}`", _REMOVED_BY.get(feature, ())
+    ways = ["; ".join(f"ALTER TABLE {name} DROP FEATURE {each}" for each in removed)] if removed else []
+    ways += ["go on with `engine: spark`"] if is_embedded else ["restore the table to before", "read it in a catalog"]
+    raise ConfigurationError(
+        f"lake: {table} has the table feature {feature}, which somebody has turned on and delta-rs cannot "
+        f"{'write' if is_embedded else 'read'}: {', or '.join(ways)}"
+    )

@@ -1,0 +1,49 @@
+"""Tables that somebody has taken back to an earlier version (`RESTORE`), while the log still tells of all commits.
+
+A restore changes the rows and leaves the transaction versions and the commits' metadata, from which an owner knows how far it is.
+So what was merged since would never be merged again. A run is refused until the table is taken forward again.
+"""
+
+from __future__ import annotations
+
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit
+from pipelines.lake.location import Lake
+from pipelines.lake.questions import Questions, walk
+
+
+def check_not_restored(questions: Questions, lake: Lake) -> None:
+    """Raises ConfigurationError where a table that the layers write was taken back behind a commit of theirs."""
+    noted = [tables.PROGRESS, tables.PUBLISHED, tables.IDLE_HEARTBEATS, tables.RESETS, tables.DEAD_LETTERS]
+    for table in (*filter(tables.has_records, lake.layout), *noted):
+        if questions.exists(table):
+            check_table(questions, lake, table)
+
+
+def check_table(questions: Questions, lake: Lake, table: str) -> None:
+    """The same of one table."""
+    undone = _undone(questions, table)
+    if undone is not None:
+        restore, version = undone
+        address = lake.address(table)
+        name = address if lake.home(table).is_catalog else f"delta.`{address}`"
+        raise ConfigurationError(
+            f"lake: {table} was taken back by somebody's RESTORE (its version {restore}), and what was written to it until its "
+            f"version {version} is gone: take it forward again with RESTORE TABLE {name} TO VERSION AS OF {version}; to go back "
+            "on purpose, use `watersmeet reset`, or begin a new lake elsewhere (with `kafka.start: sink` it takes up the sink)"
+        )
+
+
+def _undone(questions: Questions, table: str) -> tuple[int, int] | None:
+    """The number of a restore that has undone a commit of an owner, and that of the last commit that it has undone."""
+    restore: int | None = None
+    until: int | None = None
+    for version in walk(questions, table):
+        is_undone = until is not None and version.number > until
+        commit = Commit.parse(version.metadata)
+        if commit is not None and not commit.is_fence:
+            return (restore, version.number) if is_undone and restore is not None else None
+        if version.restored_to is not None and not is_undone:
+            restore, until = version.number, version.restored_to
+    return None

@@ -1,0 +1,91 @@
+"""A table that somebody has restored: nothing is merged into it until it is taken forward again, and then nothing is missing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from deltalake import DeltaTable
+
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.restored import check_not_restored
+from tests.laws.conftest import QUICK, SPARK_CATALOG, SPARK_FOLDER, MakeLake
+from tests.support.cases import expected_late, expected_silver, rich_cases
+from tests.support.lakes import CaseLake, OpenSpark, delta_table, folder_of
+
+pytestmark = pytest.mark.promise("N22")
+
+
+def restore(lake: CaseLake, open_spark: OpenSpark, table: str, version: int) -> None:
+    """As somebody would on the lake's engine."""
+    if lake.settings.engine == "spark":
+        delta_table(open_spark(), lake.engine.lake, table).restoreToVersion(version)
+    else:
+        DeltaTable(f"{folder_of(lake.settings)}/{table}").restore(version)
+
+
+def refusal(lake: CaseLake) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        check_not_restored(lake.questions, lake.engine.lake)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER, SPARK_CATALOG], indirect=True, scope="module")
+def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
+    new_lake: MakeLake, open_spark: OpenSpark, kind: str
+) -> None:
+    lake = new_lake(rich_cases(4, 1656, wealth="late"))
+    lake.arrive(0.3)
+    lake.merge()
+    earlier = lake.questions.version(tables.SILVER)
+    running = lake.start()
+    lake.arrive(0.5)
+    assert list(running.drain())
+    check_not_restored(lake.questions, lake.engine.lake)
+    merged, last = lake.silver(), lake.questions.version(tables.SILVER)
+    restore(lake, open_spark, tables.SILVER, earlier)
+    lake.arrive(0.8)
+    here = re.escape(lake.engine.lake.address(tables.SILVER))
+    said = refusal(lake)
+    assert re.search(
+        rf"silver was taken back .* version {last} is gone.* RESTORE TABLE .*{here}`? TO VERSION AS OF {last};", said
+    )
+    for silver in (running, lake.start()):
+        with pytest.raises(ConfigurationError, match="silver was taken back by somebody's RESTORE"):
+            list(silver.drain())
+    restore(lake, open_spark, tables.SILVER, last)
+    check_not_restored(lake.questions, lake.engine.lake)
+    assert lake.silver() == merged
+    lake.arrive()
+    lake.merge()
+    assert lake.silver() == expected_silver(lake.cases)
+    assert lake.late() == expected_late(lake.cases)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("table", [tables.bronze("orders"), tables.LATE, tables.QUARANTINE, tables.PROGRESS])
+def test_so_is_every_table_that_a_layer_writes(new_lake: MakeLake, open_spark: OpenSpark, kind: str, table: str) -> None:
+    lake = new_lake(rich_cases(4, 1656, wealth="late"))
+    for share in (0.3, 0.6):
+        lake.arrive(share)
+        lake.merge()
+    last = lake.questions.version(table)
+    restore(lake, open_spark, table, 1)
+    assert f"lake: {table} was taken back" in refusal(lake)
+    restore(lake, open_spark, table, last)
+    check_not_restored(lake.questions, lake.engine.lake)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_restore_that_undoes_nothing_of_a_layer_is_none(new_lake: MakeLake, open_spark: OpenSpark, kind: str) -> None:
+    lake = new_lake(rich_cases(4, 1656, wealth="late"))
+    lake.arrive(0.5)
+    lake.merge()
+    last = lake.questions.version(tables.SILVER)
+    lake.engine.set_properties(tables.SILVER, {"a.comment": "of somebody"})
+    restore(lake, open_spark, tables.SILVER, last)
+    check_not_restored(lake.questions, lake.engine.lake)
+    lake.arrive()
+    lake.merge()
+    assert lake.silver() == expected_silver(lake.cases)
