@@ -20,8 +20,14 @@ from pipelines.lake.questions import Questions, Version, walk
 
 APPLICATION: Final = "watersmeet"
 
-FORGETTING: Final = "watersmeet-forget"
-"""Of the commits that erase a key: they decide no batch."""
+DELETING: Final = "watersmeet-delete"
+"""Of the commits that delete what `keep` lets go, or erase a key: they decide no batch."""
+
+EVOLVING: Final = "watersmeet-evolve"
+"""Of the commits that begin a further epoch, which is a row of its own."""
+
+UNREAD: Final = frozenset([DELETING, EVOLVING])
+"""Applications of which nobody asks what their last commit said."""
 
 Append = Callable[[str, pa.Table, "Commit"], None]
 """Appends rows to a table in one commit, as an engine does: silent where Delta skips it, an error where another came first."""

@@ -31,8 +31,7 @@ from pipelines.errors import ConfigurationError, KafkaAccessError
 from pipelines.faults import IN_FORGET, reach
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.lake.commits import FORGETTING, Commit
-from pipelines.lake.conflicts import is_conflict
+from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
 from pipelines.lake.order import due_columns
@@ -251,7 +250,7 @@ class Forgetting:
         records = [row for row in self._silver if row["status"] != "waiting"]
         places = [(row["partition"], row["event_time"], now) for row in records]
         if places:
-            owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), FORGETTING)
+            owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING)
         gone = [{**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records] + self._waiting
         replacing = REPLACING if self.settings.merge.has_tenants else REPLACING[:1]
         changed = pa.schema([*schema, *((name, TIME) for name in replacing)])
@@ -299,13 +298,4 @@ def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], v
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
     """Makes a commit; again where another writer of the table came first."""
     reach(IN_FORGET)
-    for attempt in range(1, ATTEMPTS + 1):
-        commit = owner.next_commit(table, FORGETTING)
-        try:
-            write(commit)
-        except Exception as error:
-            if attempt == ATTEMPTS or not is_conflict(error):
-                raise
-        else:
-            owner.confirm(table, commit)
-            return
+    owner.change(table, DELETING, write, attempts=ATTEMPTS)
