@@ -92,7 +92,10 @@ class DeltaRsQuestions(Questions):
             # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
             if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
                 break
-        return [Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata")) for c in commits]
+        return [
+            Version(c["version"], c.get("inCommitTimestamp", c["timestamp"]), c.get("userMetadata"), c.get("operation"))
+            for c in commits
+        ]
 
     def version(self, table: str) -> int:
         """See `Questions`."""

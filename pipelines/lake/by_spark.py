@@ -89,8 +89,8 @@ class SparkQuestions(Questions):
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`."""
         rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
-        found = rows.select("version", F.unix_millis("timestamp").alias("at"), "userMetadata").collect()
-        return sorted((Version(row.version, row.at, row.userMetadata) for row in found), reverse=True)
+        found = rows.select("version", F.unix_millis("timestamp").alias("at"), "userMetadata", "operation").collect()
+        return sorted((Version(*row) for row in found), reverse=True)
 
     def columns(self, table: str) -> pa.Schema:
         """See `Questions`."""

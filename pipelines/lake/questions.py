@@ -69,11 +69,14 @@ class VersionGoneError(WatersmeetError):
 
 
 class Version(NamedTuple):
-    """A commit to a table: its number, when it was made (epoch ms), and its `userMetadata`."""
+    """A commit to a table: its number, when it was made (epoch ms), its `userMetadata`, and what it did, as Delta
+    calls it (WRITE, MERGE, OPTIMIZE, ...).
+    """
 
     number: int
     committed_at_ms: int
     metadata: str | None
+    operation: str | None
 
 
 class Questions(Protocol):
