@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.core.inputs import source_of
 from pipelines.engine import Engine, Rows
-from pipelines.errors import LeaseLostError
+from pipelines.errors import CommitRepeatedError, LeaseLostError
 from pipelines.lake.commits import APPLICATION, UNREAD, Commit, last_commit, last_decision
 from pipelines.lake.conflicts import is_conflict, suppress_conflict
 from pipelines.monitoring.events import Committed, Observer, StepDone, ignore
@@ -58,10 +58,16 @@ class Owner:
         return found[1].number if found is not None and found[1].token == self.token else 0
 
     def confirm(self, table: str, commit: Commit) -> int:
-        """The version of the table that holds a commit of this owner. Raises LeaseLostError where it was skipped."""
+        """The version of the table that holds a commit of this owner.
+
+        Raises LeaseLostError where it was skipped, and CommitRepeatedError where the table has another one of its
+        number: an earlier try, whose answer did not come, and which may say something else.
+        """
         found = last_commit(self.engine.questions, table, commit.application)
         if found is None or found[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
+        if found[1] != Commit.parse(commit.metadata):
+            raise CommitRepeatedError(table, self.engine.lake.location)
         self._last[source_of(table), commit.application] = commit.number
         self.tell(Committed(source_of(table)))
         return found[0].number
