@@ -201,7 +201,9 @@ class Run:
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
                 Beginning(questions, self.settings, self.partitions, owner).decide()
-            yield Owned(self, owner, lease, can_be_idle=can_be_idle)
+            owned = Owned(self, owner, lease, can_be_idle=can_be_idle)
+            self.patience.bear(owned.complete)
+            yield owned
             lease.check()
         except BaseException:
             with suppress(Exception):  # what failed may have failed because another process has taken over
@@ -255,6 +257,20 @@ class Owned:
             for layer in ("silver", "gold")
         }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
+
+    def complete(self) -> None:
+        """Complete what a crash left of the last commit of each layer that is owned, before anything is planned,
+        deleted, read elsewhere or changed.
+        """
+        if "bronze" in self._run.layers:
+            for source in self._settings.inputs:
+                Bronze(self.owner, self._settings, source).complete()
+        if "silver" in self._run.layers:
+            self.silver.complete()
+        if "gold" in self._run.layers:
+            self.gold.complete()
+            for letters in self.letters:
+                letters.complete()
 
     @property
     def is_lost(self) -> bool:

@@ -54,7 +54,7 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
     """
     this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
     with this_run.owned(change="evolve") as owned:
-        from_batch = owned.silver.planner.next_batch  # what a crash has left of the last batch is completed by its own rules
+        from_batch = owned.silver.planner.next_batch
         found = preview(questions, settings)
         if found["problems"]:
             raise ConfigurationError("{where}: {what}".format(**found["problems"][0]))

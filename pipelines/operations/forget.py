@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
 from pipelines.core.inputs import of_source, source_of
 from pipelines.core.merge import REPLACING
@@ -67,12 +66,6 @@ def forgotten(
         )
     run = Run(settings, LAYERS, reporter)
     with run.owned(change=FORGET) as owned:
-        for source in settings.inputs:  # what a crash has left is completed first: it is read from rows that change here
-            Bronze(owned.owner, settings, source).complete()
-        _ = owned.silver.planner
-        owned.gold.recover()
-        for letters in owned.letters:
-            letters.recover()  # what a run was sending is out by now, or never will be
         of_key = Forgetting(owned.owner.engine.questions, settings, key, tenant)
         found = of_key.preview()
         found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0

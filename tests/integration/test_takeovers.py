@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from pipelines.bronze import Bronze, kafka_input
 from pipelines.errors import ConfigurationError, LeaseLostError
@@ -18,12 +19,14 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.maintenance import maintain
+from pipelines.lake.published import last_sink
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations import evolve as evolving
 from pipelines.operations.evolve import evolve
 from pipelines.operations.forget import forgotten
 from pipelines.run import LAYERS, Owned, Run, kept_by
-from tests.support.cases import SOURCES
+from tests.support.cases import SOURCES, expected_quarantine
+from tests.support.lakes import quarantined_of
 from tests.support.rivers import Losses, River
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
@@ -158,6 +161,50 @@ def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
     assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 1}
     assert evolve(river.questions, river.settings, Reporter())["applied"]
     assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 2}
+
+
+@pytest.mark.long
+def test_what_a_crash_left_is_completed_before_anything_is_deleted(kafka: str, tmp_path: Path) -> None:
+    batches = 40  # of so many records, so that bronze can be deleted up to one of them
+    river = River.make(kafka, tmp_path, "noted-first", keep={"bronze": "1500ms"}, merge__max_records_per_batch=batches)
+    river.chunks = int(time.time())  # refused records are as old as Kafka's timestamp says
+    for _ in range(4):
+        river.flow(records=40)
+    run = Run(river.settings, ["bronze"], Reporter())
+    with run.owned() as owned:
+        engine = owned.owner.engine
+        for source in SOURCES:
+            bronze, bounds = Bronze(owned.owner, run.settings, source), Cluster(run.settings.kafka).bounds(river.topic(source), 2)
+            rows = engine.read_kafka(kafka_input(run.settings, source, {}), bounds)
+            bronze.append(rows, bronze.counted(rows))  # and here it ends
+    assert quarantined_of(river.questions) == []
+    Run(river.settings, ["silver", "gold"], Reporter()).once()
+    before = rows_in(river, *map(tables.bronze, SOURCES))
+    with new_run(river).owned() as owned:
+        maintain(owned.owner.engine, [name for layer in LAYERS for name in kept_by(layer, river.settings)], owned.expire)
+    after = rows_in(river, *map(tables.bronze, SOURCES))
+    assert all(after[name] < before[name] for name in before)
+    assert quarantined_of(river.questions) == expected_quarantine(river.cases)
+
+
+def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "clock-set-back")
+    layout = new_run(river).engine.lake.layout[tables.PUBLISHED]
+    ahead_ms = 4_000_000_000_000  # where the clock stood when the sink before was written to
+    row = {"partition": 0, "first_seq": 0, "last_seq": 0, "last_event_time": 0, "last_key": "a", "sink_offset": 0}
+    rows = layout.rows_of([{**row, "committed_at": ahead_ms, "sink": "the sink before"}])
+    write_deltalake(river.questions.path(tables.PUBLISHED), rows, mode="append")
+    for _ in range(2):
+        river.flow()
+        river.finish()
+    noted = river.questions.select(tables.PUBLISHED, ["sink", "partition", "last_seq", "committed_at"]).to_pylist()
+    now = next(sink for sink in {row["sink"] for row in noted} if sink.startswith(river.sink))
+    assert last_sink(river.questions) == now
+    for p in range(2):
+        mine = [row for row in noted if (row["sink"], row["partition"]) == (now, p)]
+        times = [row["committed_at"] for row in sorted(mine, key=lambda row: row["last_seq"])]
+        assert times == sorted(set(times))
+        assert len(times) > 1
 
 
 def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(kafka: str, tmp_path: Path) -> None:
