@@ -187,19 +187,20 @@ class Run:
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell)
-            fence_all(owner, written)
+            if "silver" in self.layers and widen(self.engine, [tables.SILVER, tables.PROGRESS]):
+                create_view(self.engine)
+            if "gold" in self.layers:
+                widen(self.engine, [tables.PUBLISHED])
+            if "bronze" in self.layers:
+                widen(self.engine, [tables.RECOVERED])
+            fence_all(owner, written)  # in columns that may be new
             ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
             keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             check_rules(read_epochs(questions, self.settings), self.settings)  # they may have changed since the run was made
             if "silver" in self.layers:
-                if widen(self.engine, [tables.SILVER, tables.PROGRESS]):
-                    create_view(self.engine)
                 keep_properties(self.engine, tables.SILVER)
-            if "gold" in self.layers:
-                widen(self.engine, [tables.PUBLISHED])
             if "bronze" in self.layers:
-                widen(self.engine, [tables.RECOVERED])
                 Beginning(questions, self.settings, self.partitions, owner).decide()
             owned = Owned(self, owner, lease, can_be_idle=can_be_idle)
             self.patience.bear(owned.complete)

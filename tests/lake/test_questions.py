@@ -272,7 +272,7 @@ def test_the_history_numbers_commits_rightly_while_others_write(folder_store: St
     seen = 0
     while not done.is_set():
         for limit in (1, 20, None):
-            for number, _, metadata in asked.history("late", limit):
+            for number, _, metadata, _ in asked.history("late", limit):
                 assert int(metadata or 0) == number
                 seen = max(seen, number)
     writer.join()

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -83,7 +84,7 @@ def engine(root_session: SparkSession, tmp_path: Path) -> SparkEngine:
 def test_while_a_merge_runs_nothing_else_has_its_settings(engine: SparkEngine, tmp_path: Path) -> None:
     silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
     schema = silver.schema.append(pa.field("replaces", TIME))
-    row = (0, "a", "open", 1, 1, [], [], None, None, 0)
+    row: tuple[Any, ...] = (0, "a", "open", 1, 1, [], [], None, None, 0)
     changed = engine.rows(silver.rows([row]).append_column("replaces", pa.nulls(1, TIME)))
     rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
