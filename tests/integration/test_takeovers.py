@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -90,7 +91,7 @@ def tokens(river: River) -> dict[tuple[str, str], int]:
 
 @pytest.mark.long
 def test_every_start_fences_whatever_was_ever_written_under_a_token(kafka: str, tmp_path: Path) -> None:
-    topics = {f"publish__{table}_topic": f"fences-{table}" for table in ("late", "quarantine")}
+    topics: dict[str, Any] = {f"publish__{table}_topic": f"fences-{table}" for table in ("late", "quarantine")}
     river = River.make(kafka, tmp_path, "fences", keep=KEEP, kafka__start={"timestamp": "1970-01-01T00:00:00Z"}, **topics)
     for _ in range(4):
         river.flow()
