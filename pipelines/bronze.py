@@ -61,7 +61,7 @@ class Bronze:
     maintenance: Maintenance | None = None
     _unjudged: tuple[int, int] = (0, 0)
     _is_unsure: bool = False
-    """Whether the last batch failed, so that only the table knows whether its commit was made."""
+    """Whether the last batch failed, so that only the table knows whether its commit was made, and its note."""
     _kept_schemas: set[int] = field(default_factory=set)
     """The ids of schemas that `writer_schemas` surely has."""
 
@@ -86,6 +86,8 @@ class Bronze:
         return self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
 
     def _take(self, rows: Rows) -> None:
+        if self._is_unsure:
+            self.complete()  # of what was read again, Kafka may have lost the refused records
         with self._engine.held(rows) as kept:
             with self.owner.step("bronze", "read"):
                 found = self.counted(kept)
@@ -122,17 +124,25 @@ class Bronze:
     def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
         """Step 1. `found`: the rows as `counted`. `fills`: the rows lie between others that are there already.
 
-        In a batch that is tried again after a failure, nothing is written where the table has the rows.
+        After a failure only the table knows whether the commit was made, and what is read again may lack records:
+        Kafka has compacted or deleted them meanwhile. Every offset below the end of the last commit is in bronze,
+        so of rows that are tried again only those beyond are written. Answers what the table has: where it has all
+        of them, its last commit.
         """
-        ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
-        columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
-        ranges = {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
+        ranges = _ranges(found)
+        if self._is_unsure:
+            last = last_decision(self._engine.questions, self.table, self.application)
+            ends = {} if last is None else {p: until for p, (_, until) in ranges_of(last[1].facts["ranges"]).items()}
+            if last is not None and all(until <= ends.get(p, 0) for p, (_, until) in ranges.items()):
+                return last[1]
+            if any(since < ends.get(p, 0) for p, (since, _) in ranges.items()):
+                schema = self._engine.lake.schema(self.table)
+                rows = self._engine.per_partition(partial(_beyond, ends=ends), [rows], schema)
+                found = self.counted(rows)
+                ranges = _ranges(found)
         if self._registry is not None:
             self._keep_schemas(self._registry, set(found[WRITER_SCHEMA.name].to_pylist()) - {None})
         facts = {"ranges": ranges_fact(ranges), "refused": _counts(found)[1], "fills": fills}
-        last = last_decision(self._engine.questions, self.table, self.application) if self._is_unsure else None
-        if last is not None and (last[1].token, last[1].facts) == (self.owner.token, facts):
-            return last[1]
         self._is_unsure = True
         return self.owner.append(self.table, rows, self.application, facts)
 
@@ -202,6 +212,20 @@ class Bronze:
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
+
+
+def _ranges(found: pa.Table) -> dict[int, tuple[int, int]]:
+    """By partition the offsets `[first, last + 1)` of rows that `Bronze.counted` has counted."""
+    ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
+    columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
+    return {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
+
+
+def _beyond(rows: pa.Table, *, ends: Mapping[int, int]) -> pa.Table:
+    """The rows at or beyond an offset of their partition."""
+    partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
+    since = np.array([ends.get(int(p), 0) for p in partitions], np.int64)[numbers]
+    return rows.filter(pa.array(int64s(rows["offset"]) >= since))
 
 
 def _to_note(rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:

@@ -334,7 +334,6 @@ def reset(
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
         with this_run.owned() as owned:
-            owned.gold.recover()  # what a crash has left is completed, so that the jump is from where everything stands
             jump = Reset(owned.owner, this_run.settings, owned.silver, this_run.partitions, target)
             found = {**jump.preview(), "done": yes}
             if yes:

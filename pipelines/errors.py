@@ -167,6 +167,21 @@ class LeaseLostError(WatersmeetError):
         self.change = change
 
 
+class CommitRepeatedError(WatersmeetError):
+    """A commit that was tried again had been made by the first try, with something else in it; what it was says the
+    table, so whoever owns it looks there and goes on.
+    """
+
+    retriable = True
+
+    def __init__(self, table: str, place: str) -> None:
+        super().__init__(
+            f"a commit to {table} of {place} was made by an earlier try, whose answer did not come; "
+            "if this goes on, look at what the store answers"
+        )
+        self.table = table
+
+
 class DataLossError(WatersmeetError):
     """Kafka has deleted offsets that were not read yet. `missing`: by partition, `[from, until)`."""
 

@@ -54,7 +54,7 @@ from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.order import Order
 from pipelines.lake.progress import last_batch
-from pipelines.lake.published import last_published
+from pipelines.lake.published import last_noted_ms, last_published
 from pipelines.lake.questions import first_offsets
 from pipelines.lake.stretches import lags_of, longest, read_lived, stretches_of, windows_of
 from pipelines.monitoring.events import Failed, Handled, Published
@@ -99,6 +99,8 @@ class Gold:
     _size: TransactionSize = field(
         default_factory=lambda: TransactionSize(MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION))
     )
+    _noted_ms: int = 0
+    """The time of the last row of `published`."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
         """Publishes everything that silver has finished; yields what each transaction wrote."""
@@ -134,6 +136,11 @@ class Gold:
         self._size.succeeded(self.now_s() - began, is_full=found.has_more)
         return publications
 
+    def complete(self) -> None:
+        """Complete `published`, as the sink says, and know from then on where every sequence stands."""
+        if self._tails is None:
+            self._tails = self.recover()
+
     def recover(self) -> dict[int, Tail]:
         """Where every partition's sequence stands, as the sink says.
 
@@ -142,6 +149,7 @@ class Gold:
         self.check_owner()
         self._ensure_topic()
         self._sink = self._identified()
+        self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.questions))
         noted = last_published(self._engine.questions, self._sink)
         self._publisher.begin()
         found = {p: sequence_tail(message) for p, message in self._publisher.tails(self.partitions).items()}
@@ -305,11 +313,11 @@ class Gold:
     # -- the table `published`, and the sink
 
     def _note(self, publications: Sequence[Publication]) -> None:
-        """Step 5."""
+        """Step 5. Later rows have later times, whatever the wall clock was set to: the last sink is known by them."""
         if not publications:
             return
-        now, sink = now_ms(), self._sink
-        noted = {"committed_at": now, "sink": sink}
+        self._noted_ms = max(now_ms(), self._noted_ms + 1)
+        noted = {"committed_at": self._noted_ms, "sink": self._sink}
         rows = [
             {"partition": p, "first_seq": first, "last_seq": t.seq, "last_event_time": t.event_time, "last_key": t.key}
             | {"sink_offset": t.offset, "last_due": t.due, "last_closed_at": t.closed_at, "last_tenant": t.tenant, **noted}

@@ -30,7 +30,8 @@ from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, FORGETTING, application_of, bronze_application, last_commit
+from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, application_of, bronze_application, last_commit
+from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
 from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, identity, keep_identity
@@ -165,9 +166,11 @@ class Run:
 
     @contextmanager
     def owned(self, *, can_be_idle: bool = False, change: str | None = None) -> Iterator[Owned]:
-        """The layers, written by this process alone; what an owner before left incomplete can no longer be written by it.
+        """The layers, written by this process alone: whoever had them before, and however that one ended, is
+        fenced before the tables are read.
 
-        `change`: the command that takes them to change the lake. A run that goes on loses them to it.
+        `change`: the command that takes them to change the lake. A run that goes on loses them to it. Raises
+        LeaseLostError where another process has taken the layers over by the end.
         """
         questions = self.engine.questions
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
@@ -183,31 +186,34 @@ class Run:
             """The largest fencing token that the last commits of the layers' tables name; 0 where they name none."""
             return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
 
+        with suppress_conflict():  # another process, which starts too, has added them
+            widen(self.engine, [tables.LEASES])
         lease.take(largest_known)
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell, is_observed=bool(self.observers))
-            if lease.must_fence:
-                if lease.must_fence_forget:
-                    written += [pair for layer in self.layers for pair in _erased_from(layer, self.settings)]
-                with ThreadPoolExecutor(4) as pool:
-                    list(pool.map(lambda pair: owner.fence(*pair), written))
-            ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
-            keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
-            keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
-            if "silver" in self.layers:
-                if widen(self.engine, [tables.SILVER, tables.PROGRESS]):
-                    create_view(self.engine)
-                keep_properties(self.engine, tables.SILVER)
+            if "silver" in self.layers and widen(self.engine, [tables.SILVER, tables.PROGRESS]):
+                create_view(self.engine)
             if "gold" in self.layers:
                 widen(self.engine, [tables.PUBLISHED])
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
+            fence_all(owner, written)  # in columns that may be new
+            ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
+            keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
+            keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
+            check_rules(read_epochs(questions, self.settings), self.settings)  # they may have changed since the run was made
+            if "silver" in self.layers:
+                keep_properties(self.engine, tables.SILVER)
+            if "bronze" in self.layers:
                 fence = sink_publisher(self.settings).begin if "gold" in self.layers else (lambda: None)
                 beginning = Beginning(questions, self.settings, self.partitions, owner, fence)
                 beginning.decide()
                 beginning.remember(self.engine.append)
-            yield Owned(self, owner, lease, can_be_idle=can_be_idle)
+            owned = Owned(self, owner, lease, can_be_idle=can_be_idle)
+            self.patience.bear(owned.complete)
+            yield owned
+            lease.check()
         except BaseException:
             with suppress(Exception):  # what failed may have failed because another process has taken over
                 lease.check()
@@ -260,6 +266,20 @@ class Owned:
             for layer in ("silver", "gold")
         }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
+
+    def complete(self) -> None:
+        """Complete what a crash left of the last commit of each layer that is owned, before anything is planned,
+        deleted, read elsewhere or changed.
+        """
+        if "bronze" in self._run.layers:
+            for source in self._settings.inputs:
+                Bronze(self.owner, self._settings, source).complete()
+        if "silver" in self._run.layers:
+            self.silver.complete()
+        if "gold" in self._run.layers:
+            self.gold.complete()
+            for letters in self.letters:
+                letters.complete()
 
     @property
     def is_lost(self) -> bool:
@@ -369,7 +389,9 @@ def create_view(engine: Engine) -> None:
 
 
 def widen(engine: Engine, names: Sequence[str]) -> bool:
-    """Afterwards these tables have every column and field of the lake's layout; whether any lacked one. For their owner alone."""
+    """Afterwards these tables have every column and field of the lake's layout; whether any lacked one. For their owner, or where
+    one that came in between (a conflict) would have done the same.
+    """
     lacked = False
     for table in (engine.lake.layout[name] for name in names):
         found = engine.questions.columns(table.name)
@@ -384,22 +406,37 @@ def _holds(column: pa.DataType, wanted: pa.DataType) -> bool:
     return ddl(widened(column, wanted)) == ddl(column)
 
 
+def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
+    """Keep every earlier owner out of tables, each for an application (`_written_by`)."""
+    by_table: dict[str, set[str]] = {}
+    for table, application in written:
+        by_table.setdefault(table, set()).add(application)
+
+    def fence(table: str) -> None:
+        """Fence all applications of a table."""
+        for application in sorted(by_table[table]):
+            owner.fence(table, application, is_shared=application == EVOLVING)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fence, by_table))
+
+
 def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
-    """The tables whose commits a layer's owner decides on, each with the application under which Delta counts them there."""
+    """The tables that a layer's owner commits to under its token, each with the application under which Delta
+    counts that: what it decides, and what it deletes. An epoch is of all layers.
+
+    Notes are not among them: they carry the version of the commit that they follow from.
+    """
+    epochs = (tables.EPOCHS, EVOLVING)
     if layer == "bronze":
-        return [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs] + [
-            (table, bronze_application()) for table in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
-        ]
+        read = [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs]
+        deleted = [(name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE)]
+        decided = [(table, bronze_application()) for table in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)]
+        return [*read, *decided, *deleted, epochs]
     if layer == "silver":
-        # Its other tables hold notes, which carry the version of the commit that they follow from.
-        return [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
-    return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION)]
-
-
-def _erased_from(layer: str, settings: Settings) -> list[tuple[str, str]]:
-    """The tables of a layer that `forget` erases from, each with the application under which Delta counts that."""
-    names = {"bronze": [*map(tables.bronze, settings.sources), tables.QUARANTINE], "silver": [tables.SILVER, tables.LATE]}
-    return [(name, FORGETTING) for name in names.get(layer, ())]
+        deleted = [(name, DELETING) for name in (tables.SILVER, tables.LATE, tables.FORGOTTEN)]
+        return [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION), *deleted, epochs]
+    return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION), epochs]
 
 
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:

@@ -106,6 +106,10 @@ class Silver:
         planner.done(plan)
         self._planner = planner
 
+    def complete(self) -> None:
+        """Complete the notes of the last batch, which is what the planner begins with."""
+        _ = self.planner
+
     @property
     def planner(self) -> Planner:
         """Plans the batches; recovered from the tables, after the notes of the last batch are complete."""
@@ -264,8 +268,10 @@ class Silver:
         ]
         if decided:
             reach("idle.decide")
+            self._planner = None  # after a failure, only the table knows whether it was decided
             self.owner.append(tables.IDLE_HEARTBEATS, decision_rows(self.settings, decided, now_ms()))
             planner.decided(decided)
+            self._planner = planner
         return bool(decided)
 
     @cached_property

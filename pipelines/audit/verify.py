@@ -45,7 +45,7 @@ from pipelines.core.window import Window
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
-from pipelines.lake.commits import Commit
+from pipelines.lake.commits import commit_of
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.floors import read_floors
 from pipelines.lake.questions import Questions, Where
@@ -328,7 +328,7 @@ def check_versions(evidence: Evidence, findings: Findings) -> None:
     if evidence.version is None:
         return
     history = evidence.questions.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
-    commits = ((version.number, Commit.parse(version.metadata)) for version in history)
+    commits = ((version.number, commit_of(tables.SILVER, version)) for version in history)
     batches = {number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits}
     known: Where = [[("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]]
     noted = evidence.questions.summary(tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.engine import KafkaInput
 from pipelines.engine.polling import followed_source, followed_versions
@@ -46,3 +46,8 @@ class ConnectEngine(SparkEngine):
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
         return followed_versions(name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S)
+
+    def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
+        """Run a statement about rows in another session than theirs: on Spark Connect it takes their plan along."""
+        with_braces = statement("\0").replace("{", "{{").replace("}", "}}")
+        session.sql(with_braces.replace("\0", "{changed}"), changed=rows)

@@ -14,7 +14,10 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -128,6 +131,41 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
     for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)
     return session
+
+
+@contextmanager
+def session_with(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Inside, there is a session with the same cluster and catalogs, and these settings more, for one statement at a time.
+
+    It is another session than `spark`, in which all else is done meanwhile and which never has these settings.
+    """
+    with _opening:
+        beside = _beside.setdefault(spark, _Beside())
+    with beside.lock:
+        if beside.session is None:
+            beside.session = _copy_of(spark)
+            if is_remote():
+                atexit.register(beside.session.stop)
+        session = beside.session
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        try:
+            yield session
+        finally:
+            for name in settings:
+                session.conf.unset(name)
+
+
+@dataclass
+class _Beside:
+    """A session beside another one, made when it is first needed."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    session: SparkSession | None = None
+
+
+_beside: dict[SparkSession, _Beside] = {}
+_opening = threading.Lock()
 
 
 def _remote_session(remote: str) -> SparkSession:

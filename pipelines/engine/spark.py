@@ -4,8 +4,9 @@ Spark writes records. Tables are made, and what a run itself says is written, by
 takes hundredths of a second, and with Spark a whole one. On S3, two processes cannot both make it, while Spark looks whether
 there is a commit of that number, and then writes its own; so no table is written by both at once.
 
-Only documented calls are used. MERGE and DELETE take a commit's transaction version and metadata from the session's settings,
-since they have no options; everything else says its own as options, which go before the settings.
+Only documented calls are used. MERGE, DELETE and UPDATE have no options, and take a commit's transaction version and
+metadata from a session's settings: so they run in a session beside the layers' own, one at a time, and no other
+statement meets what is set there. An append says its own as options.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pipelines.engine import Function, KafkaInput, Running, replaced_row
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem
 from pipelines.engine.polling import has_news
+from pipelines.engine.session import session_with
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
@@ -83,7 +85,6 @@ class SparkEngine:
         self.questions = questions(lake, lambda: spark)
         self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
         self._files = Files(lake.storage)
-        self._settings_are_set = threading.Lock()
         self._creates_schema = threading.Lock()
 
     # -- reading
@@ -239,51 +240,50 @@ class SparkEngine:
         columns = [f"`{name}`" for name in schema.names]
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
         values = [f"changed.{name}" for name in columns]
-        name = sql_name(self.lake, table).replace("{", "{{").replace("}", "}}")
-        statement = (
-            f"MERGE INTO {name} kept USING {{changed}} changed ON {condition} "
-            "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
-            f"WHEN MATCHED THEN UPDATE SET {', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
-            "WHEN NOT MATCHED AND changed.status IS NOT NULL "
-            f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
-        )
-        with self._committing(commit):
-            self.spark.sql(statement, changed=rows)
+
+        def statement(changed: str) -> str:
+            """The MERGE of the rows that SQL calls so."""
+            return (
+                f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON {condition} "
+                "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
+                f"WHEN MATCHED THEN UPDATE SET {', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
+                "WHEN NOT MATCHED AND changed.status IS NOT NULL "
+                f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
+            )
+
+        with self._committing(commit) as session:
+            self._run_on_rows(session, statement, rows)
+
+    def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
+        """Run a statement about rows in another session than theirs: a global view is what sessions share."""
+        name = f"watersmeet_{uuid.uuid4().hex}"
+        rows.createGlobalTempView(name)
+        try:
+            session.sql(statement(f"{session.conf.get('spark.sql.globalTempDatabase')}.{name}"))
+        finally:
+            self.spark.catalog.dropGlobalTempView(name)
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(narrowed(table, where), times)
-        with self._committing(commit):
-            self.spark.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
+        with self._committing(commit) as session:
+            session.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(narrowed(table, where), times)
         changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
-        with self._committing(commit):
-            self.spark.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
+        with self._committing(commit) as session:
+            session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
 
     @contextmanager
-    def _committing(self, commit: Commit) -> Iterator[None]:
-        """Inside, one statement is this commit. A setting that stayed would swallow every later write."""
-        with self._set(
-            dict(zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True))
-            | {_METADATA: commit.metadata}
-        ):
-            yield
-
-    @contextmanager
-    def _set(self, settings: Mapping[str, str]) -> Iterator[None]:
-        with self._settings_are_set:
-            for name, value in settings.items():
-                self.spark.conf.set(name, value)
-            try:
-                yield
-            finally:
-                for name in settings:
-                    self.spark.conf.unset(name)
+    def _committing(self, commit: Commit) -> Iterator[SparkSession]:
+        """Inside, there is a session in which one statement is this commit."""
+        settings = dict(zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True))
+        with session_with(self.spark, {**settings, _METADATA: commit.metadata}) as session:
+            yield session
 
     # -- following
 
@@ -339,24 +339,24 @@ class SparkEngine:
         if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.compact(table, file_bytes)
             return
-        with suppress_conflict(), self._rewriting(table, file_bytes):
-            self.spark.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
+        with suppress_conflict(), self._rewriting(table, file_bytes) as session:
+            session.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`."""
         if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.purge(table)
             return
-        with self._rewriting(table, FILE_BYTES):
-            self.spark.sql(f"REORG TABLE {sql_name(self.lake, table)} APPLY (PURGE)")
+        with self._rewriting(table, FILE_BYTES) as session:
+            session.sql(f"REORG TABLE {sql_name(self.lake, table)} APPLY (PURGE)")
 
     @contextmanager
-    def _rewriting(self, table: str, file_bytes: int) -> Iterator[None]:
-        """Inside, files are rewritten into files of up to this size."""
+    def _rewriting(self, table: str, file_bytes: int) -> Iterator[SparkSession]:
+        """Inside, there is a session that rewrites files into files of up to this size."""
         has_keys = "merge_key" in self.lake.schema(table).names
         sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
-        with self._set(sizes | (_FINDS_KEYS if has_keys else {})):
-            yield
+        with session_with(self.spark, sizes | (_FINDS_KEYS if has_keys else {})) as session:
+            yield session
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""

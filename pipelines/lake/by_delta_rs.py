@@ -103,6 +103,7 @@ class DeltaRsQuestions(Questions):
                 c["version"],
                 c.get("inCommitTimestamp", c["timestamp"]),
                 c.get("userMetadata"),
+                c.get("operation"),
                 restored_to(c.get("operation"), c.get("operationParameters")),
             )
             for c in commits

@@ -94,7 +94,8 @@ class SparkQuestions(Questions):
             "version", F.unix_millis("timestamp").alias("at"), "userMetadata", "operation", "operationParameters"
         ).collect()
         versions = [
-            Version(row.version, row.at, row.userMetadata, restored_to(row.operation, row.operationParameters)) for row in found
+            Version(row.version, row.at, row.userMetadata, row.operation, restored_to(row.operation, row.operationParameters))
+            for row in found
         ]
         return sorted(versions, key=lambda version: version.number, reverse=True)
 

@@ -16,15 +16,25 @@ import pyarrow as pa
 
 import pipelines
 from pipelines.core.inputs import topic_of
+from pipelines.lake import tables
 from pipelines.lake.questions import Questions, Version, walk
 
 APPLICATION: Final = "watersmeet"
 
-FORGETTING: Final = "watersmeet-forget"
-"""Of the commits that erase a key: they decide no batch."""
+DELETING: Final = "watersmeet-delete"
+"""Of the commits that delete what `keep` lets go, or erase a key: they decide no batch."""
+
+EVOLVING: Final = "watersmeet-evolve"
+"""Of the commits that begin a further epoch, which is a row of its own."""
+
+UNREAD: Final = frozenset([DELETING, EVOLVING])
+"""Applications of which nobody asks what their last commit said."""
 
 Append = Callable[[str, pa.Table, "Commit"], None]
 """Appends rows to a table in one commit, as an engine does: silent where Delta skips it, an error where another came first."""
+
+_WRITES: Final = frozenset(["WRITE", "MERGE", "DELETE", "UPDATE"])
+"""What a commit of an owner does, as Delta calls it. Maintenance is none, whatever metadata came along with it."""
 
 _NUMBERS: Final = 1 << 32
 _OWN: Final = frozenset(["application", "token", "number", "code_version"])
@@ -108,9 +118,22 @@ def last_decision(questions: Questions, table: str, application: str = APPLICATI
     return told
 
 
+def commit_of(table: str, version: Version) -> Commit | None:
+    """Return the owner's commit that made a version of a table; None where it was made otherwise.
+
+    That is told by what the version did and by the facts that a batch has, and not by its metadata alone: Delta
+    gives a session's metadata to every commit made there, such as a compaction behind a MERGE.
+    """
+    commit = Commit.parse(version.metadata) if version.operation in _WRITES else None
+    if commit is None or commit.is_fence or commit.application in UNREAD:
+        return commit
+    of_batch = "batch" if table == tables.SILVER else "ranges" if table.startswith(tables.bronze("")) else None
+    return commit if of_batch is None or of_batch in commit.facts else None
+
+
 def _commits(questions: Questions, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
     for version in walk(questions, table):
-        commit = Commit.parse(version.metadata)
+        commit = commit_of(table, version)
         if commit is not None and commit.application == application:
             yield version, commit
 

@@ -13,6 +13,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from pipelines.core.model import horizon_after
 from pipelines.core.plan import Stretch, TopicPartition
 from pipelines.core.recovery import Told
@@ -88,12 +90,17 @@ def check_rules(epochs: Epochs, settings: Settings) -> None:
         )
 
 
-def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> None:
-    """Records the settings' rules as the next epoch. The caller owns the lake, or it has no batch yet."""
-    number = len(_read(questions))
+def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> pa.Table:
+    """Return the settings' rules as a row of `epochs`."""
     row = (number, from_batch, json.dumps(settings.rules(), sort_keys=True), now_ms)
+    return tables.layout(settings)[tables.EPOCHS].rows([row])
+
+
+def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> None:
+    """Records the settings' rules as the next epoch of a lake without an owner, which has no batch yet or is being rebuilt."""
+    number = len(_read(questions))
     with suppress_conflict():  # of two first starts, one writes
-        append(tables.EPOCHS, tables.layout(settings)[tables.EPOCHS].rows([row]), Commit(_APPLICATION, 0, number + 1))
+        append(tables.EPOCHS, epoch_row(settings, number, from_batch, now_ms), Commit(_APPLICATION, 0, number + 1))
 
 
 def keep_first_epoch(questions: Questions, append: Append, settings: Settings, now_ms: int) -> None:

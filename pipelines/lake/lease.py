@@ -3,8 +3,11 @@
 The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of the same number through. An
 entry says that layers were taken, with its number as the fencing token, or released. The owner renews a file of its token every
 few seconds. A newcomer that finds a layer taken watches that file: if it changes, the newcomer is refused; if it stays the same
-for `SILENCE_S`, or the owner is known to be dead, the newcomer takes over and removes the file. An owner that was only paused
-learns of it so; what it tries to write until then is kept out by its token (`pipelines.running.owner.Owner.fence`).
+for `SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
+
+That the waiting is over, or was none, proves nothing: every owner fences whatever it may write before it
+reads (`pipelines.running.owner.Owner.fence`), whoever was before. An owner that was only paused learns from
+`leases` that it was replaced; what it tries to write until then is kept out by its token.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import psutil
@@ -28,12 +32,15 @@ from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
 from pipelines.lake.location import Lake
+from pipelines.lake.process import is_gone, process_table, start_ticks
 from pipelines.lake.questions import Questions
 
 RENEWAL_S: Final = 2.0
 SILENCE_S: Final = 20.0
 """Ten renewals: an owner that is silent for so long is dead, or paused for longer than anyone should wait for it."""
 _LOOK_S: Final = 0.25
+_CHECK_EVERY: Final = 5
+"""With so many renewals an owner looks at `leases`, whatever its file says; sooner where the file is gone."""
 
 TAKEN, RELEASED = "taken", "released"
 FORGET: Final = "forget"
@@ -55,6 +62,10 @@ class Entry(NamedTuple):
     jvm_pid: int | None
     at: int
     holder: str = ""
+    boot_id: str | None = None
+    namespace: str | None = None
+    started: int | None = None
+    jvm_started: int | None = None
 
     @property
     def change(self) -> str | None:
@@ -63,16 +74,16 @@ class Entry(NamedTuple):
 
 
 def is_dead(owner: Entry) -> bool:
-    """Whether it is certain that the owner writes nothing any more: it ran on this host, and neither it nor its JVM, which may
-    outlive it for a moment and finish what it was told to write, is left.
+    """Return True where it is certain that the owner writes nothing any more.
+
+    It was in this process table, and neither it nor its JVM is left, which may outlive it for a moment and
+    finish what it was told to write. An owner that did not say when it started is never certainly dead.
     """
-    if owner.host != socket.gethostname():
+    here = process_table()
+    if None in (here.boot_id, here.namespace, owner.started) or (owner.boot_id, owner.namespace) != here:
         return False
-    for pid in filter(None, (owner.pid, owner.jvm_pid)):
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).create_time() * 1000 <= owner.at:  # else another process has its number now
-                return False
-    return True
+    has_jvm = owner.jvm_pid is not None
+    return is_gone(owner.pid, owner.started) and not (has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started))
 
 
 @dataclass
@@ -90,10 +101,6 @@ class Lease:
     change: str | None = None
     """The command that changes the lake: it takes the layers by force, but not from one that changes the lake, too."""
     token: int = 0
-    must_fence: bool = False
-    """Whether the owner before may still wake up."""
-    must_fence_forget: bool = False
-    """Whether it was `forget`."""
     lost: LeaseLostError | None = None
     on_lost: Callable[[], None] = lambda: None
     renews: bool = True
@@ -102,6 +109,7 @@ class Lease:
     _ended: threading.Event = field(default_factory=threading.Event)
     _renewing: threading.Thread | None = None
     _id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _renewals: int = 0
 
     @property
     def _holder(self) -> str:
@@ -112,7 +120,7 @@ class Lease:
         return Files(self.lake.storage)
 
     def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
-        """Waits until it is certain who holds the layers; the token is larger than every one before.
+        """Waits until nobody else renews the layers, and takes them; the token is larger than every one before.
 
         `largest_known` is asked where `leases` is empty: other tables may have seen owners. Raises LeaseTakenError where a living
         process holds one of the layers that does not lose them to a `change`.
@@ -120,11 +128,11 @@ class Lease:
         for _ in range(_ATTEMPTS):
             last, next_entry = self._last()
             owners = {entry.token: entry for entry in last.values() if entry.event == TAKEN}
-            may_wake_up = [o for o in owners.values() if (self.change and not o.change) or not self._is_dead(o)]
+            for owner in owners.values():
+                if owner.change or not self.change:
+                    self._await_silence(owner)
             if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
                 continue
-            self.must_fence = bool(may_wake_up)
-            self.must_fence_forget = any(owner.change == FORGET for owner in may_wake_up)
             self._write_renewal()
             for token in owners:
                 self._files.delete(self._path(token))
@@ -137,7 +145,7 @@ class Lease:
         )
 
     def release(self) -> None:
-        """The next owner need neither wait nor fence; where another writer of `leases` comes in between, it has to find out."""
+        """The next owner need not wait; where another writer of `leases` comes in between, it has to find out."""
         self._ended.set()
         if self._renewing is not None:
             self._renewing.join()
@@ -150,23 +158,36 @@ class Lease:
         """Before a step that would itself shut another owner out. Raises LeaseLostError where another process has taken over."""
         others = [entry for entry in self._last()[0].values() if entry.token != self.token]
         if others:
-            self.lost = LeaseLostError(self.lake.location, max(others).change)
+            self.lost = LeaseLostError(self.lake.location, max(others, key=attrgetter("entry")).change)
             raise self.lost
 
     def renew(self) -> bool:
-        """Says once more that this process lives; False, with `lost` set and `on_lost` called, where another has taken over."""
+        """Says once more that this process lives; False, with `lost` set and `on_lost` called, where another has
+        taken over.
+
+        Whoever takes over removes the file after its entry is in `leases`. So a renewal that makes the file anew
+        finds the entry when it looks there next, and removes the file again.
+        """
+        is_there = self._renewal(self.token) is not None
+        self._write_renewal()
+        self._renewals += 1
         try:
-            if self._renewal(self.token) is None:
+            if not is_there or self._renewals % _CHECK_EVERY == 0:
                 self.check()
         except LeaseLostError:
+            self._files.delete(self._path(self.token))
             self.on_lost()
             return False
-        self._write_renewal()
         return True
 
     def _last(self) -> tuple[Mapping[str, Entry], int]:
-        """The last entry of each of the layers, and the number of the next one."""
-        entries = sorted(Entry(**row) for row in self.questions.select(tables.LEASES, Entry._fields).to_pylist())
+        """The last entry of each of the layers, and the number of the next one.
+
+        A table of an earlier version lacks some of the columns.
+        """
+        known = self.questions.columns(tables.LEASES).names
+        rows = self.questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
+        entries = sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
         return {e.layer: e for e in entries if e.layer in self.layers}, max((e.entry for e in entries), default=0) + 1
 
     def _claim(self, entry: int) -> bool:
@@ -179,26 +200,30 @@ class Lease:
         return is_ours
 
     def _append(self, entry: int, event: str, token: int) -> None:
-        here = (self._holder, socket.gethostname(), os.getpid(), _jvm_pid(), time.time_ns() // 1_000_000)
-        rows = self.lake.layout[tables.LEASES].rows((entry, layer, token, event, *here) for layer in self.layers)
+        at, jvm_pid = time.time_ns() // 1_000_000, _jvm_pid()
+        here = {"holder": self._holder, "host": socket.gethostname(), "at": at, **process_table()._asdict()}
+        here |= {"pid": os.getpid(), "started": start_ticks(os.getpid()), "jvm_pid": jvm_pid}
+        here |= {"jvm_started": None if jvm_pid is None else start_ticks(jvm_pid)}
+        rows = self.lake.layout[tables.LEASES].rows_of(
+            {"entry": entry, "layer": layer, "token": token, "event": event, **here} for layer in self.layers
+        )
         with suppress_conflict():
             self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
 
-    def _is_dead(self, owner: Entry) -> bool:
-        """Whether the owner certainly writes nothing any more. False: it was silent long enough, or is no owner any more.
-        LeaseTakenError: it is alive.
+    def _await_silence(self, owner: Entry) -> None:
+        """Returns once the owner is certainly dead, was silent long enough, or has released. Raises
+        LeaseTakenError while it is alive.
         """
         seen = self._renewal(owner.token)
         for _ in range(round(SILENCE_S / _LOOK_S)):
             if self.is_dead(owner):
-                return True
+                return
             self.sleep_s(_LOOK_S)
             now = self._renewal(owner.token)
             if now not in (seen, None):
                 raise LeaseTakenError(owner.layer, self.lake.location, owner.host, owner.pid, owner.change)
             if now != seen and self._last()[0][owner.layer] != owner:
-                break  # it has released them, and its file
-        return False
+                return
 
     def _keep_renewing(self) -> None:
         while not self._ended.wait(RENEWAL_S):

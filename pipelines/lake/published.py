@@ -16,6 +16,11 @@ def last_sink(questions: Questions, conditions: Sequence[Condition] = ()) -> str
     return max(found, key=itemgetter("last"))["sink"] if found else None
 
 
+def last_noted_ms(questions: Questions) -> int:
+    """Return the largest time (epoch ms) that a row of `published` has; 0 where there is none."""
+    return questions.summary(tables.PUBLISHED, [], {"last": ("max", "committed_at")})["last"][0].as_py() or 0
+
+
 def last_published(questions: Questions, sink: str | None = None, until_ms: int | None = None) -> dict[int, Tail]:
     """By partition the last message that was noted of a sink (without a name: of the last one), up to a time (epoch ms).
 

@@ -69,13 +69,14 @@ class VersionGoneError(WatersmeetError):
 
 
 class Version(NamedTuple):
-    """A commit to a table: its number, when it was made (epoch ms), and its `userMetadata`; and where it is a RESTORE, to which
-    version (-1: to one that it does not say).
+    """A commit to a table: its number, when it was made (epoch ms), its `userMetadata`, and what it did, as Delta calls it
+    (WRITE, MERGE, OPTIMIZE, ...); and where it is a RESTORE, to which version (-1: to one that it does not say).
     """
 
     number: int
     committed_at_ms: int
     metadata: str | None
+    operation: str | None
     restored_to: int | None = None
 
 

@@ -45,6 +45,7 @@ ADDED = {
     PUBLISHED: frozenset(["last_due", "last_closed_at"]),
     RECOVERED: frozenset(["epochs", *DUE.names]),
     PROGRESS: frozenset(["epoch"]),
+    LEASES: frozenset(["boot_id", "namespace", "started", "jvm_started"]),
 }
 """By table, the columns that lakes of earlier layouts, or without a window by gap, lack; their owner adds them."""
 
@@ -242,12 +243,13 @@ _OTHERS = (
     # What the lake was begun with, of all that never changes; the first row of a field is the one that holds.
     Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
     # Which process writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger
-    # token. `jvm_pid` is null where the process has no JVM of its own.
+    # token. `jvm_pid` is null where the process has no JVM of its own. `boot_id`, `namespace`, `started` and `jvm_started` (clock
+    # ticks since boot) say which processes of which machine these are; null where the system does not tell.
     Table(
         LEASES,
         schema_of(
             "entry bigint, layer string, token bigint, event string, holder string, host string, pid int, jvm_pid int, "
-            "at timestamp"
+            "at timestamp, boot_id string, namespace string, started bigint, jvm_started bigint"
         ),
     ),
 )

@@ -1,7 +1,8 @@
 """Changes the rules of a living lake: says first what changes and from which batch on, then records it as the next epoch.
 
 The epoch is one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever owns them, so
-that no batch can be made by the old rules afterwards; a run that goes on meanwhile ends. The next run, with the new rules, adds
+that no batch can be made by the old rules afterwards; a run that goes on meanwhile ends. The row carries this
+process's token: once another one has taken a layer, it is not written. The next run, with the new rules, adds
 the columns that they need.
 """
 
@@ -18,7 +19,8 @@ from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.faults import IN_EVOLVE, reach
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, begin_epoch, changes, epoch_ends, read_epochs
+from pipelines.lake.commits import EVOLVING
+from pipelines.lake.epochs import Epochs, changes, epoch_ends, epoch_row, read_epochs
 from pipelines.lake.floors import last_reset
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions, Where
@@ -52,7 +54,7 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
     """
     this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
     with this_run.owned(change="evolve") as owned:
-        from_batch = owned.silver.planner.next_batch  # what a crash has left of the last batch is completed by its own rules
+        from_batch = owned.silver.planner.next_batch
         found = preview(questions, settings)
         if found["problems"]:
             raise ConfigurationError("{where}: {what}".format(**found["problems"][0]))
@@ -61,7 +63,8 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
         reach(IN_EVOLVE)
         begun = Beginning(questions, this_run.settings, this_run.partitions, owned.owner)
         after = this_run.settings.under({**settings.rules(), **_first_values(begun, settings, found)})
-        begin_epoch(questions, this_run.engine.append, after, from_batch, now_ms())
+        number = read_epochs(questions, settings).current.number + 1
+        owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
     return {**found, "from_batch": from_batch, "applied": True}
 
 

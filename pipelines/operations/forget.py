@@ -20,7 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.bronze import Bronze
 from pipelines.core.columns import int64s
 from pipelines.core.inputs import of_source, source_of
 from pipelines.core.merge import REPLACING
@@ -31,7 +30,7 @@ from pipelines.errors import ConfigurationError, KafkaAccessError
 from pipelines.faults import IN_FORGET, reach
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.lake.commits import FORGETTING, Commit
+from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.conflicts import is_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
@@ -68,12 +67,6 @@ def forgotten(
         )
     run = Run(settings, LAYERS, reporter)
     with run.owned(change=FORGET) as owned:
-        for source in settings.inputs:  # what a crash has left is completed first: it is read from rows that change here
-            Bronze(owned.owner, settings, source).complete()
-        _ = owned.silver.planner
-        owned.gold.recover()
-        for letters in owned.letters:
-            letters.recover()  # what a run was sending is out by now, or never will be
         of_key = Forgetting(owned.owner.engine.questions, settings, key, tenant)
         found = of_key.preview()
         found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
@@ -255,7 +248,7 @@ class Forgetting:
         records = [row for row in self._silver if row["status"] != "waiting"]
         places = [(row["partition"], row["event_time"], now) for row in records]
         if places:
-            owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), FORGETTING)
+            owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING)
         gone = [{**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records] + self._waiting
         replacing = REPLACING if self.settings.merge.has_tenants else REPLACING[:1]
         changed = pa.schema([*schema, *((name, TIME) for name in replacing)])
@@ -302,15 +295,8 @@ def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], v
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
     """Makes a commit; again where another writer of the table came first."""
-
-    def make() -> None:
-        """Makes it, as the next one of its owner."""
-        commit = owner.next_commit(table, FORGETTING)
-        write(commit)
-        owner.confirm(table, commit)
-
     reach(IN_FORGET)
-    _retried(make)
+    owner.change(table, DELETING, write, attempts=ATTEMPTS)
 
 
 def _retried(write: Callable[[], None]) -> None:

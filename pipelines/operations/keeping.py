@@ -14,10 +14,12 @@ worthwhile share of a file goes (`SHARE`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from pipelines.core.inputs import of_source
 from pipelines.core.recovery import read_again_from
 from pipelines.lake import tables
+from pipelines.lake.commits import DELETING
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.floors import batch_ends, last_reset, read_floors
@@ -35,7 +37,6 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.running.pieces import NOT_FORGOTTEN
 from pipelines.settings import KeepSettings, Settings
 
-_APPLICATION = "watersmeet-keep"
 _COLUMNS = {tables.SILVER: "last_event_time", tables.LATE: "position", tables.QUARANTINE: "kafka_timestamp"}
 """What the age of a row is counted by; of bronze it is the event time, or Kafka's timestamp where there is none."""
 
@@ -46,7 +47,8 @@ SHARE = 8
 
 def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = False) -> None:
     """Deletes the rows of a table that are older than `keep` wants them; if it `is_sparing`, once they are enough (`SHARE`).
-    Where another writer was quicker, the next time does.
+    Where another writer was quicker, the next time does. Raises LeaseLostError, and deletes nothing more, where a later owner has
+    taken the table.
     """
     questions, keep_ms = owner.engine.questions, kept_ms(settings.keep, table)
     last = None if keep_ms is None else last_batch(questions)
@@ -100,7 +102,7 @@ def _forget_before(owner: Owner, table: str, limits: Mapping[int, int], *, is_sp
     rows = _count(owner.engine.questions, table, terms)
     if not terms or (is_sparing and not _is_worth_it(owner.engine.questions, table, rows)):
         return
-    _note(owner, [(table, p, None, limit) for p, limit in further.items()])
+    _note(owner, table, {p: (None, limit) for p, limit in further.items()})
     _delete(owner, table, terms)
 
 
@@ -125,7 +127,7 @@ def _forget_batches(
     if is_sparing and not _is_worth_it(questions, table, rows):
         return
     if batches:
-        _note(owner, [(table, p, batch, None) for p, batch in batches.items()])
+        _note(owner, table, {p: (batch, None) for p, batch in batches.items()})
     if rows:
         _delete(owner, table, terms)
 
@@ -165,9 +167,11 @@ def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[in
     return found
 
 
-def _note(owner: Owner, rows: Sequence[tuple[str, int, int | None, int | None]]) -> None:
-    now = now_ms()
-    owner.engine.append(tables.FLOORS, owner.engine.lake.layout[tables.FLOORS].rows((*row, now) for row in rows))
+def _note(owner: Owner, table: str, floors: Mapping[int, tuple[int | None, int | None]]) -> None:
+    """Write the floors of a table: by partition a batch, or a time (ms)."""
+    owner.last_number(table, DELETING)  # raises where a later owner has come
+    rows = [(table, p, *floor, now_ms()) for p, floor in floors.items()]
+    owner.engine.append(tables.FLOORS, owner.engine.lake.layout[tables.FLOORS].rows(rows))
 
 
 def _count(questions: Questions, table: str, terms: Where) -> int:
@@ -186,4 +190,4 @@ def _is_worth_it(questions: Questions, table: str, rows: int) -> bool:
 def _delete(owner: Owner, table: str, terms: Where) -> None:
     for some in in_portions(terms):
         with suppress_conflict():
-            owner.engine.delete(table, some, owner.next_commit(table, _APPLICATION))
+            owner.change(table, DELETING, partial(owner.engine.delete, table, some))

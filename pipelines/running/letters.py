@@ -106,6 +106,11 @@ class DeadLetters:
                 self.owner.tell(Handled("gold", {self.topic: {("published", ""): sent}}))
                 yield sent
 
+    def complete(self) -> None:
+        """Complete `dead_letters`, as the topic says, and know from then on where each partition stands."""
+        if self._standing is None:
+            self._standing = self.recover()
+
     def recover(self) -> dict[int, dict[str, int]]:
         """Where every partition of the topic stands, as the topic says, and where it is empty, `dead_letters`.
 

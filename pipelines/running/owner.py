@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from pipelines.core.inputs import source_of
 from pipelines.engine import Engine, Rows
-from pipelines.errors import LeaseLostError
-from pipelines.lake.commits import APPLICATION, Commit, last_commit, last_decision
-from pipelines.lake.conflicts import suppress_conflict
+from pipelines.errors import CommitRepeatedError, LeaseLostError
+from pipelines.lake.commits import APPLICATION, UNREAD, Commit, last_commit, last_decision
+from pipelines.lake.conflicts import is_conflict, suppress_conflict
 from pipelines.monitoring.events import Committed, Observer, StepDone, ignore
 
 _ATTEMPTS = 20
@@ -46,18 +46,30 @@ class Owner:
         """The next commit to a table. Raises LeaseLostError where a later owner has written to it."""
         # Known again once the commit is confirmed: after a failure, look.
         number = self._last.pop((source_of(table), application), None)
-        if number is None:
-            found = last_commit(self.engine.questions, table, application)
-            if found is not None and found[1].token > self.token:
-                raise LeaseLostError(self.engine.lake.location)
-            number = found[1].number if found is not None and found[1].token == self.token else 0
+        number = self.last_number(table, application) if number is None else number
         return Commit(application, self.token, number + 1, facts or {})
 
+    def last_number(self, table: str, application: str) -> int:
+        """Return the number of this owner's last commit to a table, 0 before the first, as the table says.
+
+        Raises LeaseLostError where a later owner has written to it.
+        """
+        found = last_commit(self.engine.questions, table, application)
+        if found is not None and found[1].token > self.token:
+            raise LeaseLostError(self.engine.lake.location)
+        return found[1].number if found is not None and found[1].token == self.token else 0
+
     def confirm(self, table: str, commit: Commit) -> int:
-        """The version of the table that holds a commit of this owner. Raises LeaseLostError where it was skipped."""
+        """The version of the table that holds a commit of this owner.
+
+        Raises LeaseLostError where it was skipped, and CommitRepeatedError where the table has another one of its
+        number: an earlier try, whose answer did not come, and which may say something else.
+        """
         found = last_commit(self.engine.questions, table, commit.application)
         if found is None or found[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
+        if found[1] != Commit.parse(commit.metadata):
+            raise CommitRepeatedError(table, self.engine.lake.location)
         self._last[source_of(table), commit.application] = commit.number
         self.tell(Committed(source_of(table)))
         return found[0].number
@@ -72,6 +84,29 @@ class Owner:
             self.confirm(table, commit)
         return commit
 
+    def change(self, table: str, application: str, write: Callable[[Commit], None], *, attempts: int = 1) -> None:
+        """Make a commit by `write`, which changes rows that are there; a change of no row may be none. Where
+        another writer of the table came first, it is tried again, at most so often in all.
+
+        Raises LeaseLostError, and changes nothing, where a later owner has written to the table, and the
+        conflict where another writer came first each time.
+        """
+        for attempt in range(1, attempts + 1):
+            commit = self.next_commit(table, application)
+            try:
+                write(commit)
+            except Exception as error:
+                if not is_conflict(error):
+                    raise
+                self.last_number(table, application)  # raises where it was a later owner
+                if attempt == attempts:
+                    raise
+                continue
+            if self.last_number(table, application) == commit.number:
+                self._last[source_of(table), application] = commit.number
+                self.tell(Committed(source_of(table)))
+            return
+
     @contextmanager
     def step(self, layer: str, name: str) -> Iterator[None]:
         """Tells how long a step of a batch took, unless it fails."""
@@ -79,23 +114,29 @@ class Owner:
         yield
         self.tell(StepDone(layer, name, time.monotonic() - since))
 
-    def fence(self, table: str, application: str = APPLICATION) -> None:
+    def fence(self, table: str, application: str = APPLICATION, *, is_shared: bool = False) -> None:
         """Keeps every earlier owner out of a table, with an empty commit under this owner's token that tells the last decision.
 
-        What earlier owners write from then on is skipped by Delta, or ends in a conflict. Raises LeaseLostError where a later
-        owner has written to the table.
+        What earlier owners write from then on is skipped by Delta, or ends in a conflict. Raises LeaseLostError
+        where a later owner has written to the table, unless owners of several layers write to it (`is_shared`):
+        then that one has fenced it.
         """
+        is_read = application not in UNREAD
         for _ in range(_ATTEMPTS):
-            last = last_commit(self.engine.questions, table, application)
+            last = last_commit(self.engine.questions, table, application) if is_read else None
+            if last is None or last[1].token < self.token:
+                decided = last_decision(self.engine.questions, table, application) if is_read else None
+                facts = {} if decided is None else {"decided_in": decided[0], "decided": decided[1].metadata}
+                with suppress_conflict():
+                    nothing = self.engine.lake.schema(table).empty_table()
+                    self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
+                last = last_commit(self.engine.questions, table, application)
             if last is not None and last[1].token >= self.token:
-                if last[1].token > self.token:
+                if last[1].token > self.token and not is_shared:
                     break
+                if last[1].token == self.token:
+                    self._last[source_of(table), application] = last[1].number
                 return
-            decided = last_decision(self.engine.questions, table, application)
-            facts = {} if decided is None else {"decided_in": decided[0], "decided": decided[1].metadata}
-            with suppress_conflict():
-                nothing = self.engine.lake.schema(table).empty_table()
-                self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
         raise LeaseLostError(self.engine.lake.location)
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.errors import LeaseLostError, LeaseTakenError, WatersmeetError
 from pipelines.lake.commits import Commit
 from pipelines.lake.lease import RENEWAL_S, SILENCE_S, Entry, Lease, is_dead
+from pipelines.lake.process import process_table, start_ticks
 from tests.lake.conftest import Store
 
 
@@ -72,7 +74,7 @@ def test_an_owner_that_has_released_its_layers_is_followed_at_once(leases: Store
     first.release()
     second = lease(leases, "silver", time=time)
     second.take()
-    assert (time.now_s, second.must_fence) == (0, False)
+    assert time.now_s == 0
     assert second.token > first.token
 
 
@@ -87,7 +89,6 @@ def test_a_silent_owner_is_replaced_and_learns_of_it(leases: Store) -> None:
     second.take()
     assert SILENCE_S <= time.now_s <= SILENCE_S + RENEWAL_S
     assert second.token > first.token
-    assert second.must_fence, "the first one may wake up"
     assert not first.renew()
     assert isinstance(first.lost, LeaseLostError)
     assert told == ["lost"]
@@ -104,7 +105,7 @@ def test_a_change_takes_the_layers_from_a_living_owner_which_learns_for_what(lea
     first.take()
     change = lease(leases, "bronze", "silver", time=time, change="forget")
     change.take()
-    assert (time.now_s, change.must_fence, change.must_fence_forget) == (0, True, False)
+    assert time.now_s == 0
     assert not first.renew()
     assert first.lost is not None
     assert first.lost.change == "forget"
@@ -124,13 +125,12 @@ def test_of_two_changes_the_one_that_has_begun_goes_on(leases: Store) -> None:
     first.check()
 
 
-def test_a_change_that_falls_silent_is_replaced_and_what_it_did_is_fenced(leases: Store) -> None:
+def test_a_change_that_falls_silent_is_replaced(leases: Store) -> None:
     lease(leases, "silver", change="forget").take()
     time = Time()
     second = lease(leases, "silver", time=time)
     second.take()
     assert time.now_s >= SILENCE_S
-    assert (second.must_fence, second.must_fence_forget) == (True, True)
 
 
 def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_once(leases: Store) -> None:
@@ -141,7 +141,6 @@ def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_
     second = lease(leases, "bronze", time=time)
     second.take()
     assert time.now_s < RENEWAL_S
-    assert not second.must_fence
     second.check()
 
 
@@ -152,7 +151,6 @@ def test_an_owner_that_is_no_process_any_more_is_replaced_at_once(leases: Store)
     second = lease(leases, "bronze", time=time, alive=False)
     second.take()
     assert time.now_s == 0
-    assert not second.must_fence
 
 
 def test_a_token_is_larger_than_any_that_a_table_has_seen(leases: Store) -> None:
@@ -215,17 +213,131 @@ def test_a_lease_is_renewed_while_it_is_held(leases: Store) -> None:
     assert list(renewals.iterdir()) == [], "a released lease leaves no file"
 
 
-def test_a_dead_process_is_known_on_its_own_host_alone() -> None:
-    here, now = socket.gethostname(), 4_000_000_000_000
+def entry_of(pid: int, started: int | None, **more: Any) -> Entry:
+    """An entry of a process of this process table, whose wall clock may say anything."""
+    here = process_table()
+    named = {"boot_id": here.boot_id, "namespace": here.namespace, "started": started, **more}
+    return Entry(1, "bronze", 1, "taken", "any host name", pid, None, 0, **named)
+
+
+@pytest.fixture
+def ended() -> int:
+    """The number of a process that is no more."""
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    owner = Entry(1, "bronze", 1, "taken", here, done.pid, None, now)
-    assert is_dead(owner)
-    assert not is_dead(owner._replace(host="elsewhere"))
-    assert not is_dead(owner._replace(jvm_pid=os.getpid())), "its JVM may still finish what it was told to write"
-    assert not is_dead(owner._replace(pid=os.getpid()))
-    before_start = int(psutil.Process().create_time() * 1000) - 1000
-    assert is_dead(owner._replace(pid=os.getpid(), at=before_start)), "another process has its number now"
+    return done.pid
+
+
+@pytest.mark.promise("O2")
+def test_an_owner_is_certainly_dead_where_its_own_process_table_lacks_its_process(ended: int) -> None:
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    assert is_dead(entry_of(ended, 1))
+    assert not is_dead(entry_of(os.getpid(), ticks))
+    assert is_dead(entry_of(os.getpid(), ticks - 1)), "another process has its number now"
+    with_jvm = entry_of(ended, 1)._replace(jvm_pid=os.getpid(), jvm_started=ticks)
+    assert not is_dead(with_jvm), "its JVM may still finish what it was told to write"
+    assert is_dead(with_jvm._replace(jvm_started=ticks - 1))
+    assert not is_dead(entry_of(1, start_ticks(1))), "also where the process is another user's"
+
+
+@pytest.mark.promise("O10")
+def test_a_host_name_a_process_number_and_a_wall_clock_prove_no_death(ended: int) -> None:
+    here = entry_of(ended, 1)
+    for unsaid in (here._replace(boot_id=None), here._replace(namespace=None), here._replace(started=None)):
+        assert not is_dead(unsaid), "an entry of an earlier version does not say it"
+    for elsewhere in (here._replace(boot_id="another"), here._replace(namespace="another")):
+        assert not is_dead(elsewhere), "two containers of one host name share no process table"
+    mine = entry_of(os.getpid(), start_ticks(os.getpid()))
+    for at in (0, 4_000_000_000_000):
+        assert not is_dead(mine._replace(at=at, host=socket.gethostname())), "whatever the clock was set to"
+
+
+TAKE = """
+import sys, time
+from pathlib import Path
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.lease import Lease
+from pipelines.lake.location import Lake
+from tests.lake.conftest import Store, settings_for
+folder = Path(sys.argv[1])
+lake = Lake(settings_for(folder, lake=sys.argv[2]))
+store = Store(lake, DeltaRsQuestions(lake), Path(sys.argv[2]), None)
+lease = Lease(lake, store.questions, store.append, ["bronze"], renews=False)
+lease.take()
+print("taken", flush=True)
+for _ in sys.stdin:
+    lease.renew()
+    print("renewed", flush=True)
+"""
+
+
+@pytest.mark.promise("O10")
+@pytest.mark.long
+def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_taken_for_dead(
+    leases: Store, tmp_path: Path
+) -> None:
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("a process namespace of its own takes `unshare` and the permission for it")
+    words = [*apart, sys.executable, "-c", TAKE, str(tmp_path), str(leases.folder)]
+    owner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == "taken\n"
+
+        def renew() -> None:
+            assert owner.stdin is not None
+            assert owner.stdout is not None
+            owner.stdin.write("\n")
+            owner.stdin.flush()
+            assert owner.stdout.readline() == "renewed\n"
+
+        newcomer = Lease(leases.lake, leases.questions, leases.append, ["bronze"], renews=False, sleep_s=lambda _: renew())
+        with pytest.raises(LeaseTakenError, match="is being written by process"):
+            newcomer.take()
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+@pytest.mark.promise("O10")
+def test_entries_of_an_earlier_version_are_read_and_its_owner_is_never_certainly_dead(folder_store: Store, ended: int) -> None:
+    earlier = folder_store.lake.layout["leases"].schema.names[:9]
+    now = 1_700_000_000_000
+    values = [1, "bronze", 1, "taken", "id", socket.gethostname(), ended, None, now]
+    rows = folder_store.lake.layout["leases"].rows_of([dict(zip(earlier, values, strict=True))]).select(earlier)
+    write_deltalake(folder_store.path("leases"), rows)
+    before = Lease(folder_store.lake, folder_store.questions, folder_store.append, ["bronze"], renews=False)
+
+    def waits(_: float) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        replace(before, sleep_s=waits).take()
+    write_deltalake(
+        folder_store.path("leases"), folder_store.lake.layout["leases"].schema.empty_table(), mode="append", schema_mode="merge"
+    )
+    time = Time()
+    second = replace(before, sleep_s=time.sleep_s)
+    second.take()
+    assert (second.token, time.now_s >= SILENCE_S) == (2, True)
+
+
+@pytest.mark.promise("O13")
+def test_an_owner_whose_renewal_crossed_a_takeover_learns_it_from_the_table(leases: Store) -> None:
+    first = lease(leases, "bronze")
+    first.take()
+    second = lease(leases, "bronze")
+    second.take()
+    renewal = Path(str(leases.settings.checkpoints), "_leases", str(first.token))
+    assert not renewal.exists()
+    renewal.write_text("a renewal that was under way")
+    renewed = [first.renew() for _ in range(5)]
+    assert renewed[-1] is False
+    assert isinstance(first.lost, LeaseLostError)
+    assert not renewal.exists(), "nor does it leave a file"
 
 
 def test_an_entry_names_the_process_and_no_jvm_where_there_is_none(leases: Store) -> None:

@@ -1,0 +1,55 @@
+"""Which process of which machine an owner is, so that it can be known for certain that it is gone.
+
+A host name and a process id do not say it: two containers may share a host name and never a process table,
+and a number is given again. A boot id, a namespace of processes and the time since boot at which a process
+started do, and no wall clock is in them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+
+class ProcessTable(NamedTuple):
+    """The table of processes that this process is in; None where the system does not tell."""
+
+    boot_id: str | None
+    namespace: str | None
+
+
+def process_table() -> ProcessTable:
+    """Return the process table of this process, as Linux names it.
+
+    Where `/proc` shows the processes of another namespace than this one's, no number in it can be trusted, and
+    nothing is told.
+    """
+    with suppress(OSError):
+        me = Path("/proc/self")
+        if str(me.readlink()) == str(os.getpid()):
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            kinds = [me / "ns" / kind for kind in ("pid", "time") if (me / "ns" / kind).is_symlink()]
+            return ProcessTable(boot_id, " ".join(str(kind.readlink()) for kind in kinds) or None)
+    return ProcessTable(None, None)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # the name of the program, in parentheses, may hold anything
+    return None
+
+
+def is_gone(pid: int, started: int | None) -> bool:
+    """Return True where this process table has no process of that number, or one that started at another time."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # it is another user's, so it is there
+    now = start_ticks(pid)
+    return None not in (now, started) and now != started

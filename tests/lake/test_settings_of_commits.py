@@ -1,0 +1,125 @@
+"""What one commit says of itself reaches no other, and is looked for among what an owner writes alone."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+
+from pipelines.core.types import TIME
+from pipelines.engine.spark import SparkEngine
+from pipelines.lake import tables
+from pipelines.lake.commits import APPLICATION, Commit, last_commit, last_decision
+from pipelines.lake.location import Lake
+from pipelines.run import create_missing
+from pipelines.running.owner import Owner
+from tests.lake.conftest import Store
+from tests.support.configurations import settings_for
+from tests.support.rivers import until
+
+pytestmark = pytest.mark.promise("N26")
+
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)
+
+
+def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(folder_store: Store) -> None:
+    table = tables.LATE
+    folder_store.create(table)
+    nothing = folder_store.lake.layout[table].schema.empty_table()
+    decided, here = Commit(APPLICATION, 1, 4, {"batch": 7}), folder_store.path(table)
+    for number in (3, 4):
+        folder_store.append(table, nothing, Commit(APPLICATION, 1, number, {"batch": 7}))
+    write_deltalake(here, nothing, mode="append")
+    with_metadata = CommitProperties({"userMetadata": decided.metadata})
+    for _ in range(2):
+        folder_store.add(table, LATE)
+    DeltaTable(here).optimize.compact(commit_properties=with_metadata)
+    DeltaTable(here).vacuum(0, dry_run=False, enforce_retention_duration=False, commit_properties=with_metadata)
+    took = [v.operation for v in folder_store.questions.history(table) if v.metadata == decided.metadata and v.number > 2]
+    assert took == ["VACUUM END", "VACUUM START", "OPTIMIZE"]
+    found = last_commit(folder_store.questions, table)
+    assert found is not None
+    assert (found[0].number, found[1]) == (2, decided)
+    assert last_decision(folder_store.questions, table) == (2, decided)
+    assert Owner(folder_store, 1).confirm(table, decided) == 2  # type: ignore[arg-type]
+
+
+def test_what_decides_another_layers_batch_decides_none_here(folder_store: Store) -> None:
+    bronze = tables.bronze("tracking")
+    folder_store.create(bronze)
+    nothing = folder_store.lake.layout[bronze].schema.empty_table()
+    decided = Commit(APPLICATION, 1, 4, {"ranges": [], "refused": 0, "fills": False})
+    folder_store.append(bronze, nothing, decided)
+    of_silver = Commit(APPLICATION, 1, 9, {"batch": 7})
+    write_deltalake(
+        folder_store.path(bronze),
+        nothing,
+        mode="append",
+        commit_properties=CommitProperties({"userMetadata": of_silver.metadata}),
+    )
+    assert last_decision(folder_store.questions, bronze) == (1, decided)
+
+
+def _held(rows: pa.Table, folder: str) -> pa.Table:
+    """The rows, once somebody lets them go."""
+    Path(folder, "began").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.05)
+    return rows
+
+
+@pytest.fixture
+def engine(root_session: SparkSession, tmp_path: Path) -> SparkEngine:
+    engine = SparkEngine(root_session, Lake(settings_for(tmp_path, engine="spark")))
+    create_missing(engine)
+    return engine
+
+
+@pytest.mark.long
+def test_while_a_merge_runs_nothing_else_has_its_settings(engine: SparkEngine, tmp_path: Path) -> None:
+    silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
+    schema = silver.schema.append(pa.field("replaces", TIME))
+    row: tuple[Any, ...] = (0, "a", "open", 1, 1, [], [], None, None, 0)
+    changed = engine.rows(silver.rows([row]).append_column("replaces", pa.nulls(1, TIME)))
+    rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
+    commit = Commit(APPLICATION, 3, 1, {"batch": 0})
+    published = engine.rows(engine.lake.layout[tables.PUBLISHED].rows([(0, 0, 0, 0, "k", 0, 0, "s")]))
+    with ThreadPoolExecutor(1) as pool:
+        merging = pool.submit(engine.merge, tables.SILVER, rows, commit)
+        try:
+            until((tmp_path / "began").exists, "the merge", 120)
+            engine.append(tables.PUBLISHED, published)
+            engine.vacuum(bronze)
+            engine.set_properties(bronze, {"theirs": "yes"})
+        finally:
+            (tmp_path / "go").touch()
+        merging.result(120)
+    assert engine.questions.select(tables.PUBLISHED, ["last_key"])["last_key"].to_pylist() == ["k"]
+    assert [v.metadata for table in (tables.PUBLISHED, bronze) for v in engine.questions.history(table)] == [
+        None for table in (tables.PUBLISHED, bronze) for _ in engine.questions.history(table)
+    ]
+    said = {version.number: version.metadata for version in engine.questions.history(tables.SILVER)}
+    assert said == {0: None, 1: commit.metadata}
+
+
+@pytest.mark.long
+def test_a_compaction_behind_a_merge_is_not_the_merge(engine: SparkEngine) -> None:
+    silver = engine.lake.layout[tables.SILVER]
+    engine.set_properties(tables.SILVER, {"delta.autoOptimize.autoCompact": "true"})
+    for n in range(60):  # as many small files as it takes
+        engine.append(tables.SILVER, silver.rows([(0, f"k{n}", "open", 1, 1, [], [], None, None, 0)]))
+    owner = Owner(engine, token=1)
+    commit = owner.next_commit(tables.SILVER, facts={"batch": 0})
+    changed = silver.rows([(0, "a", "open", 1, 1, [], [], None, None, 0)]).append_column("replaces", pa.nulls(1, TIME))
+    engine.merge(tables.SILVER, engine.rows(changed), commit)
+    optimize, merge, *_ = engine.questions.history(tables.SILVER)
+    assert (optimize.operation, merge.operation) == ("OPTIMIZE", "MERGE")
+    assert optimize.metadata == merge.metadata == commit.metadata, "Delta gives it the session's"
+    assert owner.confirm(tables.SILVER, commit) == merge.number
