@@ -42,9 +42,9 @@ ENGINE ?= spark
 demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
-# Three processes, since much of the time is waiting. Files stay together, and so do the tests that share the Spark session
+# Four processes, since much of the time is waiting. Files stay together, and so do the tests that share the Spark session
 # (tests/conftest.py); what takes minutes begins first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test: install
 	$(PYTEST) -m "not long and not nightly"

@@ -46,8 +46,8 @@ def test_the_demo_runs_on_it_and_every_expectation_holds(tmp_path: Path) -> None
 
 def test_a_lake_that_the_engine_cannot_open_is_refused_in_one_sentence(tmp_path: Path) -> None:
     catalog = {"lake": {"catalog": "main", "schema": "shop"}, "checkpoints": str(tmp_path)}
-    for place in (catalog, {"lake": "dbfs:/shop", "checkpoints": str(tmp_path)}, {"lake": str(tmp_path / "100%")}):
-        with pytest.raises(ConfigurationError, match=r"engine: embedded cannot open .*; name a folder"):
+    for place in (catalog, {"lake": "dbfs:/shop", "checkpoints": str(tmp_path)}, {"lake": str(tmp_path / "no. #1")}):
+        with pytest.raises(ConfigurationError, match=r"engine: embedded cannot open .*; name an object-store URI"):
             open_engine(settings_for(tmp_path, engine="embedded", **place))
 
 

@@ -81,7 +81,7 @@ class River:
             for row in random.Random(batch).sample(rows, len(rows))
         ]
         table = self.lake.quick.lake.layout[tables.SILVER]
-        self.lake.owner(self.lake.quick).append(tables.SILVER, table.rows_of(written), f"test-{batch}")
+        self.lake.owner(self.lake.quick).append(tables.SILVER, table.rows_of(written), f"test-{batch}", {"batch": batch})
 
     def gold(self, dying: str | None = None) -> Gold:
         engine = self.lake.engine if dying is None else dying_at(self.lake.engine, "append", dying)

@@ -26,7 +26,7 @@ from pipelines.lake.questions import Questions
 from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
 from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake, engine_for, late_of, silver_of
+from tests.support.lakes import CaseLake, OpenSpark, engine_for, late_of, silver_of
 
 RANDOM = 5
 IDLE = RANDOM
@@ -104,10 +104,10 @@ def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list
 
 
 @pytest.mark.promise("R13")
-def test_under_another_timeout_it_is_what_the_model_makes_of_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_under_another_timeout_it_is_what_the_model_makes_of_it(open_spark: OpenSpark, tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     cases = rich_cases(5, 700, refused=False)
-    lake = CaseLake(engine_for(lambda: spark, settings), settings, cases)
+    lake = CaseLake(engine_for(open_spark, settings), settings, cases)
     with pytest.raises(ConfigurationError, match="silver has merged nothing yet"):
         rebuild(lake.questions, settings, tmp_path / "longer")
     lake.arrive()

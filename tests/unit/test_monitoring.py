@@ -21,7 +21,9 @@ PAGE = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
 OF_PROCESS = re.compile("process_(start_time_seconds|resident_memory_bytes|cpu_seconds_total)")
 KNOWN_VALUES = {
     "layer": {"bronze", "silver", "gold"},
-    "outcome": {"accepted", "heartbeat", "skipped", "quarantined", "merged", "late", "published", "copied"},
+    "outcome": {
+        *("accepted", "heartbeat", "skipped", "quarantined", "merged", "late", "recovered", "published", "copied"),
+    },
     "state": set(STATES),
     "reason": {reason.value for reason in Reason},
 }

@@ -134,16 +134,16 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
     asked = answering(silver=rows)
     tails = {0: Tail(1, 5, "a", 1), 1: Tail(1, 3, "b", 1), 2: Tail(0, 4, "a", 0)}
     assert pending(asked, tails, 4, 100, 100) == Pending(
-        [{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False, order=BY_EVENT_TIME
+        [{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False, order=BY_EVENT_TIME, records=4
     )
     everything = {0: Extent(1, 7), 1: Extent(3, 3), 2: Extent(4, 4), 3: Extent(0, 0)}
-    assert pending(asked, {}, 40, 100, 100) == Pending([everything], has_more=False, order=BY_EVENT_TIME)
+    assert pending(asked, {}, 40, 100, 100) == Pending([everything], has_more=False, order=BY_EVENT_TIME, records=8)
 
 
 def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> None:
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
     assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending(
-        [{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True, order=BY_EVENT_TIME
+        [{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True, order=BY_EVENT_TIME, records=24
     )
 
 
@@ -170,7 +170,9 @@ def test_what_timeouts_closed_before_there_was_a_window_is_published_first() -> 
     first = pending(asked, {0: Tail(3, 5, "a", 3)}, 2, 100, 100)
     assert (first.extents, first.has_more, first.order.column) == ({0: Extent(9, 9)}, True, "event_time")
     tails = {0: Tail(4, 9, "a", 4), 1: Tail(0, 6, "b", 0, 7, 8)}
-    assert pending(asked, tails, 2, 100, 100) == Pending([{0: Extent(7, 7), 1: Extent(8, 9)}], has_more=False, order=BY_CLOSING)
+    assert pending(asked, tails, 2, 100, 100) == Pending(
+        [{0: Extent(7, 7), 1: Extent(8, 9)}], has_more=False, order=BY_CLOSING, records=4
+    )
     tails[1] = Tail(1, 6, "c", 1, 7, 8)
     assert pending(asked, tails, 2, 100, 100).extents == {0: Extent(7, 7), 1: Extent(9, 9)}
 
