@@ -226,8 +226,9 @@ class Gold:
         if self.settings.publish.delivery != "exactly_once":
             yield rows, headers
             return
-        yield rows.slice(0, rows.num_rows - 1), {}
-        yield rows.slice(rows.num_rows - 1), headers
+        last = max(rows.num_rows - 1, 0)
+        yield rows.slice(0, last), {}
+        yield rows.slice(last), headers
 
     def _rows(self, piece: Mapping[int, Extent], order: Order) -> pa.Table:
         """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""

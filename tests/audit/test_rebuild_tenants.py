@@ -43,7 +43,9 @@ def jump(lake: CaseLake) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("has_reset", [False, True], ids=["epochs", "epochs and a reset"])
+@pytest.mark.parametrize(
+    "has_reset", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["epochs", "epochs and a reset"]
+)
 def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50)]
     settings = settings_of(tmp_path, *rules[0])

@@ -243,7 +243,7 @@ def test_what_gold_sent_breaks_no_promise(lettered: Lettered, monkeypatch: pytes
     assert found_in(lettered.river.settings, full=full) == []
 
 
-@pytest.mark.parametrize("read", [3, 5_000], ids=["in pieces", "at once"])
+@pytest.mark.parametrize("read", [pytest.param(3, marks=pytest.mark.nightly), 5_000], ids=["in pieces", "at once"])
 def test_every_letter_that_is_missing_repeated_changed_or_foreign_is_found(
     lettered: Lettered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:

@@ -95,6 +95,7 @@ def test_what_the_rules_make_of_any_arrivals_breaks_no_promise(
     assert (found["waiting"] > 50) == (lag_ms > 0)
 
 
+@pytest.mark.nightly
 def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_rules(tmp_path: Path) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50), (80, None, 500)]
     settings, cases = settings_of(tmp_path, *rules[0]), tenant_cases(16)

@@ -164,6 +164,7 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     without_java(river, "explain", "a")
 
 
+@pytest.mark.nightly
 def test_sparks_workers_ask_the_registry_themselves(
     kafka: str,
     tmp_path: Path,

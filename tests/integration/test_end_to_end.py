@@ -119,7 +119,7 @@ def settings_on(kafka: str, folder: Path, **overrides: Any) -> Settings:
     return settings_for(folder, bootstrap=kafka, **topics, **overrides)
 
 
-@pytest.fixture(scope="module", params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.nightly)])
 def runs(
     request: pytest.FixtureRequest,
     root_session: SparkSession,

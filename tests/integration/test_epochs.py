@@ -51,6 +51,7 @@ def is_sound(river: River, name: str) -> None:
     assert json.loads(here(river, "verify", "--against", into, "--json")) == {"ok": True, "problems": []}
 
 
+@pytest.mark.nightly
 def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "epochs", lake=EMBEDDED)
     first, batches = river.config["merge"]["timeout"], []

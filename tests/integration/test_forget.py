@@ -157,6 +157,7 @@ def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, t
     is_as_if_the_key_had_never_been(river, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N9")
 def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: River, tmp_path: Path) -> None:
     run = RunProcess(river.file)

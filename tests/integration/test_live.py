@@ -79,6 +79,7 @@ def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spar
     assert len(found) > 5
 
 
+@pytest.mark.nightly
 def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_path: Path) -> None:
     values: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10), keyed("b", 500)], "orders": [heartbeat(200)]}
     silent: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10)], "orders": []}
@@ -99,6 +100,7 @@ def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_
     assert [row.partition for row in waiting.orderBy("partition").collect()] == [0, 2]
 
 
+@pytest.mark.nightly
 def test_with_tenants_each_waits_for_itself(spark: SparkSession, tmp_path: Path) -> None:
     cases = tenant_cases(12)
     lake = case_lake(spark, settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="300ms"), cases)

@@ -201,6 +201,7 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
             owned.raise_if_lost()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("A15")
 @pytest.mark.timeout(900)
 def test_both_engines_count_the_same(kafka: str, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,29 +131,36 @@ class Executed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def executed(
-    configuration: Path, with_tenants: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[Path, bool], Executed]:
-    """All of them, without tenants and with some, one after the other in a kernel that forgets every name in between: they share
-    its Spark, as on a cluster.
+def executed(configuration: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Executed]:
+    return executed_on(configuration, tmp_path_factory.mktemp("kernel"))
+
+
+@pytest.fixture(scope="module")
+def executed_with_tenants(with_tenants: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Executed]:
+    return executed_on(with_tenants, tmp_path_factory.mktemp("kernel"))
+
+
+def executed_on(configuration: Path, folder: Path) -> dict[Path, Executed]:
+    """All notebooks on a lake, one after the other in a kernel that forgets every name in between: they share its Spark, as on a
+    cluster.
     """
-    folder, found = tmp_path_factory.mktemp("kernel"), {}
+    found = {}
     cells = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
     with pytest.MonkeyPatch.context() as environment:
         for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "TMPDIR"):  # where they do not pile up
             (folder / name).mkdir()
             environment.setenv(name, str(folder / name))
         with kernel(cells, folder) as client:
-            for path, file in product(NOTEBOOKS, (configuration, with_tenants)):
-                lake = file.parent / "lake"
+            for path in NOTEBOOKS:
+                lake = configuration.parent / "lake"
                 notebook, before = read(path), contents(lake)
-                names = {"WATERSMEET_LAKE": str(lake), "WATERSMEET_CONFIG": str(file)}
+                names = {"WATERSMEET_LAKE": str(lake), "WATERSMEET_CONFIG": str(configuration)}
                 begin = nbformat.v4.new_code_cell(f"%reset -f\nimport os\nos.environ.update({names})")  # type: ignore[no-untyped-call]
                 for cell in [begin, *notebook.cells]:
                     cells.cells.append(cell)
                     client.execute_cell(cell, len(cells.cells) - 1)
                 changed = sorted(name for name, _ in contents(lake).items() ^ before.items())
-                found[path, file is with_tenants] = Executed(notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*")))
+                found[path] = Executed(notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*")))
     return found
 
 
@@ -194,8 +200,8 @@ def test_every_notebook_is_tried() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, executed: dict[tuple[Path, bool], Executed]) -> None:
-    notebook, changed, left = executed[path, False]
+def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, executed: dict[Path, Executed]) -> None:
+    notebook, changed, left = executed[path]
     assert changed == []
     assert left == [], "what it made for itself is gone"
     for cell in code_cells(notebook):
@@ -209,8 +215,8 @@ def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, exe
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_a_lake_with_tenants_and_says_so(path: Path, executed: dict[tuple[Path, bool], Executed]) -> None:
-    notebook, changed, left = executed[path, True]
+def test_a_notebook_runs_on_a_lake_with_tenants_and_says_so(path: Path, executed_with_tenants: dict[Path, Executed]) -> None:
+    notebook, changed, left = executed_with_tenants[path]
     assert (changed, left) == ([], [])
     text = "\n".join(map(shown, code_cells(notebook)))
     for word in ("tenant", *WITH_TENANTS[path.stem]):

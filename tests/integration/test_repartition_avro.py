@@ -93,6 +93,7 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
     assert {(row["source"], row["writer_schema"]) for row in kept} == {("tracking", schema_id) for schema_id in schemas}
 
 
+@pytest.mark.nightly
 def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
     schemas = register(registry)
     river = avro_confluence(kafka, tmp_path, "repartition-avro-away", registry)

@@ -56,6 +56,7 @@ def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the
     assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
 
 
+@pytest.mark.nightly
 def test_rules_change_again_while_a_clock_stands(kafka: str, tmp_path: Path) -> None:
     tenants = TenantRiver(kafka, tmp_path, "tenants-in-haste")
     river, stood = tenants.river, 0

@@ -230,6 +230,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
     assert "the topics are not co-partitioned" in without_java(river, "run", "--once", exit_code=2)
 
 
+@pytest.mark.nightly
 def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_the_loss_of_the_lake(river: River) -> None:
     rng, sent = random.Random(4), 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.lake import tables
+from tests.support.effort import first_then_nightly
 from tests.support.kept import FOLDER_OF_ARCHIVES, kept_river
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 
@@ -24,7 +25,7 @@ def test_a_lake_of_every_layout_is_kept() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("layout", "lake"),
-    [(layout, lake) for lake in (EMBEDDED, FOLDER) for layout in LAYOUTS],
+    first_then_nightly([(layout, lake) for lake in (EMBEDDED, FOLDER) for layout in LAYOUTS], len(LAYOUTS)),
 )
 def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
     with kept_river(layout, tmp_path, lake) as kept:
