@@ -218,7 +218,9 @@ def _copy_of(given: SparkSession) -> SparkSession:
     """
     check_session(given)
     if is_remote():
-        return cast(SparkSession, cast(Any, given).cloneSession())
+        copy = cast(Any, given).cloneSession()
+        copy.release_session_on_close = True  # a clone of pyspark 4.2 lacks it, and then cannot be stopped
+        return cast(SparkSession, copy)
     copies: list[SparkSession] = []
 
     def keep(batch: DataFrame, _: int) -> None:

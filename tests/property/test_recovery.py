@@ -509,8 +509,8 @@ def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: i
 )
 def test_a_lost_lake_whose_timeout_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
     found = lives(disorder, is_changing=True, **how)
-    assert sum(life.changes for life in found) >= 2 * len(found)
-    assert sum(life.stretches for life in found) >= 0.6 * len(found)
+    assert sum(life.changes for life in found) >= 1.5 * len(found)
+    assert sum(life.stretches for life in found) >= 0.4 * len(found)
 
 
 @DISORDERS
@@ -528,8 +528,8 @@ def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how
 )
 def test_a_lost_lake_whose_window_changed_before_and_after_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
     found = lives(disorder, drawn=FEWER_SEEDS, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
-    assert sum(life.changes for life in found) >= 1.25 * len(found)
-    assert sum(life.stretches for life in found) >= 0.4 * len(found)
+    assert sum(life.changes for life in found) >= len(found)
+    assert sum(life.stretches for life in found) >= 0.3 * len(found)
 
 
 @pytest.mark.long
@@ -541,8 +541,8 @@ def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(disorde
     lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, is_changing=True, **how)
     lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, windows=BY_GAP, **how)
     found = lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, is_changing=True, windows=(*BY_GAP, *TIMEOUTS), **how)
-    assert sum(life.changes for life in found) >= 1.1 * len(found)
-    assert sum(life.stretches for life in found) >= 0.3 * len(found)
+    assert sum(life.changes for life in found) >= len(found)
+    assert sum(life.stretches for life in found) >= 0.25 * len(found)
 
 
 def test_a_lake_that_is_lost_again_before_it_has_come_to_an_end_that_the_sink_tells_of_is_taken_up_exactly() -> None:
