@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,8 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
     settings = River.make(kafka, tmp_path, "replaced-owner", partitions=PARTITIONS).settings
     metrics = Metrics(settings)
     run = Run(settings, LAYERS, Reporter(), observers=[metrics])
-    with run.owned() as owned:
+    with ExitStack() as owning:
+        owned = owning.enter_context(run.owned())
         before = _exposed(metrics)
         assert before.value("watersmeet_owner") == len(LAYERS)
         assert before.value("watersmeet_owner_token", layer="gold") == owned.owner.token
@@ -199,6 +201,8 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
         until(lambda: _exposed(metrics).value("watersmeet_owner") == 0, "the takeover", 60)
         with pytest.raises(LeaseLostError):
             owned.raise_if_lost()
+        with pytest.raises(LeaseLostError):  # it looks once more at its end
+            owning.close()
 
 
 @pytest.mark.nightly
