@@ -18,13 +18,16 @@ QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With Spark, a law has few."""
 
 SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))
-CATALOG_AT_NIGHT = pytest.param("spark-catalog", marks=pytest.mark.nightly)
+FOLDER_AT_NIGHT, CATALOG_AT_NIGHT = (pytest.param(kind, marks=pytest.mark.nightly) for kind in ("spark-folder", "spark-catalog"))
 """The layers are written once, and reach Spark through the engine alone. `make test` tries the engine on Spark (test_engine.py),
 `make test-long` every law in a folder of Spark's and the first ones in a catalog, each night does the rest.
 """
 
 in_folders = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
 """For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
+
+in_folders_at_night = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=True, scope="module")
+"""For one that Spark can break only where it breaks the laws of the engine, too."""
 
 ON_BOTH_ENGINES = [QUICK, "spark-folder", SPARK_CATALOG]
 """For the laws of the engines themselves, which `make test` tries with Spark, too."""

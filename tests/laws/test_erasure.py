@@ -20,7 +20,7 @@ from pipelines.lake import tables
 from pipelines.lake.maintenance import keep_properties, maintain
 from pipelines.operations.forget import Forgetting
 from pipelines.operations.keeping import expire
-from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake
+from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, SPARK_FOLDER, MakeLake
 from tests.laws.test_keeping import note_published
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, folder_of
@@ -31,6 +31,7 @@ KEY, VALUE, OTHER = "alice-1234567890", "a-secret-of-alice-0987654321", "bob-123
 TIMEOUT_MS = 100
 
 on_both_engines = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+on_both_at_night = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=True, scope="module")
 
 
 def a_case() -> Case:
@@ -129,7 +130,7 @@ def test_after_forget_the_retention_and_maintain_no_file_has_the_key_or_its_valu
     assert {row for row in before if row[2] == "timed_out"} <= set(rows_of(lake)), "and the merge goes on"
 
 
-@pytest.mark.parametrize("kind", [SPARK_FOLDER], indirect=True, scope="module")
+@pytest.mark.parametrize("kind", [FOLDER_AT_NIGHT], indirect=True, scope="module")
 def test_the_embedded_engine_forgets_what_spark_has_merged(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     """Rows that a deletion vector of Spark's hides are in the file all the same."""
     before = [row for row in rows_of(lake) if row[1] != KEY]
@@ -155,7 +156,7 @@ def as_delta_rs_reads(lake: CaseLake) -> list[tuple[object, ...]]:
     return sorted(tuple(row.values()) for row in rows.to_pylist())
 
 
-@on_both_engines
+@on_both_at_night
 def test_rows_that_keep_has_ended_free_their_space(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     rows = lake.questions.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
     note_published(lake)
@@ -169,7 +170,7 @@ def test_rows_that_keep_has_ended_free_their_space(lake: CaseLake, open_spark: O
     assert sum(data) == left, "a row that is gone takes no room"
 
 
-@on_both_engines
+@on_both_at_night
 def test_files_that_no_commit_names_go_and_none_that_is_needed(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     rows = rows_of(lake)
     orphan = pa.table({"merge_key": ["an-orphan"]})

@@ -39,7 +39,8 @@ def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
 
     def write(writer: int) -> bool:
         own = open_engine(settings)
-        rows = layout.rows([(1, "silver", 1, "taken", str(writer), "here", writer, None, 0)])
+        entry = {"entry": 1, "layer": "silver", "token": 1, "event": "taken", "holder": str(writer), "host": "here"}
+        rows = layout.rows_of([{**entry, "pid": writer, "at": 0}])
         try:
             own.append(tables.LEASES, rows, Commit("test", 1, 1, {"writer": writer}))
         except CommitFailedError:
