@@ -77,6 +77,7 @@ def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> 
     assert river.losses() == Losses()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("A12")
 def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> None:
     river = on_s3("away")
