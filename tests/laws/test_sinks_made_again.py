@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from pipelines import gold as gold_module
-from pipelines.engine.choice import open_engine
 from pipelines.errors import SinkReplacedError, is_retriable
 from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.running.letters import DeadLetters
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, expected_messages, expected_quarantine, heartbeat, keyed
-from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.topics import create_topics, dead_letters, delete_topic, published
 
@@ -24,15 +19,7 @@ pytestmark = pytest.mark.promise("N18")
 PARTITIONS = 2
 
 
-@pytest.fixture
-def new_lake(tmp_path_factory: pytest.TempPathFactory) -> MakeLake:
-    """Lakes of the embedded engine in folders: no Spark is started."""
-
-    def make(cases: Mapping[int, Case], **overrides: Any) -> CaseLake:
-        settings = settings_for(tmp_path_factory.mktemp("lake"), **overrides)
-        return CaseLake(open_engine(settings), settings, dict(cases))
-
-    return make
+kind = one_of([QUICK])
 
 
 def cases() -> dict[int, Case]:

@@ -6,15 +6,13 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from pipelines.dev import broker
-from pipelines.engine.choice import open_engine
 from pipelines.errors import TransactionTimeoutError, is_retriable
 from pipelines.gold import Gold
 from pipelines.kafka import publisher
@@ -25,10 +23,8 @@ from pipelines.running.owner import Owner
 from pipelines.running.transaction_size import TARGET_S, TransactionSize
 from pipelines.settings import KafkaSettings
 from tests.kafka.messages import messages
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, expected_messages, heartbeat, keyed
-from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake
 from tests.support.topics import consume, create_topics, published
 
 pytestmark = pytest.mark.promise("N17")
@@ -36,15 +32,7 @@ pytestmark = pytest.mark.promise("N17")
 PARTITIONS = 2
 
 
-@pytest.fixture
-def new_lake(tmp_path_factory: pytest.TempPathFactory) -> MakeLake:
-    """Lakes of the embedded engine in folders: no Spark is started."""
-
-    def make(cases: Mapping[int, Case], **overrides: Any) -> CaseLake:
-        settings = settings_for(tmp_path_factory.mktemp("lake"), **overrides)
-        return CaseLake(open_engine(settings), settings, dict(cases))
-
-    return make
+kind = one_of([QUICK])
 
 
 @pytest.mark.parametrize(("seconds", "is_full", "limit"), [(0.1, True, 1000), (0.1, False, 100), (TARGET_S / 2, True, 200)])
