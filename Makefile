@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Every process that a test starts would compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install demo test test-long test-all test-core planted faults cluster-test s3-test check format bench soak clean
 
 help:
