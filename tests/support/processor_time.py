@@ -21,6 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
 CHEAP_S = 0.02
 """What ends sooner starts no process: looking at all processes of the machine would cost more than the test."""
 
@@ -48,7 +50,7 @@ class ProcessorTimes:
         begin = self._now()
         result = yield
         wall_s, processor_s = self._since(begin)
-        path = item.path.relative_to(item.config.rootpath)
+        path = item.path.relative_to(ROOT)
         self._append("test", str(path), item.name, wall_s - self._in_fixtures[0], processor_s - self._in_fixtures[1])
         return result
 
