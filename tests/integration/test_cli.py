@@ -19,9 +19,7 @@ import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
-from pipelines import cli
 from pipelines.audit.problems import Problem
 from pipelines.audit.validate import check_expressions, check_kafka
 from pipelines.engine.spark import SparkEngine
@@ -30,11 +28,12 @@ from pipelines.kafka.cluster import Cluster, dead_letter_settings, sink_settings
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
+from tests.support.commands import in_process
 from tests.support.configurations import settings_for
 from tests.support.lakes import engine_for
 from tests.support.topics import Published, create_topics, produce, published
 
-TRACKING, ORDERS, SINK = "cli_tracking", "cli_orders", "cli_merged"
+TRACKING, ORDERS = "cli_tracking", "cli_orders"
 PARTITIONS = 2
 DEADLINE_S = 300
 AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
@@ -50,30 +49,82 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
 
 @dataclass
 class Project:
-    """A folder with a configuration, and the commands run in it."""
+    """A folder with a configuration, and the topics that it names."""
 
     kafka: str
     folder: Path
+    name: str
+
+    @classmethod
+    def make(cls, kafka: str, folder: Path, name: str, **values: object) -> Project:
+        """`values`: of the configuration, beside or instead of the usual ones."""
+        project = cls(kafka, folder, name)
+        create_topics(kafka, project.tracking, project.orders, partitions=PARTITIONS)
+        source = {"key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
+        configuration = {
+            "name": name,
+            "lake": "./lake",
+            "kafka": {"bootstrap_servers": kafka},
+            "sources": {"tracking": {"topic": project.tracking, **source}, "orders": {"topic": project.orders, **source}},
+            "merge": {"timeout": "100ms"},
+            "publish": {"topic": project.sink, "valid": "size(orders) > 0"},
+            **values,
+        }
+        project.file.write_text(yaml.safe_dump(configuration, sort_keys=False))
+        return project
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "watersmeet.yml"
+
+    @property
+    def tracking(self) -> str:
+        return f"{self.name}_tracking"
+
+    @property
+    def orders(self) -> str:
+        return f"{self.name}_orders"
+
+    @property
+    def sink(self) -> str:
+        return f"{self.name}_merged"
+
+    def change(self, **values: object) -> None:
+        self.file.write_text(yaml.safe_dump({**yaml.safe_load(self.file.read_text()), **values}, sort_keys=False))
 
     def watersmeet(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pipelines", *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, timeout=400, check=False, env=AS_INSTALLED
-        )
+        return in_process(*arguments, cwd=self.folder)
 
     def messages(self) -> list[Published]:
-        if SINK not in AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=30).topics:
+        if self.sink not in AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=30).topics:
             return []
-        return published(self.kafka, SINK, PARTITIONS)
+        return published(self.kafka, self.sink, PARTITIONS)
 
     def keys(self) -> list[bytes]:
         return [message.key for message in self.messages()]
+
+    def first_records(self) -> None:
+        produce(self.kafka, self.tracking, [(0, keyed("a", 10)), (0, heartbeat(1000))])
+        produce(self.kafka, self.orders, [(0, keyed("a", 20)), (0, heartbeat(1000))])
+
+    def second_records(self) -> None:
+        without_orders = keyed("without orders", 1020)
+        produce(self.kafka, self.tracking, [(0, keyed("b", 1010)), (0, without_orders), (0, heartbeat(3000))])
+        produce(self.kafka, self.orders, [(0, keyed("b", 1005)), (0, heartbeat(2000))])
+
+    def last_records(self) -> None:
+        late = keyed("late", 500)
+        produce(self.kafka, self.orders, [(0, keyed("open", 2950)), (0, late), (0, b"no json"), (0, heartbeat(3000))])
+        produce(self.kafka, self.orders, [(0, keyed("c", 2000)), (0, keyed("held", 4000))])
+        produce(self.kafka, self.orders, [(1, keyed("d", 10)), (1, heartbeat(200))])
+        produce(self.kafka, self.tracking, [(1, heartbeat(200))])
 
 
 class Following:
     """`run` in a process of its own, with everything that it starts."""
 
     def __init__(self, project: Project) -> None:
+        self.project = project
         self.errors = project.folder / f"run_{time.monotonic_ns()}.log"
         with self.errors.open("wb") as log:
             self.process = subprocess.Popen(
@@ -86,12 +137,12 @@ class Following:
             )
         self.family = psutil.Process(self.process.pid)
 
-    def until_published(self, project: Project, *keys: bytes) -> None:
+    def until_published(self, *keys: bytes) -> None:
         """The last messages of the sink, partition by partition, have these keys."""
 
         def is_published() -> bool:
             assert self.process.poll() is None, f"it ended before its time: {self.errors.read_text()}"
-            return project.keys()[-len(keys) :] == list(keys)
+            return self.project.keys()[-len(keys) :] == list(keys)
 
         until(is_published, f"{keys!r} are published")
 
@@ -121,47 +172,42 @@ class Following:
 
 @pytest.fixture(scope="module")
 def project(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    folder: Path = tmp_path_factory.mktemp("project")
-    create_topics(kafka, TRACKING, ORDERS, partitions=PARTITIONS)
-    source = {"key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
-    configuration = {
-        "name": "cli",
-        "lake": "./lake",
-        "kafka": {"bootstrap_servers": kafka},
-        "sources": {"tracking": {"topic": TRACKING, **source}, "orders": {"topic": ORDERS, **source}},
-        "merge": {"timeout": "100ms"},
-        "publish": {"topic": SINK, "valid": "size(orders) > 0"},
-    }
-    (folder / "watersmeet.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
-    return Project(kafka, folder)
+    """One that nothing is read of."""
+    return Project.make(kafka, tmp_path_factory.mktemp("project"), "cli")
+
+
+@pytest.fixture(scope="module")
+def merged(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """One whose records are merged and published, but for one."""
+    project = Project.make(kafka, tmp_path_factory.mktemp("merged"), "cli_all", engine="embedded")
+    project.first_records()
+    project.second_records()
+    project.last_records()
+    done = project.watersmeet("run", "--once")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    produce(project.kafka, project.orders, [(1, keyed("not in bronze yet", 250))])
+    return project
 
 
 @pytest.fixture
-def following(project: Project) -> Iterator[Following]:
-    run = Following(project)
+def following(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Following]:
+    """A run that goes on, on Spark."""
+    what = request.node.name.removeprefix("test_").partition("_")[0]
+    run = Following(Project.make(kafka, tmp_path, f"cli_{what}"))
     yield run
     run.kill()
 
 
-# These tests follow one another, as a day with the pipeline does.
-
-
 @pytest.mark.promise("N16")
 @pytest.mark.long
-def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(
-    project: Project, following: Following
-) -> None:
-    produce(project.kafka, TRACKING, [(0, keyed("a", 10)), (0, heartbeat(1000))])
-    produce(project.kafka, ORDERS, [(0, keyed("a", 20)), (0, heartbeat(1000))])
-    following.until_published(project, b"a")
-    produce(project.kafka, TRACKING, [(0, keyed("b", 1010)), (0, keyed("without orders", 1020)), (0, heartbeat(3000))])
-    produce(project.kafka, ORDERS, [(0, keyed("b", 1005)), (0, heartbeat(2000))])
-    following.until_published(project, b"a", b"b")
-    produce(project.kafka, ORDERS, [(0, keyed("open", 2950)), (0, keyed("late", 500)), (0, b"no json"), (0, heartbeat(3000))])
-    produce(project.kafka, ORDERS, [(0, keyed("c", 2000)), (0, keyed("held", 4000))])
-    produce(project.kafka, ORDERS, [(1, keyed("d", 10)), (1, heartbeat(200))])
-    produce(project.kafka, TRACKING, [(1, heartbeat(200))])
-    following.until_published(project, b"a", b"b", b"d")
+def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(following: Following) -> None:
+    project = following.project
+    project.first_records()
+    following.until_published(b"a")
+    project.second_records()
+    following.until_published(b"a", b"b")
+    project.last_records()
+    following.until_published(b"a", b"b", b"d")
     family = following.descendants()
     assert "java" in following.programs()
     following.process.send_signal(signal.SIGTERM)
@@ -169,25 +215,18 @@ def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_sta
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
     assert "Traceback" not in following.errors.read_text()
-
-
-@pytest.mark.long
-def test_a_run_afterwards_publishes_nothing_again_whatever_its_engine(project: Project) -> None:
-    values = yaml.safe_load((project.folder / "watersmeet.yml").read_text())
-    (project.folder / "embedded.yml").write_text(yaml.safe_dump({**values, "engine": "embedded"}, sort_keys=False))
     before = project.messages()
-    done = project.watersmeet("run", "--once", "-c", "embedded.yml")
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert project.messages() == before
     assert [(m.partition, m.seq, m.id) for m in before] == [(0, 0, "0/10/a"), (0, 1, "0/1005/b"), (1, 0, "1/10/d")]
+    project.change(engine="embedded")
+    done = project.watersmeet("run", "--once")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert project.messages() == before, "whatever the engine of a later run, it publishes nothing again"
 
 
-@pytest.mark.long
-def test_status_says_where_everything_is(project: Project) -> None:
-    produce(project.kafka, ORDERS, [(1, keyed("not in bronze yet", 250))])
-    done = project.watersmeet("status", "--json")
+def test_status_says_where_everything_is(merged: Project) -> None:
+    done = merged.watersmeet("status", "--json")
     assert done.returncode == 0, done.stderr
-    # From the inputs above, by hand.
+    # From the records of `Project`, by hand.
     active = {"head": 3000, "lead": 0, "lag": 0, "state": "active"}
     assert json.loads(done.stdout) == {
         "partitions": [
@@ -219,23 +258,21 @@ def test_status_says_where_everything_is(project: Project) -> None:
     }
 
 
-@pytest.mark.long
-def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession, project: Project) -> None:
-    done = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(project.folder / "watersmeet.yml")])
-    assert (done.exit_code, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
+def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession, merged: Project) -> None:
+    done = merged.watersmeet("validate", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
 
 
-@pytest.mark.long
-def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSession, project: Project) -> None:
+def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSession, merged: Project) -> None:
     unfit = {"retention.ms": "1000", "max.message.bytes": "2000", "message.timestamp.after.max.ms": "86400000"}
-    create_topics(project.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)
-    values = yaml.safe_load((project.folder / "watersmeet.yml").read_text())
+    create_topics(merged.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)
+    values = yaml.safe_load(merged.file.read_text())
     values["publish"]["topic"] = "cli_unfit"
     values["sources"]["returns"] = values["sources"].pop("tracking")
-    (project.folder / "unfit.yml").write_text(yaml.safe_dump(values, sort_keys=False))
-    done = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(project.folder / "unfit.yml")])
+    (merged.folder / "unfit.yml").write_text(yaml.safe_dump(values, sort_keys=False))
+    done = merged.watersmeet("validate", "--json", "-c", "unfit.yml")
     found = json.loads(done.stdout)
-    assert (done.exit_code, found["ok"]) == (2, False), done.stderr
+    assert (done.returncode, found["ok"]) == (2, False), done.stderr
     assert all(problem.keys() == {"what", "where", "fix"} and all(problem.values()) for problem in found["problems"])
     problems = {problem["what"]: (problem["where"], problem["fix"]) for problem in found["problems"]}
     max_bytes = 9 * 2**20
@@ -249,7 +286,7 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSe
 
 @pytest.mark.promise("N16")
 @pytest.mark.long
-def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Following) -> None:
+def test_ctrl_c_ends_a_run_even_while_it_starts(following: Following) -> None:
     until(lambda: "java" in following.programs(), "Spark is being started")
     family = following.descendants()
     os.killpg(following.process.pid, signal.SIGINT)
@@ -259,18 +296,20 @@ def test_ctrl_c_ends_a_run_even_while_it_starts(project: Project, following: Fol
     assert alive == []
 
 
-def assert_one_sentence(said: str) -> None:
+def assert_one_sentence(said: str, sink: str) -> None:
     """The log may say more, but of the failure there is this, and no stack trace of Python's or Java's."""
     [sentence] = [line for line in said.splitlines() if line.startswith("watersmeet: ")]
-    assert f"{SINK}[1] ends with a message at offset" in sentence
+    assert f"{sink}[1] ends with a message at offset" in sentence
     assert said.rstrip().endswith(sentence)
     assert "Traceback" not in said
     assert "\tat " not in said
 
 
 @pytest.mark.long
-def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) -> None:
-    produce(project.kafka, SINK, [(1, b"not ours")])
+def test_a_stream_that_fails_ends_the_run_with_one_sentence(kafka: str, tmp_path: Path) -> None:
+    project = Project.make(kafka, tmp_path, "cli_failing")
+    create_topics(kafka, project.sink, partitions=PARTITIONS)
+    produce(kafka, project.sink, [(1, b"not ours")])
     failing = Following(project)
     try:
         until(lambda: "java" in failing.programs(), "Spark is being started")
@@ -280,7 +319,7 @@ def test_a_stream_that_fails_ends_the_run_with_one_sentence(project: Project) ->
         assert alive == []
     finally:
         failing.kill()
-    assert_one_sentence(failing.errors.read_text())
+    assert_one_sentence(failing.errors.read_text(), project.sink)
 
 
 @pytest.mark.long

@@ -20,19 +20,20 @@ QUICK = "embedded-folder"
 SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))
 FOLDER_AT_NIGHT, CATALOG_AT_NIGHT = (pytest.param(kind, marks=pytest.mark.nightly) for kind in ("spark-folder", "spark-catalog"))
 """The layers are written once, and reach Spark through the engine alone. `make test` tries the engine on Spark (test_engine.py),
-`make test-long` every law in a folder of Spark's and the first ones in a catalog, each night does the rest.
+`make test-long` the engine in a catalog and, in a folder, the laws of silver and gold and those that Spark alone has ever broken;
+each night does the rest.
 """
 
-in_folders = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+in_folders = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=True, scope="module")
 """For a law in which a catalog differs by the names of its tables alone, which the other laws and tests/integration try."""
 
-in_folders_at_night = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=True, scope="module")
-"""For one that Spark can break only where it breaks the laws of the engine, too."""
+in_folders_of_both = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+"""For one that depends on how Spark itself writes, deletes and reads files."""
 
 ON_BOTH_ENGINES = [QUICK, "spark-folder", SPARK_CATALOG]
 """For the laws of the engines themselves, which `make test` tries with Spark, too."""
 
-EVERYWHERE = [QUICK, SPARK_FOLDER, SPARK_CATALOG]
+IN_FOLDERS_OF_BOTH = [QUICK, SPARK_FOLDER, CATALOG_AT_NIGHT]
 """For the laws that the promises of each kind of lake rest on."""
 
 MakeSettings = Callable[..., Settings]
@@ -49,7 +50,7 @@ def one_of(kinds: Sequence[Any]) -> Any:
     return kind
 
 
-kind = one_of([QUICK, SPARK_FOLDER, CATALOG_AT_NIGHT])
+kind = one_of([QUICK, FOLDER_AT_NIGHT, CATALOG_AT_NIGHT])
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from pipelines.run import Run, create_missing
 from pipelines.running.beginning import EARLIEST, Beginning
 from pipelines.running.owner import Owner
 from pipelines.settings import KafkaSettings, Settings
-from tests.laws.conftest import MakeLake, MakeSettings, in_folders_at_night
+from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, fill_bronze, quickly
@@ -100,7 +100,7 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
 
 
 @pytest.mark.promise("B1")
-@in_folders_at_night
+@in_folders
 @pytest.mark.parametrize("start", ["latest", "timestamp"])
 def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: Begun, start: str) -> None:
     told, *offsets = STARTS[start]
@@ -113,7 +113,7 @@ def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: 
     assert begun.beginning("earliest").next_offsets("tracking") == {0: first + 2, 1: first}
 
 
-@in_folders_at_night
+@in_folders
 def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
     with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 11 is beyond"):
         begun.beginning({"offsets": {"tracking": {0: 11}}}).decide()
@@ -141,7 +141,7 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: B
     assert begun.resets() == [("tracking", 0, 4, 6, "on_data_loss: continue")]
 
 
-@in_folders_at_night
+@in_folders
 def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, 17): keyed("a", 1)})
@@ -236,7 +236,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
 
 
-@in_folders_at_night
+@in_folders
 def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> None:
     sink = f"{begun.settings.inputs['tracking']}-foreign"
     create_topics(kafka, sink, partitions=PARTITIONS)

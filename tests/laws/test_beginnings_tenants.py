@@ -19,7 +19,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.stretches import read_lived, read_since
 from pipelines.running.beginning import Beginning
-from tests.laws.conftest import MakeLake, in_folders_at_night
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, keyed
 from tests.support.lakes import CaseLake
 from tests.support.topics import create_topics, produce
@@ -95,7 +95,7 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake
     assert lake.questions.version(tables.RECOVERED) == version, "decided once"
 
 
-@in_folders_at_night
+@in_folders
 @pytest.mark.parametrize(
     ("tenant", "merge", "refused"),
     [
@@ -114,7 +114,7 @@ def test_messages_of_tenants_are_taken_up_with_tenants_alone(
     assert lake.questions.select(tables.RECOVERED, ["partition"]).num_rows == 0
 
 
-@in_folders_at_night
+@in_folders
 def test_a_lake_with_tenants_is_not_taken_up_through_a_change_of_window_or_lag(new_lake: MakeLake, kafka: str, kind: str) -> None:
     """Also where only one partition tells of it, and another has no later message."""
     told = encode_told(Told(Window(30, 100), Window(30, 100), is_plain=False, longest_ms=150))

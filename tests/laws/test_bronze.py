@@ -16,7 +16,7 @@ from pipelines.lake import tables
 from pipelines.operations.reset import Reset
 from pipelines.running.beginning import Beginning
 from pipelines.running.owner import Owner
-from tests.laws.conftest import MakeLake, in_folders_at_night
+from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
@@ -125,7 +125,7 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     assert lake.late() == expected_late(cases)
 
 
-@in_folders_at_night
+@in_folders
 def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: str) -> None:
     values: dict[str, list[bytes | None]] = {
         "tracking": [keyed("a", 1, g="x"), keyed("a", 2), heartbeat(3), b'{"type":"heartbeat","ts":4,"g":7}', b"{"],
@@ -162,7 +162,7 @@ def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: 
     ]
 
 
-@in_folders_at_night
+@in_folders
 def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(new_lake: MakeLake, kafka: str, kind: str) -> None:
     """A query has a checkpoint, so its folder tells."""
     lake = begin(new_lake, kafka, f"no-news-{kind}", {0: Case({source: [keyed("a", 5)] for source in SOURCES}, 100)})
@@ -180,7 +180,7 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(ne
 
 
 @pytest.mark.promise("C18")
-@in_folders_at_night
+@in_folders
 def test_too_many_refused_records_stop_the_run_before_any_is_written(new_lake: MakeLake, kafka: str, kind: str) -> None:
     good: list[bytes | None] = [keyed("a", 5)]
     bad: list[bytes | None] = [b"{"]

@@ -20,7 +20,7 @@ from pipelines.lake import tables
 from pipelines.lake.maintenance import keep_properties, maintain
 from pipelines.operations.forget import Forgetting
 from pipelines.operations.keeping import expire
-from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, SPARK_FOLDER, MakeLake
+from tests.laws.conftest import FOLDER_AT_NIGHT, MakeLake, in_folders, in_folders_of_both
 from tests.laws.test_keeping import note_published
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, folder_of
@@ -29,9 +29,6 @@ pytestmark = pytest.mark.promise("N20")
 
 KEY, VALUE, OTHER = "alice-1234567890", "a-secret-of-alice-0987654321", "bob-1234567890"
 TIMEOUT_MS = 100
-
-on_both_engines = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
-on_both_at_night = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=True, scope="module")
 
 
 def a_case() -> Case:
@@ -110,7 +107,7 @@ def kinds_of(files: set[str]) -> set[str]:
     return {file.split("/")[0] + ("/_change_data" if "_change_data" in file else "") for file in files}
 
 
-@on_both_engines
+@in_folders_of_both
 def test_after_forget_the_retention_and_maintain_no_file_has_the_key_or_its_values(
     lake: CaseLake, open_spark: OpenSpark, kind: str
 ) -> None:
@@ -156,7 +153,7 @@ def as_delta_rs_reads(lake: CaseLake) -> list[tuple[object, ...]]:
     return sorted(tuple(row.values()) for row in rows.to_pylist())
 
 
-@on_both_at_night
+@in_folders
 def test_rows_that_keep_has_ended_free_their_space(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     rows = lake.questions.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
     note_published(lake)
@@ -170,7 +167,7 @@ def test_rows_that_keep_has_ended_free_their_space(lake: CaseLake, open_spark: O
     assert sum(data) == left, "a row that is gone takes no room"
 
 
-@on_both_at_night
+@in_folders
 def test_files_that_no_commit_names_go_and_none_that_is_needed(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     rows = rows_of(lake)
     orphan = pa.table({"merge_key": ["an-orphan"]})

@@ -14,7 +14,7 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.forget import Forgetting, forgotten
-from tests.laws.conftest import QUICK, MakeLake, in_folders_at_night
+from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
@@ -45,7 +45,7 @@ def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
 
 
 @pytest.mark.promise("N9")
-@in_folders_at_night
+@in_folders
 def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLake, kind: str) -> None:
     lake = new_lake(rich_cases(8, 1656, wealth="late"))
     lake.arrive(SHARE)
@@ -135,7 +135,7 @@ def without_key_of(case: Case, tenants: Sequence[str], share: float) -> Case:
 
 
 @pytest.mark.promise("T8")
-@in_folders_at_night
+@in_folders
 @pytest.mark.parametrize("tenant", [TENANTS[0], None], ids=["one tenant's", "every tenant's"])
 def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     new_lake: MakeLake, kind: str, tenant: str | None

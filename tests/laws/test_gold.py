@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.gold import Gold
 from pipelines.lake import tables
-from tests.laws.conftest import EVERYWHERE, MakeLake, one_of
+from tests.laws.conftest import IN_FOLDERS_OF_BOTH, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -55,7 +55,7 @@ class River:
         return published(self.kafka, self.sink, PARTITIONS)
 
 
-kind = one_of(EVERYWHERE)
+kind = one_of(IN_FOLDERS_OF_BOTH)
 
 
 @pytest.fixture(scope="module")

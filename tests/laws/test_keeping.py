@@ -25,7 +25,7 @@ from pipelines.lake.floors import batch_ends, read_floors
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
 from pipelines.operations.keeping import expire
-from tests.laws.conftest import QUICK, MakeLake, in_folders_at_night
+from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -114,7 +114,7 @@ def steps(lake: CaseLake, kind: str, count: int = STEPS) -> Iterator[int]:
             yield step
 
 
-@in_folders_at_night
+@in_folders
 def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: CaseLake, kind: str, tmp_path: Path) -> None:
     for _ in steps(lake, kind):
         let_go(lake)
@@ -172,7 +172,7 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: Mak
     assert lake.silver() == left_of(lake, 1600)
 
 
-@in_folders_at_night
+@in_folders
 def test_nothing_open_or_unpublished_goes_nor_what_silver_has_not_merged(lake: CaseLake, kind: str) -> None:
     lake.arrive(0.5)
     lake.merge(lake.quick)

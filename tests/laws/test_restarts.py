@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.errors import LeaseLostError
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake, in_folders
+from tests.laws.conftest import MakeLake, in_folders_of_both
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -22,7 +22,7 @@ def batches(lake: CaseLake) -> tuple[int, int]:
 
 
 @pytest.mark.promise("N2", "O3", "O7")
-@in_folders
+@in_folders_of_both
 def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(new_lake: MakeLake) -> None:
     lake = new_lake(rich_cases(16, 500, SOURCES, refused=False), sources=SOURCES)
 

@@ -13,7 +13,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
-from tests.laws.conftest import EVERYWHERE, QUICK, MakeLake, in_folders, one_of
+from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
 from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, delta_table
 
@@ -23,7 +23,7 @@ MAX_BYTES = 250
 SHARE = 20
 
 
-kind = one_of(EVERYWHERE)
+kind = one_of(IN_FOLDERS_OF_BOTH)
 
 
 @pytest.fixture(scope="module")

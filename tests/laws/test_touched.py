@@ -21,7 +21,7 @@ from pipelines.errors import ConfigurationError, MissingRecordsError
 from pipelines.lake import tables
 from pipelines.lake.features import check_features
 from pipelines.lake.maintenance import FILE_BYTES
-from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake
+from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, in_folders_of_both
 from tests.support.cases import expected_silver, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, folder_of
 
@@ -108,7 +108,7 @@ def test_spark_goes_on_with_each_of_them(lake: CaseLake, open_spark: OpenSpark, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+@in_folders_of_both
 def test_what_can_be_written_works(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     for what in WORKS:
         alter(lake, open_spark, tables.SILVER, what)
@@ -141,7 +141,7 @@ def test_a_batch_that_reads_fewer_records_than_planned_merges_nothing(lake: Case
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+@in_folders_of_both
 def test_where_a_file_of_bronze_is_gone_nothing_is_merged_whatever_a_session_ignores(
     lake: CaseLake, open_spark: OpenSpark, kind: str
 ) -> None:
