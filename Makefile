@@ -85,7 +85,7 @@ faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
 
-# What `make test-long` has a short form of.
+# `make test-long` kills an executor in a JVM of its own, without a cluster.
 cluster-test: install
 	$(BIN)/python -m pytest tests/cluster/kills.py tests/cluster/test_standalone.py
 

@@ -36,25 +36,38 @@ SHARED_FOLDER = pytest.StashKey[Path]()
 SPARK = "spark"
 """How the groups of the tests begin that need a Spark session: the laws' and all others', in two processes of a run."""
 
-SPARK_FILES = {
+SPARK_TESTS = (
+    "tests/integration/test_analyst_docs.py",
+    "tests/integration/test_catalogs.py",
     "tests/integration/test_cli.py",
     "tests/integration/test_end_to_end.py",
+    "tests/integration/test_live.py",
+    "tests/integration/test_notebooks.py::test_a_notebook_runs_on_",
+    "tests/integration/test_operations.py::test_a_jump_",
+    "tests/integration/test_other_readers.py",
+    "tests/kafka/test_source.py",
+    "tests/lake/test_commits.py::test_the_last_commit_of_an_application_is_found_behind_others",
+    "tests/lake/test_questions.py",
+    "tests/lake/test_settings_of_commits.py",
     "tests/laws/test_engine.py",
+    "tests/laws/test_rebuild.py",
     "tests/laws/test_sessions.py",
     "tests/laws/test_silver.py",
     "tests/laws/test_touched.py",
-}
-"""Their tests need it without saying so: for the user's expressions, which are Spark SQL on both engines, or for tables."""
+    "tests/laws/test_turns.py",
+)
+"""How the ids begin of tests that need it without saying so: for the user's expressions, which are Spark SQL on both engines, or
+for tables.
+"""
 
 TAKE_LONGEST = (SPARK, "property", "faults", "integration", "audit", "laws")
 
 
 def group_of(test: str) -> str:
-    """Return which tests are together in one process of a run: those that need Spark, which their ids say, or those of a file."""
-    file = test.partition("::")[0]
-    if file in SPARK_FILES or SPARK in test:
-        return f"{SPARK}, {'laws' if '/laws/' in file else 'others'}"
-    return file
+    """Return which tests are together in one process of a run: those that need Spark's session, or those of a file."""
+    if SPARK in test or test.startswith(SPARK_TESTS):
+        return f"{SPARK}, {'laws' if '/laws/' in test else 'others'}"
+    return test.partition("::")[0]
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -98,7 +111,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that no process of a run is left with it at the end."""
+    """Begin with what takes longest, so that no process of a run is left with it at the end.
+
+    Whoever asks for Spark's session is in one of its groups: `spark_is_opened_by_its_group_alone` sees those that open it later.
+    """
+    for item in items:
+        if "root_session" in getattr(item, "fixturenames", ()) and not group_of(item.nodeid).startswith(SPARK):
+            raise pytest.UsageError(f"{item.nodeid} needs Spark's session: name it in SPARK_TESTS")
 
     def rank(item: pytest.Item) -> int:
         group = group_of(item.nodeid)
@@ -136,7 +155,7 @@ def spark_is_opened_by_its_group_alone(request: pytest.FixtureRequest) -> Iterat
     was_open = SparkSession.getActiveSession() is not None
     yield
     if not was_open and SparkSession.getActiveSession() is not None:
-        assert group_of(request.node.nodeid).startswith(SPARK), "its id, or SPARK_FILES, should say that it needs Spark"
+        assert group_of(request.node.nodeid).startswith(SPARK), "its id, or SPARK_TESTS, should say that it needs Spark"
 
 
 @pytest.fixture

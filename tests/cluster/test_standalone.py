@@ -10,7 +10,7 @@ from tests.support.rivers import FOLDER, Losses, River
 from tests.support.standalone import StandaloneCluster
 from tests.support.submitting import Submission
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.promise("A13")

@@ -128,6 +128,7 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(secured: Secur
     place.assert_written()
 
 
+@pytest.mark.nightly
 def test_without_the_group_it_works_and_says_that_kafkas_own_tools_do_not_show_the_lag(
     secured: SecuredBroker, place: Place
 ) -> None:
@@ -140,6 +141,7 @@ def test_without_the_group_it_works_and_says_that_kafkas_own_tools_do_not_show_t
     place.assert_written()
 
 
+@pytest.mark.nightly
 def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, place: Place) -> None:
     place.river.config["publish"]["late_topic"] = f"{place.river.sink}-late"
     place.river.write()
@@ -161,6 +163,7 @@ def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, pl
     secured.revoke(secure.USER, *every)
 
 
+@pytest.mark.nightly
 def test_a_permission_that_is_taken_away_under_way_ends_it_and_nothing_is_lost(secured: SecuredBroker, place: Place) -> None:
     process = place.river.run(command="repartition")
     try:

@@ -230,6 +230,7 @@ def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, ne
         secured.grant(secure.USER, missing)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("K5")
 def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_lost(
     secured: SecuredBroker, new_river: NewRiver

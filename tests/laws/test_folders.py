@@ -79,7 +79,7 @@ class SparkAlone(CaseLake):
         self._arrived = dict.fromkeys(self.cases, 0)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_spark_works_in_folders_of_such_names(root_session: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "a#b?c%20d [x]"
     folder.mkdir()

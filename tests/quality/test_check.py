@@ -221,7 +221,7 @@ def _without_examples(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "examples"} for row in document["results"]]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_by_spark_a_check_finds_the_same(root_session: SparkSession, tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=1)

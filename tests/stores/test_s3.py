@@ -53,6 +53,7 @@ def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
     assert engine.questions.select(tables.LEASES, ["holder"]).num_rows == 1
 
 
+@pytest.mark.nightly
 def test_a_second_run_is_refused_and_a_woken_merge_changes_nothing(on_s3: MakeRiver) -> None:
     river = on_s3("owners", partitions=1)
     river.flow()
@@ -111,6 +112,7 @@ def is_complete(river: River) -> bool:
     return river.losses() == Losses()
 
 
+@pytest.mark.nightly
 def test_a_user_who_may_only_read_reads_and_is_refused_in_one_sentence_else(on_s3: MakeRiver, store: Store) -> None:
     river = on_s3("reader")
     river.flow()

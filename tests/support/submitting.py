@@ -40,7 +40,7 @@ class Submission:
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, folder)
-        variables = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        variables = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PIP_NO_COMPILE": "1"}
         subprocess.run(["bash", "-euc", blocks("bash")[0]], cwd=folder, env=variables, check=True, capture_output=True, text=True)
         (folder / "watersmeet_job.py").write_text(blocks("python")[0])
         return cls(folder)
