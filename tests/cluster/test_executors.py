@@ -1,4 +1,4 @@
-"""Executors in JVMs of their own, which are killed. (test_standalone.py does it on a real cluster, as the documentation has it.)"""
+"""Executors in JVMs of their own, which are killed. (test_standalone.py does it on a real cluster, as its page says.)"""
 
 from __future__ import annotations
 
