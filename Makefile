@@ -77,7 +77,7 @@ $(VENV)/jars/s3: tests/stores/ivy.xml | install
 	$(BIN)/python bin/fetch-jars $<
 
 SEED ?= 1
-KILLS ?= 36
+KILLS ?= 48
 LAKE ?= all
 
 # KILLS on each kind of lake; LAKE=embedded, LAKE=folder or LAKE=catalog (the latter two with Spark) for one of them.

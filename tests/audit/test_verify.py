@@ -29,9 +29,9 @@ from pipelines.lake.progress import progress_rows
 from pipelines.running.planning import Planner
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, problems_in, richest_cases, settings_of, with_topics
-from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
+from tests.support.cases import HOLE, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
-from tests.support.model_lakes import HOLE, ModelLake, Row, rewrite
+from tests.support.model_lakes import ModelLake, Row, rewrite
 from tests.support.topics import Published, consume, create_topics, produce, produce_transaction
 
 PLAIN = 18

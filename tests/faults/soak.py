@@ -1,4 +1,5 @@
-"""`make faults`: kills a run again and again, at every named point and at any moment, in every delivery mode.
+"""`make faults`: kills a run again and again, at every named point and at any moment, in every delivery mode; and has two owners
+on a lake, clocks that are set, transactions of others that stay open, and tables that somebody restores.
 
 On a folder, or in Spark's own catalog, whose metastore outlives the process. Each mode has a lake and topics of its own, and a
 producer that keeps sending while `run` works. A kill is SIGKILL for every process of the run; between some restarts all
@@ -21,10 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+
 import tests.conftest  # noqa: F401  # quick starts
 from pipelines.dev import broker
 from pipelines.faults import POINTS
-from tests.support.rivers import LAKES, Losses, River, in_pieces, until
+from pipelines.lake import tables
+from tests.support.cases import SOURCES, keyed
+from tests.support.owners import assert_refused, wake
+from tests.support.rivers import CATALOG, LAKES, Losses, River, in_pieces, until
 from tests.support.tenant_rivers import TenantRiver
 
 ANY_MOMENT = "any moment"
@@ -35,6 +41,14 @@ OF_EXACTLY_ONCE = ("idle.decide", "letters.publish", "letters.note")
 
 UNREACHED_BY_TENANTS = (*OF_EXACTLY_ONCE, "bronze.quarantine")
 """None of their records is refused."""
+
+SECOND_OWNER, STOOD_STILL = "a second owner", "an owner that stood still"
+CLOCK, TRANSACTION, RESTORED = "a clock that was set", "an open transaction", "a table that was restored"
+INCIDENTS = (SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED)
+IN_ONE_PROCESS = (CLOCK, TRANSACTION)
+"""What can happen to a lake in Spark's own catalog: its metastore lets one process in at a time, and its tables have no path."""
+
+AN_HOUR_S = 3600
 
 PIECE = 5
 """So many messages are produced at a time: a crash may come between any two pieces."""
@@ -51,30 +65,100 @@ class Siege:
     targets: list[str]
 
     def run(self) -> int:
-        """Carries out every kill; returns how many there were."""
+        """Carries out every kill and incident; returns how many there were."""
         self.river.flow()
         for nth, target in enumerate(self.targets):
-            self._kill(target)
-            say(f"{self.lake}, {self.mode}: {nth + 1} of {len(self.targets)} killed at {target}")
+            self._suffer(target)
+            say(f"{self.lake}, {self.mode}: {nth + 1} of {len(self.targets)}: {target}")
             if self.rng.random() < 0.3:
                 self.river.forget_checkpoints()
         self.river.finish()
         return len(self.targets)
 
+    def _suffer(self, target: str) -> None:
+        incidents = {
+            ANY_MOMENT: self._kill_at_any_moment,
+            SECOND_OWNER: self._start_another,
+            STOOD_STILL: self._replace_one_that_stands_still,
+            CLOCK: self._set_the_clock,
+            TRANSACTION: self._leave_a_transaction_open,
+            RESTORED: self._restore,
+        }
+        if target in incidents:
+            incidents[target]()
+        else:
+            self._kill(target)
+
     def _kill(self, target: str) -> None:
-        if target == ANY_MOMENT:
-            process = self.river.run()
-            with self._trickle():
-                moment = time.monotonic() + self.rng.uniform(5, 45)
-                until(lambda: time.monotonic() > moment or process.process.poll() is not None, "the moment")
-                assert process.process.poll() is None, process.said()
-                process.kill()
-            return
         count = self.rng.randint(1, 3) if target == "publisher.produce" else 1
         process = self.river.run(point=target, count=count)
         with self._trickle(*(["tracking"] if target == "idle.decide" else [])):
             process.await_held()
             process.kill()
+
+    def _kill_at_any_moment(self) -> None:
+        process = self.river.run()
+        with self._trickle():
+            moment = time.monotonic() + self.rng.uniform(5, 45)
+            until(lambda: time.monotonic() > moment or process.process.poll() is not None, "the moment")
+            assert process.process.poll() is None, process.said()
+            process.kill()
+
+    def _start_another(self) -> None:
+        """With a clock of its own, an hour off: it is refused all the same."""
+        first = self.river.run(point=self._some_point())
+        with self._trickle():
+            first.await_held()
+            with self._clock_off():
+                assert_refused(self.river)
+            first.kill()
+
+    def _replace_one_that_stands_still(self) -> None:
+        first = self.river.run(point=self._some_point())
+        with self._trickle():
+            first.await_held()
+            first.pause()
+        self.river.finish()
+        wake(first)
+
+    def _set_the_clock(self) -> None:
+        with self._clock_off():
+            self._kill(self._some_point())
+            self._kill_at_any_moment()
+
+    def _leave_a_transaction_open(self) -> None:
+        """Over the death of a run, for longer than a source may be silent; its records come or are aborted."""
+        source, partition, begin = self.rng.choice(SOURCES), self.rng.randrange(self.river.partitions), self.river.chunks * 1000
+        values = [keyed(key, begin + self.rng.randrange(1000)) for key in ("a", "z")]
+        end = self.river.begin_transaction(source, partition, values, commit=self.rng.random() < 0.7)
+        self._kill(self._some_point())
+        self._kill_at_any_moment()
+        end()
+
+    def _restore(self) -> None:
+        """Silver is taken back to an earlier version; a run is refused until it is taken forward again."""
+        while not self.river.questions.exists(tables.SILVER) or self.river.questions.version(tables.SILVER) < 3:
+            self.river.flow()
+            self.river.finish()
+        table = DeltaTable(str(Path(str(self.river.as_folder.lake)) / tables.SILVER))
+        last = table.version()
+        table.restore(self.rng.randrange(1, last))
+        self.river.flow()
+        run = self.river.run("--once")
+        assert run.wait() == 2, run.said()
+        assert "was taken back" in run.said()
+        table.update_incremental()
+        table.restore(last)
+
+    def _some_point(self) -> str:
+        return self.rng.choice(("bronze.append", "silver.merge", "silver.notes", "gold.publish"))
+
+    @contextmanager
+    def _clock_off(self) -> Iterator[None]:
+        usual = self.river.program
+        self.river.program = in_pieces(PIECE, clock_off_by_s=self.rng.choice((-AN_HOUR_S, AN_HOUR_S)))
+        yield
+        self.river.program = usual
 
     @contextmanager
     def _trickle(self, *sources: str) -> Iterator[None]:
@@ -147,21 +231,26 @@ class TenantSiege:
         return not differing and not broken
 
 
-def targets(mode: str, kills: int, rng: random.Random) -> list[str]:
-    """Every point of the mode before any a second time, and a third of the kills at any moment."""
+def targets(lake: str, mode: str, kills: int, rng: random.Random) -> list[str]:
+    """Every incident and point of the mode before any a second time, and a third of the kills at any moment."""
     points = [p for p in POINTS if mode == "exactly_once" or p not in OF_EXACTLY_ONCE]
     if mode == "at_most_once":
         points.remove("gold.note")  # it notes before it publishes
-    return _chosen(points, [ANY_MOMENT] * (len(points) // 3), kills, rng)
+    incidents = [
+        incident
+        for incident in (IN_ONE_PROCESS if lake == CATALOG else INCIDENTS)
+        if mode == "exactly_once" or incident != STOOD_STILL  # without transactions, Kafka does not stop who wakes up
+    ]
+    return _chosen(points, incidents, [ANY_MOMENT] * (len(points) // 3), kills, rng)
 
 
-def _chosen(points: Sequence[str], others: Sequence[str], kills: int, rng: random.Random) -> list[str]:
+def _chosen(points: Sequence[str], first: Sequence[str], last: Sequence[str], kills: int, rng: random.Random) -> list[str]:
     chosen: list[str] = []
     while len(chosen) < kills:
-        chosen += [*rng.sample(points, len(points)), *others]
-    first = chosen[:kills]
-    rng.shuffle(first)
-    return first
+        chosen += [*first, *rng.sample(points, len(points)), *last]
+    chosen = chosen[:kills]
+    rng.shuffle(chosen)
+    return chosen
 
 
 def say(text: str) -> None:
@@ -197,13 +286,13 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
                 changes["merge__idle_after"] = "3s"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
             river.program = in_pieces(PIECE)
-            sieges.append(Siege(lake, mode, river, rng, targets(mode, share, rng)))
+            sieges.append(Siege(lake, mode, river, rng, targets(lake, mode, share, rng)))
     for lake in lakes:
         rng, name = random.Random(f"{seed}/{lake}/tenants"), f"siege-{lake}-tenants"
         tenants = TenantRiver(kafka, folder / name, name, partitions=2, lengths=[40 * kills], lake=lake)
         tenants.river.program = in_pieces(PIECE)
         points = [point for point in POINTS if point not in UNREACHED_BY_TENANTS]
-        sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], kills // 3, rng)))
+        sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], [], kills // 3, rng)))
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(lambda siege: siege.run(), sieges))

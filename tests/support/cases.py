@@ -19,6 +19,9 @@ INPUTS = ("tracking/web", "tracking/app", "orders")
 KEYS = ("a", "b", "é", "\U0001f600", "z")  # UTF-8 order differs from UTF-16 order for the last but one
 BAD_VALUES = (None, b"", b"{", b"[1]", b'{"ts":"soon","k":"a"}', b'{"ts":1}', b"\xff\xfe", b'{"k":"a"}', b'{"ts":-5,"k":"a"}')
 
+HOLE = b"hole"
+"""Stands for an offset at which Kafka holds no committed record: a transaction's marker, an aborted record."""
+
 
 @dataclass
 class Case:
@@ -68,8 +71,8 @@ def rules_of(inputs: Sequence[str], gap_ms: int, max_ms: int | None = None, lag_
 
 
 def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
-    """The record of a value that one of the makers below has written; None where it is one of `BAD_VALUES`."""
-    if value in BAD_VALUES:
+    """The record of a value that one of the makers below has written; None where it is one of `BAD_VALUES`, or there is none."""
+    if value in BAD_VALUES or value is HOLE:
         return None
     assert value is not None
     document = orjson.loads(value)

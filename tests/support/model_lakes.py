@@ -22,12 +22,10 @@ from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.settings import Settings
-from tests.support.cases import BAD_VALUES, Case
+from tests.support.cases import BAD_VALUES, HOLE, Case
 from tests.support.sequences import published
 from tests.support.topics import Published
 
-HOLE = b"hole"
-"""Stands for an offset at which Kafka holds no committed record: a transaction's marker, an aborted record."""
 KAFKA_TIME_MS = 1_767_225_600_000
 Row = dict[str, Any]
 

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import yaml
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from pipelines.audit.verify import verify
@@ -38,6 +39,7 @@ from pipelines.running.lineage import sending
 from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
     BAD_VALUES,
+    HOLE,
     SOURCES,
     Case,
     expected_late,
@@ -48,7 +50,7 @@ from tests.support.cases import (
     keyed,
 )
 from tests.support.lakes import decisions_of, late_of, quarantined_of, silver_of
-from tests.support.topics import Access, create_topics, dead_letters, produce, published, settings_of
+from tests.support.topics import Access, client_options, create_topics, dead_letters, produce, published, settings_of
 
 DEADLINE_S = 300.0
 TIMEOUT_MS = 300
@@ -70,9 +72,10 @@ WATERSMEET = (sys.executable, "-m", "pipelines")
 _IN_PIECES = "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = {piece}; main()"
 
 
-def in_pieces(piece: int) -> tuple[str, ...]:
-    """A program that produces so many messages at a time."""
-    return (sys.executable, "-c", _IN_PIECES.format(piece=piece))
+def in_pieces(piece: int, clock_off_by_s: int = 0) -> tuple[str, ...]:
+    """A program that produces so many messages at a time, and whose wall clock is so far ahead."""
+    clock = f"import time; true_time = time.time; time.time = lambda: true_time() + {clock_off_by_s}; " if clock_off_by_s else ""
+    return (sys.executable, "-c", clock + _IN_PIECES.format(piece=piece))
 
 
 STARTED: list[RunProcess] = []
@@ -295,6 +298,28 @@ class River:
         self.cases[partition].values[source].append(value)
         self.cases[partition].arrivals.append(source)
         produce(self.kafka, self.topic(source), [(partition, self.encode(value))], codec=codec)
+
+    def begin_transaction(self, source: str, partition: int, values: Sequence[bytes], *, commit: bool) -> Callable[[], None]:
+        """Have another producer's transaction with these records open; returns what commits it, or aborts it."""
+        producer = Producer(client_options(self.kafka) | {"transactional.id": f"{self.sink}-{time.monotonic_ns()}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(self.topic(source), self.encode(value), partition=partition)
+        assert producer.flush(30) == 0
+        case = self.cases[partition]
+        case.values[source] += values if commit else [HOLE] * len(values)
+
+        def end() -> None:
+            if commit:
+                producer.commit_transaction(30)
+            else:
+                producer.abort_transaction(30)
+            case.values[source].append(HOLE)
+            case.arrivals.append(source)
+
+        case.arrivals += [source] * len(values)
+        return end
 
     def flow(self, *sources: str, records: int = 12, codec: str = "none", is_idempotent: bool = False) -> None:
         """Sends the next stretch of event time to every topic-partition: keys that come again, disorder, late and bad records,
