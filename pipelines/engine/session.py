@@ -40,8 +40,17 @@ _REMOTE = "spark.remote"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 LAYER_SETTINGS: Mapping[str, str] = {
+    # `${...}` in a key or an expression is a text, and no variable of this machine.
+    "spark.sql.variable.substitute": "false",
     # What the user's expressions give must not depend on where they run.
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.jsonGenerator.ignoreNullFields": "true",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
+    "spark.sql.legacy.sizeOfNull": "true",
+    "spark.sql.legacy.castComplexTypesToString.enabled": "false",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # An expression that meets a value it cannot handle (orders[0] of none) gives null instead of stopping the stream: a null
     # `valid` counts as false.
     "spark.sql.ansi.enabled": "false",
@@ -66,6 +75,18 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
+
+CHANGING_VALUES = (
+    "spark.sql.ansi.",
+    "spark.sql.function.",
+    "spark.sql.legacy.",
+    "spark.sql.mapKeyDedupPolicy",
+    "spark.sql.parser.",
+    "spark.sql.session.collation.",
+)
+"""How the names of settings begin that may change what an expression gives. In a session of the layers, those that
+`LAYER_SETTINGS` does not name have Spark's own defaults, whatever a cluster, a notebook or the configuration says.
+"""
 
 LAYER_DEFAULTS: Mapping[str, str] = {
     # Rows go to Python in batches bounded by their number alone. Bounded by bytes, as Spark's default has it, their size is
@@ -127,6 +148,9 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
         session = _own_session(settings)
     else:
         session = _remote_session(os.environ["SPARK_REMOTE"]) if given is None else _copy_of(given)
+    for name in session.conf.getAll:
+        if name.startswith(CHANGING_VALUES) and session.conf.isModifiable(name):
+            session.conf.unset(name)
     defaults = {name: value for name, value in LAYER_DEFAULTS.items() if not is_own or name not in settings}
     for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)

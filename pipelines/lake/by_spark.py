@@ -212,7 +212,8 @@ def _quoted(name: str) -> str:
 
 _SPARK_SQL: Final = Dialect(
     name=_quoted,
-    text=lambda text: "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'")),
+    # A value is no part of the text: whatever quotes, variables or escapes it has, a session takes it as it is.
+    text=lambda text: f"CAST(X'{text.encode().hex()}' AS STRING)",
     double=lambda number: f"{number!r}D",
     time=lambda ms: f"timestamp_millis({ms})",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.maintenance import FILE_BYTES
+from pipelines.lake.questions import Where
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
@@ -194,6 +196,25 @@ def test_rows_are_deleted_once(engine: Engine) -> None:
         engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows[:1]))
     found = engine.questions.select(tables.RESETS, ["from_offset"], [[("partition", "=", 5)]])
     assert sorted(found["from_offset"].to_pylist()) == [0, 0, 1]
+
+
+NO_SQL = ("${env:HOME}", "${system:user.dir}", "${spark.app.name}", "'; --", "\\", "\\'", "`", "%(x)s", ":x", "{rows}", "é\n\x00")
+
+
+@pytest.mark.promise("N31")
+def test_a_text_is_a_value_and_never_a_part_of_a_statement(engine: Engine) -> None:
+    known = [*NO_SQL, os.environ["HOME"], str(Path.cwd())]
+    where = [[("partition", "=", 9), ("merge_key", "in", list(NO_SQL))]]
+
+    def keys(where: Where) -> list[str]:
+        return sorted(row[0] for row in read(engine, engine.read(tables.SILVER, ["merge_key"], where), ["merge_key"]))
+
+    engine.merge(tables.SILVER, changed(engine, *[(9, key, "open", 10, None) for key in known]), Commit("texts", 1, 1))
+    assert keys(where) == sorted(NO_SQL)
+    for key in NO_SQL:
+        assert keys([[("partition", "=", 9), ("merge_key", "=", key)]]) == [key]
+    engine.delete(tables.SILVER, where, Commit("texts", 1, 2))
+    assert keys([[("partition", "=", 9)]]) == sorted(known[len(NO_SQL) :])
 
 
 def test_what_an_earlier_owner_still_writes_changes_nothing(engine: Engine) -> None:

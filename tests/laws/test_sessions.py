@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from pipelines.engine.checks import check_executors, check_versions
 from pipelines.engine.session import LAYER_SETTINGS, spark_session
@@ -18,7 +19,35 @@ from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for
 
-OTHERS = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.ansi.enabled": "true", "spark.sql.shuffle.partitions": "3"}
+OTHERS = {
+    "spark.sql.session.timeZone": "Asia/Tokyo",
+    "spark.sql.shuffle.partitions": "3",
+    # Each of these changes what one of `EXPRESSIONS` gives.
+    "spark.sql.jsonGenerator.ignoreNullFields": "false",
+    "spark.sql.legacy.sizeOfNull": "false",
+    "spark.sql.parser.escapedStringLiterals": "true",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "false",
+    "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.function.concatBinaryAsString": "true",
+    "spark.sql.legacy.negativeIndexInArrayInsert": "true",
+    "spark.sql.variable.substitute": "true",
+}
+"""Settings of somebody's session."""
+
+EXPRESSIONS = (
+    "to_json(named_struct('a', NULL, 'b', 1))",
+    "size(CAST(NULL AS ARRAY<INT>))",
+    "length('\\t')",
+    "CAST(1 AS DECIMAL(38, 18)) * CAST(1.123456789 AS DECIMAL(38, 18))",
+    "CAST(named_struct('a', NULL, 'b', 1) AS STRING)",
+    "unix_timestamp('2020-1-1', 'yyyy-MM-dd')",
+    "typeof(TIMESTAMP '2020-01-01 00:00:00')",
+    "typeof(concat(X'61', X'62'))",
+    "array_insert(array(1, 2), -1, 3)",
+    "'${env:HOME}'",
+)
 
 
 @pytest.fixture
@@ -28,12 +57,14 @@ def given(root_session: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
     (At a first write, Delta itself changes settings of the active session.)
     """
     root_session.createDataFrame([(1,)], "id LONG").write.format("delta").save(str(tmp_path / "theirs"))
-    before = {name: str(root_session.conf.get(name)) for name in (*OTHERS, *LAYER_SETTINGS)}
+    before = dict(root_session.conf.getAll)
     for name, value in OTHERS.items():
         root_session.conf.set(name, value)
     yield root_session
-    for name, value in before.items():
-        root_session.conf.set(name, value)
+    for name in {*OTHERS, *LAYER_SETTINGS}:
+        root_session.conf.unset(name)
+    for name in {*OTHERS, *LAYER_SETTINGS} & before.keys():
+        root_session.conf.set(name, before[name])
 
 
 @pytest.mark.long
@@ -51,6 +82,27 @@ def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(gi
     rows = lake.engine.lake.layout[tables.PUBLISHED].schema.empty_table()
     lake.engine.append(tables.PUBLISHED, rows, Commit("test", 1, 1))
     assert dict(given.conf.getAll) == before
+
+
+@pytest.mark.promise("R15")
+def test_what_an_expression_gives_does_not_depend_on_the_session_that_is_given(given: SparkSession) -> None:
+    def values(session: SparkSession) -> list[str]:
+        return [str(session.range(1).select(F.expr(text).alias("value")).collect()[0][0]) for text in EXPRESSIONS]
+
+    theirs, ours = values(given), values(spark_session({}))
+    assert ours == [
+        '{"b":1}',
+        "-1",
+        "1",
+        "1.123457",
+        "{null, 1}",
+        "None",
+        "timestamp",
+        "binary",
+        "[1, 2, 3]",
+        "${env:HOME}",
+    ]
+    assert all(one != other for one, other in zip(theirs, ours, strict=True)), "each depends on the session"
 
 
 def test_a_session_of_our_own_has_the_settings_under_spark(root_session: SparkSession) -> None:
