@@ -301,7 +301,8 @@ class River:
 
     def begin_transaction(self, source: str, partition: int, values: Sequence[bytes], *, commit: bool) -> Callable[[], None]:
         """Have another producer's transaction with these records open; returns what commits it, or aborts it."""
-        producer = Producer(client_options(self.kafka) | {"transactional.id": f"{self.sink}-{time.monotonic_ns()}"})
+        options = {"transactional.id": f"{self.sink}-{time.monotonic_ns()}", "transaction.timeout.ms": 600_000}
+        producer = Producer(client_options(self.kafka) | options)
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:
