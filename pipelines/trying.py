@@ -171,11 +171,11 @@ def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[st
     if not isinstance(headers, Mapping):
         raise _WrongError('`headers` are no object; write them as {"name": "text"}')
     sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
-    kafka_time = (-1000, -1) if time_ms is None else (time_ms * 1000, 0)
+    kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000  # the largest is after every event time
     value = (
         _avro(encoders[source_of(source)], record["value"]) if source_of(source) in encoders else _bytes("value", record["value"])
     )
-    return source, partition, *kafka_time, _bytes("key", record.get("key")), value, sent
+    return source, partition, kafka_time, 0, _bytes("key", record.get("key")), value, sent
 
 
 def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:

@@ -192,8 +192,10 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """The event time in a decoded value (ms). Raises _RefusedError where it has none that counts."""
         event_time = _event_time(time_of(document), times, value, exponent, reads_text=reads_text)
-        # A record without a Kafka timestamp (-1) has nothing that its event time could be compared with.
-        if 0 <= kafka_time < event_time - rules.max_future_ms:
+        if kafka_time < 0:
+            detail = f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its event time"
+            raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
+        if kafka_time < event_time - rules.max_future_ms:
             ahead = event_time - kafka_time
             detail = f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is {rules.max_future_ms} ms"
             raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)

@@ -688,7 +688,9 @@ def test_an_event_time_may_lie_deep() -> None:
         (1_000, 0, None),
         (1_001, 0, "event_time_in_future"),
         (LAST_EVENT_TIME_MS, 5_000, "event_time_in_future"),
-        (LAST_EVENT_TIME_MS, NO_KAFKA_TIME, None),
+        (LAST_EVENT_TIME_MS, NO_KAFKA_TIME, "event_time_in_future"),
+        (5_000, NO_KAFKA_TIME, "event_time_in_future"),
+        (0, -((2**63 - 1) // 1_000), "event_time_in_future"),
     ],
 )
 @pytest.mark.parametrize("kind", ["", ',"type":"heartbeat"'])
@@ -697,6 +699,12 @@ def test_an_event_time_may_lie_just_so_far_after_kafkas(
 ) -> None:
     value = f'{{"k":"a","ts":{event_time}{kind}}}'.encode()
     assert reason(value, kafka_time=kafka_time, max_future_ms=1_000) == expected
+
+
+def test_a_record_without_a_timestamp_says_that_nothing_vouches_for_it() -> None:
+    assert read(b'{"k":"a","ts":1}', kafka_time=NO_KAFKA_TIME).detail == (
+        "Kafka's own timestamp of the record is -1: nothing vouches for its event time"
+    )
 
 
 def test_a_fraction_is_cut_before_it_is_compared_with_kafkas_time() -> None:
