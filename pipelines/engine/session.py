@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 from pipelines.engine.checks import check_session
 from pipelines.engine.jvm import SPARK_JAVA_OPTIONS, start_jvm
 from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.kafka.workers import SAFE_PATH
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
 """The environment variable with further options for the JVM of a local session."""
@@ -227,6 +228,7 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
     java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", *_OWN_JAVA_OPTIONS, *collector, *said]
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, _jars()))}
     used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
+    os.environ.setdefault(*SAFE_PATH)  # for Spark's Python workers, which start in the current folder
     start_jvm(used)  # first: a session that starts one puts its settings on the command line
     builder = SparkSession.builder
     for name, value in used.items():

@@ -21,6 +21,9 @@ from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import KafkaSettings
 
+SAFE_PATH = ("PYTHONSAFEPATH", "1")
+"""The environment variable by which a Python that is started later imports nothing from the current folder (Python 3.11)."""
+
 Decode = Callable[[pa.RecordBatch], pa.Table]
 
 
@@ -63,6 +66,7 @@ def _read(kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema
 
 @cache
 def _workers() -> ProcessPoolExecutor:
+    os.environ.setdefault(*SAFE_PATH)
     # Not forked: a copy of a process that has threads, such as librdkafka's, cannot be relied on.
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)
 
