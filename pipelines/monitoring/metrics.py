@@ -222,14 +222,16 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
         yield []
         return
     try:
-        from prometheus_client import start_http_server
+        from prometheus_client import make_wsgi_app
     except ImportError:
         raise ConfigurationError(
             "metrics: Prometheus's client is not installed; install it with `pip install 'watersmeet[metrics]'`, or leave it out"
         ) from None
+    from pipelines.monitoring.server import MetricsServer
+
     metrics, port, address = Metrics(settings), settings.metrics.port, settings.metrics.address
     try:
-        server, thread = start_http_server(port, address, metrics.registry)
+        server = MetricsServer(address, port, make_wsgi_app(metrics.registry))
     except OSError as error:
         raise ConfigurationError(
             f"metrics: port {port} of {address} cannot be used ({error.strerror}); name a free port, and an address of this host"
@@ -237,6 +239,4 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
     try:
         yield [metrics]
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.stop()

@@ -1,0 +1,86 @@
+"""The HTTP server of the metrics: whoever connects can cost it a few threads for a few seconds, and a run nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+MOST_CONNECTIONS: Final = 16
+"""So many are served at a time; another one is closed at once. A monitoring system needs one or two."""
+
+TIMEOUT_S: Final = 5.0
+"""Whoever sends or takes nothing for so long is cut off."""
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+        del format, args
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True  # a slow reader does not hold up the end of a run
+    block_on_close = False
+
+    def __init__(self, family: socket.AddressFamily, address: Any, timeout_s: float) -> None:
+        self.address_family, self._timeout_s = family, timeout_s
+        self._room = threading.Semaphore(MOST_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without asking for the name of this host, which may take as long as a name server likes."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Return the next connection, whose partner may not be silent for ever."""
+        request, address = super().get_request()
+        request.settimeout(self._timeout_s)
+        return request, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, where there is room for one."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, and make room for the next one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever has gone before the end is no error of ours."""
+        del request, client_address
+
+
+class MetricsServer:
+    """Serves a WSGI application at an address until it is stopped. Raises OSError where the address cannot be used."""
+
+    def __init__(self, address: str, port: int, application: Callable[..., Any], timeout_s: float = TIMEOUT_S) -> None:
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        self._server = _Server(family, place, timeout_s)
+        self._server.set_app(application)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.server_port
+
+    def stop(self) -> None:
+        """Let nobody in any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
