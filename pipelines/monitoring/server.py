@@ -25,6 +25,7 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True  # a slow reader does not hold up the end of a run
     block_on_close = False
+    request_queue_size = 128
 
     def __init__(self, family: socket.AddressFamily, address: Any, timeout_s: float) -> None:
         self.address_family, self._timeout_s = family, timeout_s
