@@ -20,6 +20,7 @@ from pipelines.commands.answers import answer, print_json, print_text
 from pipelines.commands.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms, parse_window
 from pipelines.commands.asking import evaluator, questions_of, unchecked
 from pipelines.commands.broker import broker_app
+from pipelines.core.texts import without_controls
 from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.memory import keep_little
 from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
@@ -415,5 +416,5 @@ def _fail(sentence: str, exit_code: int) -> None:
     if logs_are_json():
         logging.getLogger("watersmeet").error("%s", sentence, extra={"facts": {"exit_status": exit_code}})
     else:
-        sys.stderr.write(f"watersmeet: {sentence}\n")
+        sys.stderr.write(f"watersmeet: {without_controls(sentence)}\n")
     sys.exit(exit_code)

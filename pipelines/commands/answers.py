@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+
+from pipelines.core.texts import without_controls
 
 
 def answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]) -> None:
@@ -17,12 +20,23 @@ def answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]]
     elif isinstance(shown := view(found), str):
         print_text(shown)
     else:
-        Console().print(shown)
+        Console().print(_Harmless(shown))
+
+
+class _Harmless:
+    """A renderable whose text steers no terminal, whoever has written what is in it."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._shown, options):
+            yield segment if segment.control else Segment(without_controls(segment.text), segment.style)
 
 
 def print_text(text: str) -> None:
-    """Prints a line."""
-    sys.stdout.write(f"{text}\n")
+    """Prints a line, or several."""
+    sys.stdout.write(f"{without_controls(text)}\n")
 
 
 def print_json(document: object) -> None:

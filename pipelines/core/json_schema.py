@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 
 from pipelines.core.json_exact import KEYWORD, has_exact, misfit, named_type
+from pipelines.core.texts import printable
 from pipelines.core.types import is_identifier
 from pipelines.errors import ConfigurationError
 
@@ -61,7 +62,7 @@ class ValueSchema:
             if compiled.is_valid(value):
                 return None
             error = next(iter(compiled.iter_errors(value)))
-            sentence = f"{_json_path(error.instance_path)}: {error.message}"
+            sentence = f"{_json_path(error.instance_path)}: {printable(error.message)}"
             return sentence if len(sentence) <= LONGEST_VIOLATION else sentence[: LONGEST_VIOLATION - 3] + "..."
 
         return first_violation
@@ -133,7 +134,7 @@ def _references(node: Any) -> Iterator[str]:
 
 def _json_path(steps: list[str | int]) -> str:
     """`$`, then `.name`, `['any name']` or `[index]` for each step."""
-    named = ((f".{step}" if is_identifier(step) else f"['{step}']") if isinstance(step, str) else f"[{step}]" for step in steps)
+    named = ((f".{step}" if is_identifier(step) else f"[{step!r}]") if isinstance(step, str) else f"[{step}]" for step in steps)
     return "$" + "".join(named)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ PAYLOAD: Final = frozenset(["key", "value", "detail"])
 """Columns that hold what the records' senders wrote: their content is never shown. Lists are not shown either."""
 
 _LONGEST: Final = 60
+
+_OF_EXCEPTION: Final = ("exception_traceback", "exception_message")
+_KIND: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))\b", re.MULTILINE)
+"""How a message, or the last line of a stack trace, begins."""
 
 
 class Outcome(NamedTuple):
@@ -114,10 +119,11 @@ def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str])
 
 
 def _trouble(told: Any) -> str | None:
-    """Why an expectation could not be checked: the first message that there is."""
+    """The kind of error for which an expectation could not be checked; its message may show values."""
     parts = [told, *told.values()] if isinstance(told, dict) else []
-    found = [part["exception_message"] for part in parts if isinstance(part, dict) and part.get("exception_message")]
-    return " ".join(str(found[0]).split())[:200].rstrip(".") if found else None
+    texts = [str(part.get(name) or "") for part in parts if isinstance(part, dict) for name in _OF_EXCEPTION]
+    found = [kind for text in texts for kind in _KIND.findall(text)]
+    return found[-1] if found else "Great Expectations does not say why" if any(texts) else None
 
 
 def _example(row: dict[str, Any], coordinates: Sequence[str]) -> dict[str, str]:
