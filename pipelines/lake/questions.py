@@ -112,11 +112,15 @@ class Questions(Protocol):
         """The number of the last commit."""
         return self.history(table, 1)[0].number
 
+    def has_moved(self, table: str, version: int) -> bool:
+        """Whether the table has another last version than this one."""
+        return self.version(table) != version
+
     def version_at(self, table: str, time_ms: int) -> int | None:
         """The last commit at or before a time (epoch ms); None before the first that the log still knows."""
         return next((version.number for version in walk(self, table) if version.committed_at_ms <= time_ms), None)
 
-    def columns(self, table: str) -> pa.Schema:
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """The columns that the stored table has, which may be more than its layout's."""
 
     def properties(self, table: str) -> dict[str, str]:
