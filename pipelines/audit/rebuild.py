@@ -220,9 +220,15 @@ def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -
     plan = BatchPlan(0, ranges, clocks, has_late=False)
     schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in evidence.history.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
-    rows = here.read(tables.SILVER, schema.names, changed, version=evidence.version)
+    stored = evidence.questions.columns(tables.SILVER).names
+    known = pa.schema([column for column in schema if column.name in stored])  # an earlier version knew fewer
+    rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
     then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
-    opened = here.fetched(here.per_partition(then, [rows], schema)).cast(schema)
+    opened = here.fetched(here.per_partition(then, [rows], known))
+    for column in schema:
+        if column.name not in known.names:
+            opened = opened.append_column(column, pa.nulls(len(opened), column.type))
+    opened = opened.select(schema.names).cast(schema)
     owner = Owner(into)
     commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
     into.merge(tables.SILVER, into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))), commit)

@@ -37,6 +37,8 @@ from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
 
+pytestmark = pytest.mark.promise("A16")
+
 KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms"}
 KEY, PARTITIONS, TOKEN = "a", 2, 10**6
 
@@ -123,7 +125,6 @@ def interrupted(settings: Settings, act: Act, share: float, ask: Callable[[Quest
     return answer
 
 
-@pytest.mark.promise("A16")
 @pytest.mark.parametrize("name", ACTS)
 @pytest.mark.parametrize("share", shares(0.7))
 def test_a_sound_lake_is_sound_whatever_happens_between_two_questions(
@@ -133,7 +134,6 @@ def test_a_sound_lake_is_sound_whatever_happens_between_two_questions(
     assert interrupted(settings, ACTS[name], share, lambda questions: problems(questions, settings)) == []
 
 
-@pytest.mark.promise("A16")
 @pytest.mark.parametrize("name", ACTS)
 @pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.long), *shares()])
 def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
@@ -150,7 +150,6 @@ def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Pa
         assert answer in (before, ask(settings, questions_of(settings))), command
 
 
-@pytest.mark.promise("A16")
 @pytest.mark.parametrize(
     ("name", "batches"), [("keep", 1), *(pytest.param(*each, marks=pytest.mark.long) for each in [("keep", 0), ("forget", 1)])]
 )
@@ -172,7 +171,6 @@ def test_a_rebuild_whose_history_moves_says_so(scene: Scene, tmp_path: Path, nam
     assert again["lake"] == again["rebuilt"]
 
 
-@pytest.mark.promise("A16")
 @pytest.mark.parametrize("name", ["a batch", "keep"])
 @pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), *shares(0.5)])
 def test_a_rebuild_stays_the_same_as_the_lake(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
@@ -223,7 +221,6 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
 ]
 
 
-@pytest.mark.promise("A16")
 @pytest.mark.parametrize(("name", "command", "operation", "table"), CUT, ids=[f"{name}, {table}" for name, _, _, table in CUT])
 @pytest.mark.long
 def test_a_batch_whose_notes_are_missing_breaks_no_promise(
@@ -242,7 +239,6 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     assert problems(questions_of(settings), settings) == []
 
 
-@pytest.mark.promise("A16")
 def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(scene: Scene, tmp_path: Path) -> None:
     """Another process has merged what came after them."""
     settings, beyond = scene.copy(tmp_path), 10**6
@@ -262,7 +258,6 @@ def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(scene: 
 ERASING = [("update", tables.bronze("orders")), ("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)]
 
 
-@pytest.mark.promise("A16")
 @pytest.mark.parametrize(("operation", "table"), ERASING, ids=[table for _, table in ERASING])
 @pytest.mark.long
 def test_a_key_that_is_half_erased_is_named_with_what_to_do(scene: Scene, tmp_path: Path, operation: str, table: str) -> None:
@@ -279,7 +274,6 @@ def test_a_key_that_is_half_erased_is_named_with_what_to_do(scene: Scene, tmp_pa
     assert problems(questions_of(settings), settings) == []
 
 
-@pytest.mark.promise("A16")
 def test_while_a_key_is_being_erased_the_lake_is_looked_at_again(scene: Scene, tmp_path: Path) -> None:
     """`forget` is at work when the lake is looked at, and does the rest after that."""
     settings = scene.copy(tmp_path)
