@@ -31,7 +31,15 @@ from pipelines.errors import QuarantineLimitError
 from pipelines.faults import reach
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.lake import tables
-from pipelines.lake.commits import Commit, application_of, bronze_application, last_commit, last_decision, ranges_fact, ranges_of
+from pipelines.lake.commits import (
+    Commit,
+    application_of,
+    bronze_application,
+    last_decision,
+    ranges_fact,
+    ranges_of,
+    unnoted_commit,
+)
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import known_schemas
@@ -175,12 +183,8 @@ class Bronze:
 
     def complete(self) -> None:
         """Completes what a crash has left of the last commit."""
-        last = last_decision(self._engine.questions, self.table, self.application)
-        if last is None or not last[1].facts["refused"]:
-            return  # there is nothing to note, and quarantine's history need not be searched
-        noted = last_commit(self._engine.questions, tables.QUARANTINE, bronze_application(self.source))
-        if noted is None or noted[1].transaction_version < last[1].transaction_version:
-            self.note(last[1])
+        if (commit := unnoted_commit(self._engine.questions, self.source)) is not None:
+            self.note(commit)
 
     def _check_share(self, found: pa.Table, records: int, refused: int) -> None:
         """A batch is judged together with those before it, until they are enough to judge."""

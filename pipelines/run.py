@@ -197,7 +197,8 @@ class Run:
             if "gold" in self.layers:
                 widen(self.engine, [tables.PUBLISHED])
             if "bronze" in self.layers:
-                widen(self.engine, [tables.RECOVERED])
+                of_bronze = map(tables.bronze, self.settings.sources)
+                widen(self.engine, [*of_bronze, tables.QUARANTINE, tables.RECOVERED])
             fence_all(owner, written)  # in columns that may be new
             ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
             keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))

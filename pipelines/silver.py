@@ -28,8 +28,18 @@ import pyarrow as pa
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import int64s
 from pipelines.core.idle import Idle, IdleDecision, decide
-from pipelines.core.merge import RECORD_SCHEMA, Batch, late, late_again, late_schema, merge, record_schema
+from pipelines.core.merge import (
+    RECORD_SCHEMA,
+    Batch,
+    late,
+    late_again,
+    late_schema,
+    may_change,
+    merge,
+    record_schema,
+)
 from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
+from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine, Function, Rows
@@ -54,6 +64,9 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.running.planning import Planner, Tenants
 from pipelines.settings import PublishSettings, Settings
 
+MAX_KEYS = 5_000
+"""So many keys of open rows are named in a question at most; with more of them, all open rows are read."""
+
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 
 
@@ -72,6 +85,8 @@ class Silver:
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     decided_before_ms: int | None = None
     passed: Passed | None = None
+    _held_bytes: int | None = None
+    """How many bytes of records open rows have at most; None: not asked yet."""
     _planner: Planner | None = field(default=None, repr=False)
     _version: int | None = None
     """The version of silver that this owner has made last; whoever else has made one since may have restored an earlier one."""
@@ -163,17 +178,46 @@ class Silver:
         batch = self._batch(plan, planner)
         records = self._records(plan)
         tenant = TENANT.names if batch.has_tenants else []
-        of_held = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        of_held = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources, RECORD_BYTES.name]
         of_held += ["due"] if batch.has_due else []
         of_held += ["status", "position", *tenant] if batch.has_tenants else []
-        is_held: Where = [[("status", "in", ["open", "waiting"] if batch.has_tenants else ["open"])]]
-        inputs = [*records, self._engine.read(tables.SILVER, of_held, is_held)]
+        inputs = [*records, self._engine.read(tables.SILVER, of_held, self._held(batch))]
         inputs += self._heads(planner)
         if self._was_recovered:
             of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, _MESSAGES))
         changed = self._engine.per_partition(_merging(batch, len(records), planner.records(plan)), inputs, batch.changed_schema())
         return judged(self._engine, changed, self.settings.publish)
+
+    def _held(self, batch: Batch) -> Where:
+        """What a batch reads of silver: all that is open or waits. Where that is large, only open rows that it may change.
+
+        How large it is, is asked when it may have grown beyond what fits into memory.
+        """
+        is_held: Where = [[("status", "in", ["open", "waiting"] if batch.has_tenants else ["open"])]]
+        questions, limit = self._engine.questions, self._engine.merge_bytes
+        if batch.has_tenants:
+            return is_held
+        if self._held_bytes is None or self._held_bytes > limit:
+            size = questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, is_held)
+            self._held_bytes = size["bytes"][0].as_py() or 0
+        if self._held_bytes <= limit:
+            self._held_bytes += limit  # a batch adds no more, but for single records that are larger
+            return is_held
+        columns = ["partition", "merge_key", "event_time", "last_event_time", *(["due"] if batch.has_due else [])]
+        rows = questions.rows(tables.SILVER, columns, is_held)
+        found = rows.filter(pa.array(may_change(rows, self._keys(batch.plan), batch)))
+        keys = sorted(set(found["merge_key"].to_pylist()))
+        return is_held if len(keys) > MAX_KEYS else [[*is_held[0], ("merge_key", "in", keys)]]
+
+    def _keys(self, plan: BatchPlan) -> pa.Table:
+        """The partitions and keys of a batch's records."""
+        found = []
+        for source in self.settings.inputs:
+            ranges = {tp.partition: (r.from_offset, r.until_offset) for tp, r in plan.ranges.items() if tp.source == source}
+            keyed: Where = [[*terms, ("merge_key", "is not null", None)] for terms in within(ranges)]
+            found.append(self._engine.questions.rows(tables.bronze(source), ["partition", "merge_key"], keyed))
+        return pa.concat_tables(found)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
         """Every record of the batch's ranges that has a time, by input; none for an input of which it passes nothing."""

@@ -38,6 +38,7 @@ from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
 from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where, lexicographic
 from pipelines.lake.questions import answer as in_milliseconds
+from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.stretches import read_lived
 from pipelines.settings import Settings
 
@@ -78,6 +79,7 @@ def explain(
     """
     if tenant is not None and not settings.merge.has_tenants:
         raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
+    questions = Snapshot(questions, settings)
     if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
         return {"key": key, "as_of": None, "records": [], "late": [], "quarantined": [], "waiting": [], "near": []}
     last = last_batch(questions)

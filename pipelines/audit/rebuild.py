@@ -1,7 +1,9 @@
 """Silver again, from bronze alone, in a folder of its own, also as it would be with another window; and the comparison.
 
-A rebuild goes exactly as far as silver was: up to the offsets and the clocks of its last batch, and through every deliberate
-reset at the place where it was made. So it can be compared row by row (`verify --against`), while the lake itself goes on.
+A rebuild goes exactly as far as silver was: up to the offsets and the clocks of its last batch with notes, and
+through every deliberate reset at the place where it was made. So it can be compared row by row
+(`verify --against`), while the lake itself goes on. Where `keep` or `forget` takes records out of bronze
+meanwhile, a rebuild ends with an error.
 
 Where rows have been deleted (`keep`), a rebuild begins where history does (`lake.floors`), with the merge records that were open
 then; the comparison leaves out those that were finished before.
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.problems import Findings, answer, different
+from pipelines.audit.unnoted import before_unnoted
 from pipelines.audit.verify_eras import Evidence, read_evidence
 from pipelines.audit.verify_evidence import groups, place
 from pipelines.core.columns import int64s, looked_up
@@ -40,6 +43,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.questions import Questions, Where
+from pipelines.lake.snapshot import Snapshot
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
@@ -67,8 +71,10 @@ def rebuild(
     and `lag_ms`: others than the lake's.
 
     `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, there is nothing to rebuild, or a lag is
-    asked for and the lake has no tenants.
+    asked for and the lake has no tenants, and HistoryMovedError where records were taken out of bronze meanwhile.
     """
+    snapshot = Snapshot(questions, settings)
+    questions = before_unnoted(snapshot)
     settings = read_epochs(questions, settings).current.settings
     evidence = read_evidence(questions, settings, _partitions(questions, settings), full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -88,8 +94,13 @@ def rebuild(
     here = open_engine(settings)
     if evidence.history:
         _begin(here, into, wanted, evidence)
-    for plan in _batches(into, rebuilt, evidence, is_as_it_was=window is None):
-        tell(plan)
+    try:
+        for plan in _batches(into, rebuilt, evidence, is_as_it_was=window is None):
+            tell(plan)
+    except Exception:  # records that are gone break whatever comes upon them first
+        _check_history(snapshot, settings, directory)
+        raise
+    _check_history(snapshot, settings, directory)
     now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), **_rules_of(wanted)}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
     since = {p: history.batch for p, history in evidence.history.items()}
@@ -100,9 +111,25 @@ def rebuild(
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(wanted)},
         **({"tenant_max_lag_ms": dict(zip(("lake", "rebuilt"), lags, strict=True))} if settings.merge.has_tenants else {}),
-        "lake": content_of(here, settings, evidence.version, evidence.last_batch, since),
-        "rebuilt": content_of(into, settings),
+        "lake": content_of(here, settings, questions, evidence.last_batch, since),
+        "rebuilt": content_of(into, settings, into.questions),
     }
+
+
+class HistoryMovedError(WatersmeetError):
+    """While a lake was derived again, records were taken out of bronze."""
+
+    def __init__(self, location: str, directory: Path) -> None:
+        super().__init__(
+            f"{location}: records were taken out of bronze while it was derived again, by `keep`, `forget` or by hand, so that "
+            f"{directory} may lack them; delete that folder, and rebuild again"
+        )
+
+
+def _check_history(snapshot: Snapshot, settings: Settings, directory: Path) -> None:
+    """Raises HistoryMovedError where bronze no longer has what it had at that moment."""
+    if any(snapshot.has_changed_since(tables.bronze(source)) for source in settings.sources):
+        raise HistoryMovedError(Lake(settings).location, directory)
 
 
 def _rules_of(settings: Settings) -> dict[str, str]:
@@ -125,24 +152,26 @@ def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
 def content_of(
     engine: Engine,
     settings: Settings,
-    version: int | None = None,
+    questions: Questions,
     last_batch: int | None = None,
     since: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """How many merge records a version of silver has (None: the last): all, open, timed out, valid, and *complete* (with parts of
-    every source), and with tenants how many records wait for their clocks; and of each source how many records were merged, how
-    many of them into a complete merge record, and how many were late, up to a batch. What was finished, or late, up to the batch
-    `since` of its partition does not count.
+    """How many merge records silver has by these questions: all, open, timed out, valid, and *complete* (with parts
+    of every source), and with tenants how many records wait for their clocks; and of each source how many records were
+    merged, how many of them into a complete merge record, and how many were late, up to a batch. What was finished, or
+    late, up to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
     names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
     schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
-    rows = engine.read(tables.SILVER, ["partition", "status", "valid", "batch", *sources], version=version)
+    rows = engine.read(
+        tables.SILVER, ["partition", "status", "valid", "batch", *sources], version=questions.version(tables.SILVER)
+    )
     counted = engine.per_partition(partial(_counted, sources=sources, schema=schema, since=since), [rows], schema)
     [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
     known: Where = () if last_batch is None else [[("batch", "<=", last_batch)]]
     late_of: Counter[str] = Counter()
-    for row in engine.questions.summary(tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known).to_pylist():
+    for row in questions.summary(tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known).to_pylist():
         late_of[source_of(row["source"])] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
     of_sources = {
         source: {
@@ -191,9 +220,15 @@ def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -
     plan = BatchPlan(0, ranges, clocks, has_late=False)
     schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in evidence.history.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
-    rows = here.read(tables.SILVER, schema.names, changed, version=evidence.version)
+    stored = evidence.questions.columns(tables.SILVER).names
+    known = pa.schema([column for column in schema if column.name in stored])  # an earlier version knew fewer
+    rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
     then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
-    opened = here.fetched(here.per_partition(then, [rows], schema)).cast(schema)
+    opened = here.fetched(here.per_partition(then, [rows], known))
+    for column in schema:
+        if column.name not in known.names:
+            opened = opened.append_column(column, pa.nulls(len(opened), column.type))
+    opened = opened.select(schema.names).cast(schema)
     owner = Owner(into)
     commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
     into.merge(tables.SILVER, into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))), commit)
@@ -269,6 +304,7 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     columns but `batch`, a group of partitions at a time. Raises ConfigurationError where there is no rebuild, or one under
     another timeout, or another lag of tenants.
     """
+    here = before_unnoted(Snapshot(here, settings))
     settings = read_epochs(here, settings).current.settings
     facts: dict[str, str] = {}
     if there.exists(tables.CONFIGURATION):
@@ -293,6 +329,8 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
     if settings.merge.has_tenants:
         silver, late = [*silver, *TENANT.names, "position"], [*late, *TENANT.names]
+    if batch > (-1 if (last := last_batch(here)) is None else last[0].batch):
+        raise WatersmeetError(f"--against: {directory} goes up to batch {batch}, which this lake does not have; rebuild again")
     version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
     since, kept = read_floors(there).batches, read_floors(here).times
     for first, until in groups(_partitions(here, settings)):
@@ -302,6 +340,7 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
             places = [(("partition", "=", p), ("batch", ">", since.get(p, -1))) for p in range(first, until)]
             alive = [[*mine, ("status", "!=", "timed_out")], *([*place] for place in places)]
         rows = _rows(here, tables.SILVER, silver, alive, version), _rows(there, tables.SILVER, silver, [mine])
+        rows = _kept(rows[0], silver, kept), _kept(rows[1], silver, kept)
         for key, one, other in different(*rows, itemgetter(slice(3))):
             in_silver.add(_told(one, other, silver), place(*key))
         times = {p: ("position", ">=", kept.get((tables.LATE, p), 0)) for p in range(first, until)}
@@ -325,6 +364,13 @@ def _version_after(questions: Questions, batch: int) -> int:
     if version is None:
         raise WatersmeetError(f"it is not known which version of silver batch {batch} made; rebuild again")
     return int(version)
+
+
+def _kept(rows: Iterator[Row], names: Sequence[str], floors: Mapping[tuple[str, int], int]) -> Iterator[Row]:
+    """Rows of silver without those that `keep` has let go, or may, since they were finished before the table begins."""
+    partition, status, last = (names.index(name) for name in ("partition", "status", "last_event_time"))
+    limits = {p: time for (table, p), time in floors.items() if table == tables.SILVER}
+    return (row for row in rows if row[status] != "timed_out" or row[last] >= limits.get(row[partition], row[last]))
 
 
 def _rows(questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None) -> Iterator[Row]:

@@ -25,6 +25,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Condition, Questions, Where
+from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
 from pipelines.lake.tenants import clocks_at, times_of, unfinished
 from pipelines.settings import Settings
@@ -60,7 +61,7 @@ class Report(NamedTuple):
 
 def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report:
     """The report as the lake is now; reads only. A table that does not exist yet counts as empty."""
-    found = _Reading(questions, settings)
+    found = _Reading(Snapshot(questions, settings), settings)
     about = "When Watersmeet did what, by the clocks of the machines that did it."
     if found.since:
         about += f" Only the latest batches, since {utc(found.since)}."

@@ -22,6 +22,7 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
 from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
+from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.tenants import NOBODY, Slowest, clocks_at, slowest, tenants_of, unfinished
 from pipelines.settings import Settings
 
@@ -53,6 +54,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     `behind`; what is there is no record yet and counts in no lag.
     """
     has_tenants = settings.merge.has_tenants
+    questions = Snapshot(questions, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
         passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))

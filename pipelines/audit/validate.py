@@ -176,7 +176,7 @@ def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
             continue
         found = questions.columns(name)
         for field in table.schema:
-            if field.name not in found.names and field.name in tables.ADDED.get(name, ()):
+            if field.name not in found.names and field.name in tables.added(name):
                 continue
             has = ddl(found.field(field.name).type) if field.name in found.names else "missing"
             if has != ddl(field.type) and (has == "missing" or not _becomes(found.field(field.name).type, field.type)):

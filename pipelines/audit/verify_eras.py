@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.unnoted import Unnoted, read_unnoted
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import Stretch, TopicPartition
@@ -89,7 +90,8 @@ class Evidence:
     their tenant before which a lost lake's records were passed over. `skips`: what starts, jumps and accepted gaps passed over,
     `[since, until)`, and when that was decided (epoch ms). `progress`: its rows of the last batch, which may not be noted
     yet, and of the ends of the eras. `history`: where rows have been deleted, by partition from where on the last era is judged;
-    nothing before it is. `lived`: by partition, what the first era has merged again under a lost lake's timeouts.
+    nothing before it is. `lived`: by partition, what the first era has merged again under a lost lake's timeouts. `unnoted`: what
+    the notes of the last commits lack.
     """
 
     questions: Questions
@@ -109,6 +111,7 @@ class Evidence:
     history: Mapping[int, History]
     lived: Mapping[int, Told]
     since: Mapping[int, int]
+    unnoted: Unnoted
 
     @property
     def has_tenants(self) -> bool:
@@ -221,6 +224,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
         history,
         read_lived(questions),
         {row["partition"]: row["since"] for row in begins},
+        read_unnoted(questions, settings),
     )
     return Evidence(questions, settings, partitions, *found)
 

@@ -103,7 +103,7 @@ class Log(NamedTuple):
     refused, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
 
     `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, what silver should keep of it, and
-    the tenant, where there are some.
+    the tenant, where there are some. `erased`: the offsets of records that `forget` has taken key and value from.
     """
 
     offset: Ints
@@ -115,6 +115,7 @@ class Log(NamedTuple):
     passed: Ints
     reads: Sequence[Read]
     sampled: Mapping[int, tuple[str, int, bytes, bytes, str | None]]
+    erased: Set[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,7 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
+    erased = frozenset(offset[numbers(rows["heartbeat"].fill_null(False)) & ~numbers(rows["has_value"])].tolist())
     is_timed = numbers(pc.is_valid(rows["event_time"]))  # neither this nor refused is a tombstone that was skipped
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
     spoken_rows, of_tenants = _decisions(_of(found[tables.IDLE_HEARTBEATS], "source", tp.source))
@@ -321,10 +323,12 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
         decode = decoders[epoch.number]
         content = value if decode is None else decode(value, tp.partition, o)
         sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[source].read_type, kept), tenant)
-    quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
-    return Log(
-        offset, repeated, offset[is_refused], old, unread, quarantined, np.unique(np.concatenate(passed)), reads[::-1], sampled
-    )
+    quarantined, refused = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"]), offset[is_refused]
+    if tp in evidence.unnoted.refused:
+        begin, end = evidence.unnoted.refused[tp]
+        quarantined = np.append(quarantined, np.setdiff1d(refused[(refused >= begin) & (refused < end)], quarantined))
+    passed_offsets = np.unique(np.concatenate(passed))
+    return Log(offset, repeated, refused, old, unread, quarantined, passed_offsets, reads[::-1], sampled, erased)
 
 
 def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:

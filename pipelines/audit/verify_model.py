@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -28,10 +28,12 @@ Message = tuple[int, str, int, "int | None", "int | None", "str | None"]
 """The era that a message read back begins with, its key, event time, due and closed_at (ms), and tenant."""
 
 
-def check_model(partition: Partition, model: Iterable[Outcome], findings: Findings) -> None:
-    """Every merge record, waiting record and late one with a sampled key is the model's, and none of the model's is missing."""
+def check_model(partition: Partition, model: Iterable[Outcome], erasing: Set[tuple[str, str]], findings: Findings) -> None:
+    """Every merge record, waiting record and late one with a sampled key is the model's, and none of the model's is missing; but
+    for keys, by tenant, that `forget` has begun to erase.
+    """
     is_sampled, here = partition.evidence.is_sampled, [*(row.outcome for row in partition.rows), *partition.late]
-    found = (outcome for outcome in here if is_sampled(outcome.key))
+    found = (outcome for outcome in here if is_sampled(outcome.key) and (outcome.tenant, outcome.key) not in erasing)
     right = (outcome for outcome in model if is_sampled(outcome.key) and outcome.status != PUBLISHED)
     for (key, tenant), *sides in different(found, right, lambda outcome: (outcome.key, outcome.tenant)):
         tables_have, model_has = ("; ".join(map(str, sorted(side)[:3])) or "nothing" for side in sides)

@@ -28,7 +28,10 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 
 # Columns of silver, `key`, which stands beside the sources in a published message, and `waits_for`, in the live view.
 RESERVED_NAMES: Final = frozenset(
-    ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch", "key", "waits_for"]
+    [
+        *("partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"),
+        *("record_bytes", "key", "waits_for"),
+    ]
 )
 # What stands beside the sources while merge records change and messages are made; `passes` where the merge has tenants.
 NAMES_OF_STEPS: Final = frozenset(["replaces", "value"])

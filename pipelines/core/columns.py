@@ -27,6 +27,11 @@ def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
     return np.asarray(column.to_numpy(), np.int64)
 
 
+def lengths(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """How many bytes each text or binary value has, 0 for a null."""
+    return int64s(pc.fill_null(pc.binary_length(column), 0))
+
+
 def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
     """A column of times as epoch milliseconds, `NO_TIME` where null."""
     return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NO_TIME))

@@ -24,6 +24,7 @@ from pipelines.core.columns import (
     in_groups,
     in_lists,
     int64s,
+    lengths,
     looked_up,
     time_column,
     times_ms,
@@ -34,6 +35,7 @@ from pipelines.core.joining import Opened, nth_of_key
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
 from pipelines.core.positions import NAMES, Positioned
+from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
@@ -119,6 +121,7 @@ def silver_schema(
     sources that have several topics.
 
     `position`, where there are tenants: that of a record which waits for its tenant's clock; null for a merge record.
+    `record_bytes`: how many bytes the values of its records have in bronze; null in rows of earlier versions.
     """
     parts = [
         (source, pa.list_(pa.struct([*(_TOPIC if source in with_topics else ()), *_COORDINATES, ("value", kind)])))
@@ -127,7 +130,7 @@ def silver_schema(
     before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
     after = schema_of("valid boolean, invalid_reason string, batch bigint")
     of_tenants = [*TENANT, ("position", TIME)] if has_tenants else []
-    return pa.schema([*before, *parts, *after, *(DUE if has_due else ()), *of_tenants])
+    return pa.schema([*before, *parts, *after, *(DUE if has_due else ()), *of_tenants, RECORD_BYTES])
 
 
 LATE_SCHEMA = schema_of(
@@ -169,6 +172,22 @@ def merge(
     if recovered is not None and recovered.num_rows:
         on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
     return _changed(on_time, open_rows, batch, clocks)
+
+
+def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
+    """Whether a batch may change each of some open rows: its key is among the batch's, or its time is over, or it is due at
+    another time by the rules of now. Of no other row does `merge` need to know. Where there are no tenants.
+
+    `open_rows`: partition, merge_key, event_time, last_event_time and, if silver has it, due; `keys`: partition and merge_key
+    of the batch's records.
+    """
+    due = Opened.of(open_rows, batch.rules).due
+    of_keys, of_rows, _ = _keys(keys, open_rows)
+    changes = np.isin(of_rows, of_keys) | _is_timed_out(open_rows, due, batch, None)
+    if batch.has_due:
+        kept = np.where(batch.rules.keeps_due(int64s(open_rows["partition"])), due, NO_TIME)
+        changes |= times_ms(open_rows["due"]) != kept
+    return np.asarray(changes, np.bool_)
 
 
 def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
@@ -288,6 +307,7 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
         )
     open_rows, open_times, open_last = open_rows.filter(pa.array(changes)), opened.first[changes], opened.last[changes]
     before = pa.concat_tables([waited.rows, open_rows])
+    before_bytes = pc.fill_null(before[RECORD_BYTES.name], 0)
     merged = _Merged.of(np.concatenate([of_every, of_open[changes]]), records.rows.num_rows)
 
     names = {name: kind for name, kind in NAMES.items() if name in every.rows.column_names}
@@ -311,6 +331,7 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
         "valid": pa.array(~too_large, mask=~timed_out),
         "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
         "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
+        RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate([_sizes(records), int64s(before_bytes)]))),
         "replaces": time_column(replaces, missing=NEVER),
     }
     if batch.has_due:
@@ -326,6 +347,11 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     columns["passes"] = pa.nulls(merged.size, TIME)
     schema = batch.changed_schema()
     return pa.concat_tables([pa.table(columns).select(schema.names).cast(schema), gone_rows(gone, schema)])
+
+
+def _sizes(records: Positioned) -> Int64s:
+    """How many bytes the value of each record has."""
+    return lengths(records.rows["value"])
 
 
 def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks) -> Int64s:

@@ -70,6 +70,10 @@ class Available(NamedTuple):
         is_idle = self.is_idle is not None and bool(self.is_idle[-1])
         return int(self.offsets[-1]) + (not is_idle)
 
+    def first(self, count: int) -> Available:
+        """The first `count` records."""
+        return Available(self.offsets[:count], self.event_times[:count])
+
     def with_idle(self, heartbeats: Sequence[IdleDecision]) -> Available:
         """These records with the idle policy's heartbeats among them, each before the record that it precedes."""
         if not heartbeats:

@@ -13,10 +13,12 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, schema_id_of
+from pipelines.core.columns import Int64s, int64s, lengths
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import UndecodableError, finder, first_finder, is_same, kind, number_text, parse_object
 from pipelines.core.paths import Path, paths_text
@@ -33,6 +35,10 @@ BRONZE: Final = pa.schema(
 )
 """The columns of `bronze_<source>`: Kafka's, and what was read from the record or why it was refused."""
 
+RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
+"""The last column of bronze: how many bytes key, value and headers of a record have. Whoever plans what to read into
+memory goes by it, since the files do not tell: there, values are packed. Null in rows of earlier versions."""
+
 MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
 """Units of event times that are numbers: how many milliseconds each is, as a power of ten."""
 WRITER_SCHEMA: Final = pa.field("writer_schema", pa.int64())
@@ -44,7 +50,7 @@ _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflo
 
 def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> pa.Schema:
     """The columns of a source's bronze; `tenant` is null for a refused record, and for a heartbeat of no tenant."""
-    return pa.schema([*BRONZE, *([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else [])])
+    return pa.schema([*BRONZE, *([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else []), RECORD_BYTES])
 
 
 class Reason(str, Enum):
@@ -125,13 +131,24 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     """
     look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    schema = bronze_schema(has_tenants=rules.tenant is not None)
+    schema = pa.schema([*BRONZE, *(TENANT if rules.tenant is not None else [])])
     read = [_read_batch(batch, look, placed, schema) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
     bronze = pa.Table.from_batches(read, schema)
+    bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
     ids = [schema_id_of(value) for value in table["value"].to_pylist()]
     return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
+
+
+def record_bytes(kafka: pa.Table) -> Int64s:
+    """How many bytes key, value and headers of each record have."""
+    headers, total = kafka["headers"].combine_chunks(), np.zeros(kafka.num_rows, np.int64)
+    parents, flat = int64s(headers.value_parent_indices()), headers.flatten()
+    for name in ("key", "value"):
+        total += lengths(kafka[name])
+        np.add.at(total, parents, lengths(flat.field(name)))
+    return total
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:

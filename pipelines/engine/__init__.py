@@ -81,9 +81,7 @@ class Engine(Protocol):
     most of them.
     """
     merge_bytes: int
-    """About so much of bronze's files goes into a batch of silver: in memory, where nothing is packed, it is several times as
-    much.
-    """
+    """So many bytes of records, as they are in memory, go into a batch of silver. The merge holds them several times."""
 
     @property
     def questions(self) -> Questions:

@@ -54,6 +54,12 @@ CLEAN_UP_EVERY: Final = 50
 _ORDER: Final = ("partition", "event_time", "offset")
 """By which columns rows are near one another once a table was rewritten as a whole."""
 
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+"""So many bytes of large rows, as they are in memory, go into a row group of a file."""
+
+_ROWS_AT_ONCE: Final = 8_192
+"""So many rows readers unpack at a time: DataFusion's default."""
+
 _WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
 
 
@@ -63,7 +69,7 @@ class EmbeddedEngine:
     """
 
     compact_every = 20
-    merge_bytes = 16 * 1024 * 1024  # a merge costs little by itself
+    merge_bytes = 64 * 1024 * 1024  # a merge costs little by itself
 
     def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine], questions: DeltaRsQuestions | None = None) -> None:
         # What Arrow's own allocators keep for later made a fifth of the memory of a run.
@@ -173,7 +179,7 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda found, how: write_deltalake(found, rows, mode="append", writer_properties=_WRITER, **how),
+            lambda found, how: write_deltalake(found, rows, mode="append", writer_properties=_writer(rows), **how),
         )
 
     def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
@@ -184,7 +190,7 @@ class EmbeddedEngine:
 
         def write(found: DeltaTable, how: _How) -> None:
             """Merges the changed rows into the table, in one commit with these properties."""
-            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_WRITER, **how)
+            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_writer(rows), **how)
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
@@ -308,6 +314,16 @@ class EmbeddedEngine:
 
 def _has_deletion_vectors(found: DeltaTable) -> bool:
     return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(found.deletion_vectors()))
+
+
+def _writer(rows: pa.Table) -> WriterProperties:
+    """How files with rows like these are written: in row groups that fit into memory, since readers unpack up to thousands of
+    rows of one at a time.
+    """
+    size = rows.nbytes // max(1, rows.num_rows)
+    if size * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
+        return _WRITER
+    return WriterProperties(compression="SNAPPY", max_row_group_size=max(1, ROW_GROUP_BYTES // size))
 
 
 class _How(TypedDict):

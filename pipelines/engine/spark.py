@@ -78,7 +78,7 @@ class SparkEngine:
     """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
 
     compact_every = 50
-    merge_bytes = 32 * 1024 * 1024
+    merge_bytes = 128 * 1024 * 1024
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         self.spark, self.lake = spark, lake

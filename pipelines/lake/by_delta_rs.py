@@ -47,6 +47,8 @@ class DeltaRsQuestions(Questions):
         self._files: dict[str, Files] = {}
         self._with_topics = lake.settings.with_topics
         self._known = threading.local()
+        self._kept: dict[str, DeltaTable] = {}
+        """The version of each table that was opened last by its number. It never changes, so that all threads have it."""
 
     def exists(self, table: str) -> bool:
         """See `Questions`."""
@@ -113,9 +115,13 @@ class DeltaRsQuestions(Questions):
         """See `Questions`."""
         return self.opened(table).version()
 
-    def columns(self, table: str) -> pa.Schema:
+    def has_moved(self, table: str, version: int) -> bool:
+        """See `Questions`. The table is not opened."""
+        return self._has_news(table, version)
+
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `Questions`."""
-        return _schema(self.opened(table))
+        return _schema(self._at(table, version))
 
     def properties(self, table: str) -> dict[str, str]:
         """See `Questions`."""
@@ -196,10 +202,18 @@ class DeltaRsQuestions(Questions):
 
     def opened_at(self, table: str, version: int) -> DeltaTable:
         """The table as one of its versions has it. Raises VersionGoneError where the log does not know it."""
+        table = source_of(table)
+        if (kept := self._kept.get(table)) is not None and kept.version() == version:
+            return kept
+        known: dict[str, DeltaTable] = vars(self._known)
+        if table in known and known[table].version() == version:
+            found = self._kept[table] = known.pop(table)  # from now on it is not updated
+            return found
         if not 0 <= version <= self.version(table):
             raise VersionGoneError(table, version)
         try:
-            return self._open(table, version)
+            found = self._kept[table] = self._open(table, version)
+            return found
         except (DeltaError, NoTableError):  # the store has just answered, so the log no longer reaches back so far
             raise VersionGoneError(table, version) from None
 

@@ -99,9 +99,9 @@ class SparkQuestions(Questions):
         ]
         return sorted(versions, key=lambda version: version.number, reverse=True)
 
-    def columns(self, table: str) -> pa.Schema:
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `Questions`."""
-        return plain_schema(self._rows(table, None).limit(0).toArrow().schema)
+        return plain_schema(self._rows(table, version).limit(0).toArrow().schema)
 
     def properties(self, table: str) -> dict[str, str]:
         """See `Questions`."""

@@ -118,6 +118,16 @@ def last_decision(questions: Questions, table: str, application: str = APPLICATI
     return told
 
 
+def unnoted_commit(questions: Questions, source: str) -> Commit | None:
+    """Return the last commit of an input to bronze, where `quarantine` lacks its refused records yet; else None."""
+    last = last_decision(questions, tables.bronze(source), application_of(source))
+    if last is None or not last[1].facts["refused"]:
+        return None  # there is nothing to note, and quarantine's history need not be searched
+    noted = last_commit(questions, tables.QUARANTINE, bronze_application(source))
+    is_noted = noted is not None and noted[1].transaction_version >= last[1].transaction_version
+    return None if is_noted else last[1]
+
+
 def commit_of(table: str, version: Version) -> Commit | None:
     """Return the owner's commit that made a version of a table; None where it was made otherwise.
 

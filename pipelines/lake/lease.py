@@ -86,6 +86,22 @@ def is_dead(owner: Entry) -> bool:
     return is_gone(owner.pid, owner.started) and not (has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started))
 
 
+def last_entries(questions: Questions) -> dict[str, Entry]:
+    """Return, by layer, the last entry of `leases`. A table of an earlier version lacks some of the columns."""
+    known = questions.columns(tables.LEASES).names
+    rows = questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
+    return {entry.layer: entry for entry in sorted((Entry(**row) for row in rows), key=attrgetter("entry"))}
+
+
+def change_under_way(questions: Questions) -> Entry | None:
+    """Return the entry of a command that changes the lake and has not released it yet; None where there is none.
+
+    It may have been cut short, too: `is_dead` knows more.
+    """
+    entries = last_entries(questions).values() if questions.exists(tables.LEASES) else ()
+    return next((entry for entry in entries if entry.event == TAKEN and entry.change), None)
+
+
 @dataclass
 class Lease:
     """Some layers of a lake, held by this process from `take` to `release`; `lost` is set where another owner took over.
@@ -181,14 +197,10 @@ class Lease:
         return True
 
     def _last(self) -> tuple[Mapping[str, Entry], int]:
-        """The last entry of each of the layers, and the number of the next one.
-
-        A table of an earlier version lacks some of the columns.
-        """
-        known = self.questions.columns(tables.LEASES).names
-        rows = self.questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
-        entries = sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
-        return {e.layer: e for e in entries if e.layer in self.layers}, max((e.entry for e in entries), default=0) + 1
+        """The last entry of each of the layers, and the number of the next one."""
+        entries = last_entries(self.questions)
+        next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
+        return {layer: entry for layer, entry in entries.items() if layer in self.layers}, next_entry
 
     def _claim(self, entry: int) -> bool:
         """Whether it was this process that wrote the entry of that number, and so took the layers."""

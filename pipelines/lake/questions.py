@@ -10,10 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.types import TIME
+from pipelines.core.columns import Int64s, int64s
+from pipelines.core.reading import RECORD_BYTES
+from pipelines.core.types import TIME, own_columns
 from pipelines.errors import WatersmeetError
 from pipelines.lake.location import Lake
 
@@ -45,8 +48,11 @@ MAX_TERMS: Final = 16
 PARTITIONS_PER_QUESTION: Final = 64
 """Where each partition needs a term of its own, so many are asked for at a time."""
 
-FEW_ROWS: Final = 2_000
-"""So many rows or fewer are not weighed."""
+ROW_BYTES: Final = 100
+"""About so many bytes a row takes in memory beside keys, values and headers."""
+
+PACKED: Final = 4
+"""So many times as large as in the files are rows in memory whose size no column tells: those of earlier versions."""
 
 
 class NoTableError(WatersmeetError):
@@ -112,11 +118,15 @@ class Questions(Protocol):
         """The number of the last commit."""
         return self.history(table, 1)[0].number
 
+    def has_moved(self, table: str, version: int) -> bool:
+        """Whether the table has another last version than this one."""
+        return self.version(table) != version
+
     def version_at(self, table: str, time_ms: int) -> int | None:
         """The last commit at or before a time (epoch ms); None before the first that the log still knows."""
         return next((version.number for version in walk(self, table) if version.committed_at_ms <= time_ms), None)
 
-    def columns(self, table: str) -> pa.Schema:
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """The columns that the stored table has, which may be more than its layout's."""
 
     def properties(self, table: str) -> dict[str, str]:
@@ -196,9 +206,21 @@ def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int
     return first
 
 
-def bytes_of(asked: Questions, rows: Mapping[str, int]) -> int:
-    """About how many bytes so many rows of some tables have in their files, by the tables' means; 0 where they are few."""
-    return sum(count * asked.row_bytes(table) for table, count in rows.items()) if sum(rows.values()) > FEW_ROWS else 0
+def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
+    """How many bytes each of some rows has in memory, as `record_bytes` says it, and beside that `ROW_BYTES`.
+
+    Where the rows do not have that column, or an earlier version has written one, by the mean size in the files.
+    """
+    known = rows[RECORD_BYTES.name] if RECORD_BYTES.name in rows.column_names else None
+    if known is not None and known.null_count == 0:
+        return int64s(known) + ROW_BYTES
+    unknown = PACKED * asked.row_bytes(table)
+    return (np.full(len(rows), unknown) if known is None else int64s(known.fill_null(unknown))) + ROW_BYTES
+
+
+def with_sizes(asked: Questions, table: str, columns: Sequence[str]) -> list[str]:
+    """Columns of a table, and `record_bytes`, if the table has it: what `sizes_of` needs."""
+    return [*columns, *own_columns(asked.columns(table), pa.schema([RECORD_BYTES]))]
 
 
 def walk(asked: Questions, table: str) -> Iterator[Version]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.configuration.sources import SourceSettings
 from pipelines.core.merge import late_schema, silver_schema
-from pipelines.core.reading import BRONZE, bronze_schema
+from pipelines.core.reading import BRONZE, RECORD_BYTES, bronze_schema
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.settings import MergeSettings, Settings
 
@@ -40,14 +40,20 @@ LAYOUT_VERSION = 2
 """The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
 
 
-ADDED = {
-    SILVER: frozenset(DUE.names),
+_ADDED = {
+    SILVER: frozenset([*DUE.names, RECORD_BYTES.name]),
+    QUARANTINE: frozenset([RECORD_BYTES.name]),
     PUBLISHED: frozenset(["last_due", "last_closed_at"]),
     RECOVERED: frozenset(["epochs", *DUE.names]),
     PROGRESS: frozenset(["epoch"]),
     LEASES: frozenset(["boot_id", "namespace", "started", "jvm_started"]),
 }
-"""By table, the columns that lakes of earlier layouts, or without a window by gap, lack; their owner adds them."""
+
+
+def added(table: str) -> frozenset[str]:
+    """The columns of a table that lakes of earlier versions, or without a window by gap, lack; their owner adds them."""
+    return frozenset([RECORD_BYTES.name]) if table.startswith(bronze("")) else _ADDED.get(table, frozenset())
+
 
 _OF_DUE = {PUBLISHED: schema_of("last_due timestamp, last_closed_at timestamp"), RECOVERED: DUE}
 """By table, its further columns where merge records say when they were closed."""
@@ -169,7 +175,8 @@ def _silver(settings: Settings) -> Table:
 
 
 _TOPIC_PARTITION = "source string, topic string, partition int"
-_QUARANTINED = [column for column in BRONZE if column.name not in ("timestamp_type", "merge_key", "event_time", "heartbeat")]
+_NOT_QUARANTINED = ("timestamp_type", "merge_key", "event_time", "heartbeat")
+_QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not in _NOT_QUARANTINED]
 
 # The schemas in a registry that records of bronze name, each with all that it refers to: kept before the first such record, so
 # that nothing after bronze needs the registry. A row may come twice.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -227,18 +227,28 @@ class Forgetting:
     def erase(self, owner: Owner) -> None:
         """Erases it; what has been erased already is passed over. Afterwards only older versions have files with it, which
         `maintain` removes once the retention is over.
+
+        Bronze comes first: where it is cut short, what silver and late still have is known by records that bronze has no more.
         """
-        self._forget_records(owner)
-        for source in self.settings.inputs:
-            of_input = [("source", "=", source)]
-            _each(owner, tables.LATE, self._late[source], of_input, None)
-            erased = {"key": None, "value": None, "headers": None}
-            _each(owner, tables.bronze(source), self._read[source], [], {**erased, "merge_key": None, "heartbeat": True})
-            _each(owner, tables.bronze(source), self._unmerged[source], [], erased)
-            for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, of_input)):
-                _each(owner, table, self._refused[source], conditions, {**erased, "detail": FORGOTTEN})
+        for step in (self._forget_in_bronze, self._forget_refused, self._forget_records, self._forget_late):
+            step(owner)
         for table in filter(tables.has_records, owner.engine.lake.layout):
             _retried(partial(owner.engine.purge, table))
+
+    def _forget_in_bronze(self, owner: Owner) -> None:
+        for source in self.settings.inputs:
+            as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
+            _each(owner, tables.bronze(source), self._read[source], [], as_heartbeat)
+            _each(owner, tables.bronze(source), self._unmerged[source], [], _ERASED)
+
+    def _forget_refused(self, owner: Owner) -> None:
+        for source in self.settings.inputs:
+            for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, [("source", "=", source)])):
+                _each(owner, table, self._refused[source], conditions, {**_ERASED, "detail": FORGOTTEN})
+
+    def _forget_late(self, owner: Owner) -> None:
+        for source in self.settings.inputs:
+            _each(owner, tables.LATE, self._late[source], [("source", "=", source)], None)
 
     def _forget_records(self, owner: Owner) -> None:
         """Merge records; where they were is noted first, since the sink may have their messages."""
@@ -274,6 +284,7 @@ def _column(name: str, kind: pa.DataType, gone: Sequence[Mapping[str, Any]]) -> 
 
 
 _PLACE = ["partition", "offset"]
+_ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": None}
 _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
 
 

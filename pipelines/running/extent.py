@@ -12,10 +12,10 @@ from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, looke
 from pipelines.core.sequence import Tail, place_of
 from pipelines.lake import tables
 from pipelines.lake.order import Order, orders, place_columns
-from pipelines.lake.questions import Condition, Questions, Where, bytes_of, neighbours
+from pipelines.lake.questions import Condition, Questions, Where, neighbours, sizes_of, with_sizes
 
-PIECE_BYTES, LIMIT_BYTES = 16 * 1024 * 1024, 512 * 1024 * 1024
-"""About so much of silver's files goes into a piece, and into a publication, where their rows are large."""
+PIECE_BYTES, LIMIT_BYTES = 64 * 1024 * 1024, 2 * 1024 * 1024 * 1024
+"""So many bytes of records, as they are in memory, go into a piece, and about so many into a publication."""
 
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
@@ -56,7 +56,7 @@ def pending(
     limit_bytes: int = LIMIT_BYTES,
 ) -> Pending:
     """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
-    and fewer where records are large, so that they take about `limit_bytes` of silver's files.
+    and fewer where records are large, so that they have about `limit_bytes`, and a piece `PIECE_BYTES`.
 
     All records of one time go together. Whatever times out later has a later one, so that an extent stays what it is while silver
     moves on. Where there are more than `limit`, each partition gives about an equal share of its records. `clocks`: by partition
@@ -80,7 +80,8 @@ def _pending(
     clocks: Mapping[int, int] | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Pending:
-    found = questions.select(tables.SILVER, ["partition", order.column], finished(order, since))
+    columns = with_sizes(questions, tables.SILVER, ["partition", order.column])
+    found = questions.select(tables.SILVER, columns, finished(order, since))
     of_rows, times = int64s(found["partition"]), int64s(found[order.column])
     after = looked_up(of_rows, since, NEVER)
     is_tie = times == after
@@ -88,23 +89,26 @@ def _pending(
     is_pending = (times > after) | (is_tie & np.isin(of_rows, tied))
     if clocks is not None and order.column == "closed_at":
         is_pending &= times <= looked_up(of_rows, clocks, NO_TIME)
-    of_rows, times = of_rows[is_pending], times[is_pending]
-    if in_all := bytes_of(questions, {tables.SILVER: len(times)}):
-        size = max(1, min(size, len(times) * PIECE_BYTES // in_all))
-        limit = max(1, min(limit, len(times) * limit_bytes // in_all))
-    share = min(1.0, limit / max(1, len(times)))
+    of_rows, times, sizes = of_rows[is_pending], times[is_pending], sizes_of(questions, tables.SILVER, found)[is_pending]
+    share = min(1.0, limit / max(1, len(times)), limit_bytes / max(1, int(sizes.sum())))
     pieces: list[dict[int, Extent]] = []
-    room = count = 0
+    room = room_bytes = count = 0
     for partition, rows in groups(of_rows, times).items():
         left = _first(times[rows], max(1, int(len(rows) * share)))
+        sums = np.cumsum(sizes[rows])
         count += len(left)
-        while len(left):
-            if room <= 0:
+        done = 0
+        while done < len(left):
+            before = int(sums[done - 1]) if done else 0
+            fits = int(np.searchsorted(sums, before + room_bytes, side="right")) - done
+            if room <= 0 or (fits <= 0 and pieces[-1]):
                 pieces.append({})
-                room = size
-            mine = _first(left, room)
+                room, room_bytes = size, PIECE_BYTES
+                continue
+            mine = _first(left[done:], max(1, min(room, fits)))
             pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
-            left, room = left[len(mine) :], room - len(mine)
+            done += len(mine)
+            room, room_bytes = room - len(mine), room_bytes - (int(sums[done - 1]) - before)
     return Pending(pieces, share < 1.0, order, count)
 
 

@@ -174,7 +174,8 @@ class DeadLetters:
         if self.table == tables.QUARANTINE:
             found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source), NOT_FORGOTTEN])
         else:
-            found = read_piece(self._engine.questions, piece, RECORD)
+            # A late record is no heartbeat, unless `forget` has begun to erase it.
+            found = read_piece(self._engine.questions, piece, RECORD, [("heartbeat", "=", False)])
             found = found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows))
         return found.append_column("source", pa.repeat(pa.scalar(piece.source), found.num_rows))
 

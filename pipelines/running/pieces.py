@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from pipelines.core.columns import Int64s, in_groups
 from pipelines.core.reading import FORGOTTEN
-from pipelines.lake.questions import Condition, Questions, Where, bytes_of, neighbours
+from pipelines.lake.questions import Condition, Questions, Where, neighbours, sizes_of, with_sizes
 
 PIECE_ROWS = 5_000
 """So many records are read at a time: each is asked for by its offset."""
 
 PIECE_BYTES = 64 * 1024 * 1024
-"""About so many bytes of them, as they are in the files."""
+"""About so many bytes of them, as they are in memory."""
 
 PIECES = 20
 """So many pieces go into one transaction."""
@@ -39,14 +39,32 @@ class Piece(NamedTuple):
 
 def pieces_of(asked: Questions, source: str, table: str, partitions: Int64s, offsets: Int64s) -> Iterator[Piece]:
     """Some records of a source, which a table has, cut into pieces in order of (partition, offset)."""
-    in_all = bytes_of(asked, {table: len(offsets)})
-    size = max(1, min(PIECE_ROWS, len(offsets) * PIECE_BYTES // in_all if in_all else PIECE_ROWS))
     order = np.lexsort((offsets, partitions))
-    for begin in range(0, len(order), size):
-        rows = order[begin : begin + size]
-        sorted_rows, firsts = in_groups(partitions[rows], offsets[rows])
-        of_partitions = np.split(rows[sorted_rows], firsts[1:])
-        yield Piece(source, table, {int(partitions[mine[0]]): offsets[mine] for mine in of_partitions})
+    for begin in range(0, len(order), PIECE_ROWS):
+        rows = order[begin : begin + PIECE_ROWS]
+        for some in np.split(rows, _cuts(asked, _piece(source, table, partitions[rows], offsets[rows]))):
+            yield _piece(source, table, partitions[some], offsets[some])
+
+
+def _piece(source: str, table: str, partitions: Int64s, offsets: Int64s) -> Piece:
+    by_partition, firsts = in_groups(partitions, offsets)
+    of_partitions = np.split(by_partition, firsts[1:])
+    return Piece(source, table, {int(partitions[mine[0]]): offsets[mine] for mine in of_partitions})
+
+
+def _cuts(asked: Questions, piece: Piece) -> list[int]:
+    """Before which of its records, in order, a piece must be cut so that each part has about `PIECE_BYTES` at most."""
+    found = read_piece(asked, piece, with_sizes(asked, piece.table, ["partition", "offset"]))
+    places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
+    sizes = dict(zip(places, sizes_of(asked, piece.table, found).tolist(), strict=True))
+    cuts, room = list[int](), PIECE_BYTES
+    for number, place in enumerate((p, offset) for p, mine in piece.offsets.items() for offset in mine.tolist()):
+        size = sizes.get(place, 0)
+        if size > room and room < PIECE_BYTES:
+            cuts.append(number)
+            room = PIECE_BYTES
+        room -= size
+    return cuts
 
 
 def read_piece(asked: Questions, piece: Piece, columns: Sequence[str], conditions: Sequence[Condition] = ()) -> pa.Table:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, groups, int64s, looked_up
+from pipelines.core.columns import NO_TIME, Int64s, groups, int64s, looked_up
 from pipelines.core.idle import Idle, IdleDecision
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
@@ -31,11 +31,27 @@ from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import TENANT
 from pipelines.core.window import Window
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, bytes_of, first_offsets, within
+from pipelines.lake.questions import Questions, first_offsets, sizes_of, with_sizes, within
 from pipelines.monitoring.events import SourceStanding, Standing
 from pipelines.settings import Settings
 
 _NARROW = ["partition", "offset", "event_time"]
+
+
+class Sizes(NamedTuple):
+    """The offsets of records of a topic-partition, in order, and how many bytes they have up to each, itself included."""
+
+    offsets: Int64s
+    sums: Int64s
+
+    def before(self, until: int) -> int:
+        """How many bytes the records before an offset have."""
+        count = int(np.searchsorted(self.offsets, until))
+        return int(self.sums[count - 1]) if count else 0
+
+    def within(self, limit: int) -> int:
+        """How many records have no more bytes than that; at least one."""
+        return max(1, int(np.searchsorted(self.sums, limit, side="right")))
 
 
 @dataclass
@@ -63,12 +79,12 @@ class Planner:
     """Plans the batches of one lake, from the last one on; writes nothing.
 
     `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `max_bytes`:
-    about so much of bronze's files goes into a batch (`Engine.merge_bytes`). `ends`: where a rebuild stops; without any, what
-    bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs have left, by partition
-    (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins with. `ahead`: by
-    partition the stretches of a lost lake that are to be merged again; those that have ended already are passed over.
-    `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else. `tenants`: what is
-    known of them, where there are some.
+    so many bytes of records go into a batch, as they are in memory (`Engine.merge_bytes`). `ends`: where a rebuild stops;
+    without any, what bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs have left,
+    by partition (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins with.
+    `ahead`: by partition the stretches of a lost lake that are to be merged again; those that have ended already are passed
+    over. `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else.
+    `tenants`: what is known of them, where there are some.
     """
 
     questions: Questions
@@ -87,18 +103,19 @@ class Planner:
     tenants: Tenants | None = None
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
+    _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
+    """How many bytes the records have that the last plan looked at."""
     _ended: dict[int, int] = field(default_factory=dict, repr=False)
     """By partition, the batch before which a stretch has ended where it stands: only one does before each."""
 
     def next(self) -> BatchPlan | None:
         """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`, and
-        a smaller one where the batch would have more than `max_bytes`.
+        where the batch would have more than `max_bytes`, an equal share of these; but always one record.
         """
         share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
         plan = self._within(share)
-        if plan is not None and (size := self._bytes(plan)) > self.max_bytes:
-            longest = max(done.size for done in plan.ranges.values())
-            plan = self._within(max(1, longest * self.max_bytes // size))
+        if plan is not None and self._bytes(plan) > self.max_bytes:
+            plan = self._within(share, self.max_bytes // len(self.cursors))
         if plan is None or self.tenants is None:
             return plan
         self.tenants.clocks = self._clocks_of_tenants(plan)
@@ -108,12 +125,13 @@ class Planner:
         """Whether a plan is the first one of an epoch, but for the lake's first."""
         return plan.epoch > 0 and self.epoch == (plan.epoch, plan.batch)
 
-    def _within(self, share: int) -> BatchPlan | None:
+    def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:
         self._heads_beyond.clear()
+        self._sizes.clear()
         if self.tenants is not None:
             self.tenants.rows.clear()
         starts = {tp: cursor.next_offset for tp, cursor in self.cursors.items()}
-        self._available = self._read(starts, share)
+        self._available = self._read(starts, share, share_bytes)
         plan = self._plan()
         if plan is None:
             # Offsets may have holes (transaction markers, compaction, a start at the latest) longer than a share. Looked
@@ -121,16 +139,13 @@ class Planner:
             missing = {tp: start for tp, start in starts.items() if tp not in self._available}
             beyond = self._first_offsets(missing)
             if beyond:
-                self._available |= self._read(beyond, share)
+                self._available |= self._read(beyond, share, share_bytes)
                 plan = self._plan()
         return plan
 
     def _bytes(self, plan: BatchPlan) -> int:
-        """About how many bytes of bronze's files a batch takes, 0 where it is small."""
-        offsets: Counter[str] = Counter()
-        for tp, done in plan.ranges.items():
-            offsets[tables.bronze(tp.source)] += done.size
-        return bytes_of(self.questions, offsets)
+        """How many bytes the records of a batch have in memory."""
+        return sum(self._sizes[tp].before(done.until_offset) for tp, done in plan.ranges.items() if tp in self._sizes)
 
     def done(self, plan: BatchPlan) -> None:
         """The plan is committed: the next one follows it."""
@@ -297,8 +312,11 @@ class Planner:
                 rows.pop(tp, None)
         return rows, self.next_batch in self._ended.values()
 
-    def _read(self, starts: Mapping[TopicPartition, int], share: int) -> dict[TopicPartition, Available]:
-        """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none."""
+    def _read(self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None) -> dict[TopicPartition, Available]:
+        """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none.
+
+        `share_bytes`: of each, only as many records as have so many bytes, but at least one.
+        """
         untils = {tp: start + share for tp, start in starts.items()}
         for tp in starts.keys() & self.ends.keys():
             last = self.ends[tp]
@@ -311,6 +329,14 @@ class Planner:
             ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
             found = self._select(source, ranges)
             rows |= by_partition(source, found, ranges)
+            sizes = sizes_by_partition(found, sizes_of(self.questions, tables.bronze(source), found), ranges)
+            self._sizes |= {TopicPartition(source, p): each for p, each in sizes.items()}
+            for p, each in sizes.items():
+                tp = TopicPartition(source, p)
+                if share_bytes is not None and (kept := each.within(share_bytes)) < len(rows[tp].offsets):
+                    rows[tp] = rows[tp].first(kept)
+                    untils[tp] = rows[tp].end(kept)
+                    self._heads_beyond.pop(tp, None)
         for tp, until in untils.items():
             decisions = [decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)]
             if decisions:
@@ -318,11 +344,12 @@ class Planner:
         return rows
 
     def _select(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+        narrow = with_sizes(self.questions, tables.bronze(source), _NARROW)
         if self.tenants is None:
-            return self.questions.select(tables.bronze(source), _NARROW, within(ranges))
+            return self.questions.select(tables.bronze(source), narrow, within(ranges))
         # The first record behind a range decides how far the clocks of tenants are.
         with_next = {p: (start, until + 1) for p, (start, until) in ranges.items()}
-        found = self.questions.select(tables.bronze(source), [*_NARROW, *TENANT.names], within(with_next))
+        found = self.questions.select(tables.bronze(source), [*narrow, *TENANT.names], within(with_next))
         self.tenants.rows.append(found.append_column("source", pa.repeat(pa.scalar(source), found.num_rows)))
         return found
 
@@ -348,6 +375,17 @@ def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int
     for tp, offset in offsets.items():
         by_source.setdefault(tp.source, {})[tp.partition] = offset
     return by_source
+
+
+def sizes_by_partition(found: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Sizes]:
+    """The sizes of rows of bronze (bytes), by partition, and only of those in its range."""
+    offsets, by_number = int64s(found["offset"]), {}
+    for partition, rows in groups(int64s(found["partition"]), offsets).items():
+        since, until = ranges.get(partition, (0, 0))
+        rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
+        if len(rows):
+            by_number[partition] = Sizes(offsets[rows], np.cumsum(sizes[rows]))
+    return by_number
 
 
 def by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:

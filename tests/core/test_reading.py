@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import MAX_DEPTH, MAX_DEPTH_WITH_SCHEMA, MAX_EXPONENT, MAX_NAME_LENGTH, MAX_NUMBER_LENGTH
-from pipelines.core.reading import BRONZE, KAFKA, MILLISECONDS_PER_UNIT, ReadingRules, Reason, read_records
+from pipelines.core.reading import KAFKA, MILLISECONDS_PER_UNIT, ReadingRules, Reason, bronze_schema, read_records
 from pipelines.core.times import LAST_EVENT_TIME_MS
+from pipelines.core.types import HEADERS
 from tests.support.effort import draws
 from tests.support.strategies import json_values
 
@@ -927,14 +928,22 @@ VARIED: list[Input] = [
 def test_kafkas_columns_are_kept_in_their_order() -> None:
     kafka = kafka_table(VARIED)
     bronze = read_records(kafka, rules())
-    assert bronze.schema == BRONZE
+    assert bronze.schema == bronze_schema()
     assert bronze.select(KAFKA.names) == kafka
     assert bronze["kafka_timestamp"][2].as_py() == datetime.fromtimestamp(-0.001, timezone.utc)
 
 
+def test_a_record_says_how_many_bytes_it_has() -> None:
+    """Those of its key, its value and its headers, whatever was refused."""
+    kafka = kafka_table([(b"key", b"0123456789", FAR), (None, None, FAR), ("é".encode(), b"{", FAR)])
+    headers = pa.array([[("a", b"xyz"), ("long", None)], None, []], pa.map_(pa.string(), pa.binary())).cast(HEADERS)
+    kafka = kafka.set_column(kafka.column_names.index("headers"), "headers", headers)
+    assert read_records(kafka, rules())["record_bytes"].to_pylist() == [3 + 10 + 1 + 3 + 4, 0, 3]
+
+
 def test_of_no_records_come_bronzes_columns() -> None:
-    assert read_records(kafka_table([]), rules()) == BRONZE.empty_table()
-    assert read_records(KAFKA.empty_table(), rules()) == BRONZE.empty_table()
+    assert read_records(kafka_table([]), rules()) == bronze_schema().empty_table()
+    assert read_records(KAFKA.empty_table(), rules()) == bronze_schema().empty_table()
 
 
 @draws(30)

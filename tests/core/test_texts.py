@@ -26,7 +26,7 @@ def test_what_is_printable_is_one_line_without_anything_that_steers(text: str) -
     assert without_controls(text) == text or CONTROLS.search(text)
 
 
-@pytest.mark.promise("A17")
+@pytest.mark.promise("A37")
 @pytest.mark.parametrize("steering", STEERING)
 def test_an_answer_steers_no_terminal(steering: str, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = f"a{steering}b"
@@ -45,7 +45,7 @@ def test_an_answer_steers_no_terminal(steering: str, capsys: pytest.CaptureFixtu
     assert json.loads(out.splitlines()[-1]) == {"key": hostile}
 
 
-@pytest.mark.promise("A17")
+@pytest.mark.promise("A37")
 @pytest.mark.parametrize("steering", [*STEERING, "\n"])
 def test_a_violation_names_a_field_with_escapes(steering: str) -> None:
     closed = {

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 
-pytestmark = pytest.mark.promise("C24")
+pytestmark = pytest.mark.promise("C34")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks into the current folder first")

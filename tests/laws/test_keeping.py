@@ -78,7 +78,7 @@ def broken(lake: CaseLake) -> list[str]:
     """What `verify --full` finds without Kafka."""
     evidence = read_evidence(lake.questions, lake.settings, PARTITIONS)
     judge = Judge(lake.settings, evidence.epochs)
-    names = ("places", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver")
+    names = ("places", "forgotten keys", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver")
     findings = {name: Findings(name) for name in names}
     check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])

@@ -9,7 +9,7 @@ from pipelines.quality.evaluate import evaluate
 from pipelines.quality.suites import Suite
 
 
-@pytest.mark.promise("A17")
+@pytest.mark.promise("A37")
 @pytest.mark.parametrize(
     ("kind", "more"),
     [

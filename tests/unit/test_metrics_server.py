@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from pipelines.monitoring.server import MOST_CONNECTIONS, MetricsServer
 from tests.support.rivers import until
 
-pytestmark = pytest.mark.promise("A16")
+pytestmark = pytest.mark.promise("A36")
 
 
 @pytest.fixture

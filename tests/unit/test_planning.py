@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pytest
 
 from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
-from pipelines.lake.questions import FEW_ROWS, Aggregates, Questions, Where
-from pipelines.running import extent
+from pipelines.lake.questions import PACKED, Aggregates, Questions, Where
+from pipelines.running import extent, pieces
 from pipelines.running.extent import Extent, Pending, pending
+from pipelines.running.pieces import pieces_of
 from pipelines.running.planning import Planner
 from tests.support.configurations import settings_for
 
@@ -98,17 +102,31 @@ def test_records_that_arrive_while_a_batch_is_planned_are_no_hole(tmp_path: Path
     assert plan_ends(plan)[tracking] == 4
 
 
-def test_a_batch_of_large_records_has_fewer_and_none_is_left_out(tmp_path: Path) -> None:
+SHAPES: dict[str, list[int | None]] = {
+    "few large ones": [MERGE_BYTES // 7] * 60,
+    "many small ones": [10] * 9_000,
+    "one larger than a batch": [*[100] * 500, 5 * MERGE_BYTES, *[100] * 500],
+    "ever larger ones": [n * n for n in range(700)],
+    "of an earlier version": [None] * 900,
+}
+"""Sizes of records (bytes)."""
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+def test_a_batch_has_no_more_than_fits_into_memory_and_no_record_is_left_out(tmp_path: Path, sizes: list[int | None]) -> None:
+    """Whatever shape the data has; one record of each topic-partition is always in it."""
     settings = settings_for(tmp_path)
-    rows = [{"partition": 0, "offset": offset, "event_time": offset} for offset in range(FEW_ROWS)]
-    asked = answering(MERGE_BYTES // 1000, bronze_tracking=rows, bronze_orders=rows)
+    rows = [{"partition": 0, "offset": n, "event_time": n, "record_bytes": size} for n, size in enumerate(sizes)]
+    in_files = MERGE_BYTES // 500
+    asked = answering(in_files, bronze_tracking=rows, bronze_orders=rows)
     cursors = {TopicPartition(source, 0): Cursor() for source in settings.sources}
     silver = Planner(asked, settings, 0, cursors, {}, {}, MERGE_BYTES)
     merged: dict[TopicPartition, int] = {}
     while plan := silver.next():
-        taken = {tp: done.size for tp, done in plan.ranges.items()}
-        # The batch that is small enough not to be weighed is the last one.
-        assert sum(taken.values()) <= 1000 or silver.bronze_ends().items() <= plan_ends(plan).items()
+        taken = [sizes[done.from_offset : done.until_offset] for done in plan.ranges.values()]
+        in_all = sum(PACKED * in_files if size is None else size for mine in taken for size in mine)
+        assert in_all <= MERGE_BYTES or all(len(mine) <= 1 for mine in taken)
         assert all(done.from_offset == merged.get(tp, 0) for tp, done in plan.ranges.items())
         merged = plan_ends(plan)
         silver.done(plan)
@@ -152,11 +170,6 @@ def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     found = pending(answering(silver=rows), {}, 3, 100, 3)
     assert found.pieces == [{0: Extent(0, 0), 1: Extent(0, 0)}, {1: Extent(1, 1), 2: Extent(0, 0)}, {2: Extent(1, 2)}]
     assert found.extents == {0: Extent(0, 0), 1: Extent(0, 1), 2: Extent(0, 2)}
-    many = [finished(0, time, "a") for time in range(FEW_ROWS + 1)]
-    large = pending(answering(extent.PIECE_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
-    assert [piece[0] for piece in large.pieces] == [Extent(n, min(n + 99, FEW_ROWS)) for n in range(0, len(many), 100)]
-    larger = pending(answering(extent.LIMIT_BYTES // 100, silver=many), {}, 1, 10**6, 10**6)
-    assert (larger.extents, larger.has_more) == ({0: Extent(0, 99)}, True)
     assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False, order=BY_EVENT_TIME)
 
 
@@ -181,3 +194,33 @@ def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
     asked = answering(silver=[closed(0, 8, 7, "a"), closed(0, 9, 7, "b"), closed(1, 8, 7, "a")])
     assert pending(asked, {}, 2, 100, 100, {0: 8}).extents == {0: Extent(8, 8)}
     assert pending(asked, {}, 2, 100, 100, {0: 9, 1: 7}).extents == {0: Extent(8, 9)}
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.parametrize("unit", [1, 10_000], ids=["small", "large"])
+def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -> None:
+    sizes = [unit * size for size in (*[100] * 300, *[90_000] * 30, *[7] * 900)]
+    rows = [{**finished(n % 2, n, "a"), "record_bytes": size} for n, size in enumerate(sizes)]
+    found = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=10**15)
+    taken = [
+        [size for n, size in enumerate(sizes) if n % 2 in piece and piece[n % 2].first <= n <= piece[n % 2].last]
+        for piece in found.pieces
+    ]
+    assert [sorted(chain.from_iterable(taken))] == [sorted(sizes)]
+    assert all(sum(mine) <= extent.PIECE_BYTES or len(mine) == 1 for mine in taken)
+    few = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=sum(sizes) // 10)
+    assert few.has_more
+    assert few.records <= len(sizes) // 9
+
+
+@pytest.mark.promise("C24")
+def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> None:
+    """Of a table whose rows say their sizes."""
+    sizes = [*[10] * 20, pieces.PIECE_BYTES, *[pieces.PIECE_BYTES // 3] * 7, 5]
+    rows = [{"partition": n % 2, "offset": n, "record_bytes": size} for n, size in enumerate(sizes)]
+    partitions, offsets = (np.array([row[name] for row in rows], np.int64) for name in ("partition", "offset"))
+    found = list(pieces_of(answering(quarantine=rows), "tracking", "quarantine", partitions, offsets))
+    taken = [[offset for mine in piece.offsets.values() for offset in mine.tolist()] for piece in found]
+    assert sorted(chain.from_iterable(taken)) == list(range(len(sizes)))
+    assert all(sum(sizes[n] for n in mine) <= pieces.PIECE_BYTES or len(mine) == 1 for mine in taken)
+    assert len(found) < 8

@@ -1,0 +1,91 @@
+"""What a lake's last commits have decided and their notes do not say yet.
+
+A process may have come just between a commit and its notes, or have been killed there. The next start writes the
+notes. Until then `verify` takes them for written, as far as the merge model bears them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pipelines.core.plan import TopicPartition
+from pipelines.lake import tables
+from pipelines.lake.commits import ranges_of, unnoted_commit
+from pipelines.lake.progress import last_batch
+from pipelines.lake.questions import Questions
+from pipelines.lake.snapshot import Snapshot
+from pipelines.settings import Settings
+
+Ranges = Mapping[TopicPartition, tuple[int, int]]
+"""Offsets `[since, until)`."""
+
+
+class Unnoted(NamedTuple):
+    """Missing notes.
+
+    `batch`: that of silver whose notes are missing (None: none are); `passed`: the offsets of the records of which `late`
+    may lack some; `refused`: those of bronze's last commit, whose refused records `quarantine` lacks.
+    """
+
+    batch: int | None
+    passed: Ranges
+    refused: Ranges
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of an answer should know."""
+        found = [] if self.batch is None else [f"{_cut_short(self.batch)}, and it is judged as if it had"]
+        return found + [
+            f"refused records of {name} are not in quarantine yet; the next start writes them, and they are judged as if it had"
+            for name in sorted({tp.source for tp in self.refused})
+        ]
+
+
+def read_unnoted(questions: Questions, settings: Settings) -> Unnoted:
+    """What the notes of a lake's last commits lack."""
+    refused: dict[TopicPartition, tuple[int, int]] = {}
+    for source in settings.inputs:
+        is_there = questions.exists(tables.bronze(source)) and questions.exists(tables.QUARANTINE)
+        if is_there and (commit := unnoted_commit(questions, source)) is not None:
+            ranges = ranges_of(commit.facts["ranges"])
+            refused |= {TopicPartition(source, p): ends for p, ends in ranges.items()}
+    last = last_batch(questions) if unnoted_batch(questions) is not None else None
+    if last is None:
+        return Unnoted(None, {}, refused)
+    plan, _, _ = last
+    # The first batch of an epoch judges again what waits for its tenant.
+    begins = settings.merge.has_tenants and plan.epoch > 0
+    passed = {tp: (0 if begins else done.from_offset, done.until_offset) for tp, done in plan.ranges.items()}
+    return Unnoted(plan.batch, passed if plan.has_late else {}, refused)
+
+
+def unnoted_batch(questions: Questions) -> int | None:
+    """The last batch of silver, where its notes are not written yet; else None."""
+    if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
+        return None
+    last = last_batch(questions)
+    noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")})["last"][0].as_py()
+    return None if last is None or noted == last[0].batch else last[0].batch
+
+
+def _cut_short(batch: int) -> str:
+    return f"batch {batch} of silver is committed, and its notes are not written yet; the next start writes them"
+
+
+def jump_note(snapshot: Snapshot) -> list[str]:
+    """What a reader should know of an answer for the moment before a deliberate reset (`before_unnoted`)."""
+    if (batch := unnoted_batch(snapshot)) is None or before_unnoted(snapshot, resets_only=True) is snapshot:
+        return []
+    return [f"{_cut_short(batch)}; it is a reset, and the lake is judged as it was before it"]
+
+
+def before_unnoted(snapshot: Snapshot, *, resets_only: bool = False) -> Snapshot:
+    """The moment before silver's last batch, where its notes are not written yet; else the same moment.
+
+    `resets_only`: before a deliberate reset alone, whose notes say more than can be derived.
+    """
+    last = last_batch(snapshot) if unnoted_batch(snapshot) is not None else None
+    if last is None or (resets_only and last[0].reset is None):
+        return snapshot
+    return snapshot.before(last[2])

@@ -1,0 +1,176 @@
+"""One moment of a lake: versions of all its tables that belong together, while other processes go on writing.
+
+An answer that is put together from several questions is wrong where a batch, `keep` or `forget` comes in between. So
+the version of each table is taken first, and looked at again until no table has moved in between: then all of them
+were the last ones at the same moment. Every question is answered of these versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from itertools import islice
+from typing import Final
+
+import pyarrow as pa
+
+from pipelines.core.inputs import source_of
+from pipelines.errors import WatersmeetError
+from pipelines.lake import tables
+from pipelines.lake.commits import Commit, last_commit
+from pipelines.lake.questions import Aggregates, Questions, Version, VersionGoneError, Where, walk
+from pipelines.settings import Settings
+
+ATTEMPTS: Final = 100
+"""So often the tables are looked at until none of them has moved. Each look takes far less time than a commit."""
+
+_THREADS: Final = 8
+
+_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.RECOVERED, tables.RESETS, tables.PROGRESS)
+"""The tables that a batch of silver and its notes are written to."""
+
+_CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])
+"""What commits that change rows which were there do, as Delta calls it."""
+
+
+class IncompleteBatchError(WatersmeetError):
+    """A crash came between a batch and its notes, and the version of a table before it is gone."""
+
+    def __init__(self, table: str, version: int) -> None:
+        super().__init__(
+            f"the last batch of silver was cut short, and version {version} of {table}, which it began with, can no longer be "
+            "read; the next start completes the batch: run once, and ask again"
+        )
+
+
+class Snapshot(Questions):
+    """`Questions` of which every answer is of one moment; see there.
+
+    A table that did not exist at that moment is not there. `is_exact`: whether no table moved while the versions were taken.
+    """
+
+    def __init__(self, questions: Questions, settings: Settings) -> None:
+        """Take the versions that the tables of a lake have now."""
+        self._questions = questions
+        self._names = frozenset(tables.layout(settings))
+        self._versions, self.is_exact = _versions(questions, self._names)
+        self._before: frozenset[str] = frozenset()
+        """The tables of which a version before that moment's is read (`before`)."""
+
+    def has_moved(self, table: str, version: int) -> bool:
+        """See `Questions`. The moment never moves."""
+        return self.version(table) != version
+
+    @property
+    def is_past(self) -> bool:
+        """Whether a table has another version by now, or is there that was not."""
+        now = {name for name in self._names - self._versions.keys() if self._questions.exists(name)}
+        return bool(now) or any(self._questions.has_moved(*each) for each in self._versions.items())
+
+    def has_changed_since(self, table: str) -> bool:
+        """Whether rows of a table have been deleted or changed since that moment; that rows were added does not count."""
+        if (version := self._versions.get(source_of(table))) is None:
+            return False
+        since = (commit for commit in walk(self._questions, table) if commit.number > version)
+        return any(commit.operation in _CHANGING for commit in since)
+
+    def before(self, commit: Commit) -> Snapshot:
+        """The moment before a commit and its notes, where it is the last one of its application in silver."""
+        found = copy(self)
+        found._versions = dict(self._versions)
+        for table in _OF_BATCHES:
+            last = last_commit(self, table) if self.exists(table) else None
+            if last is not None and last[1].transaction_version == commit.transaction_version:
+                found._versions[table] = last[0].number - 1
+                found._before |= {table}
+        return found
+
+    def exists(self, table: str) -> bool:
+        """See `Questions`."""
+        name = source_of(table)
+        return name in self._versions if name in self._names else self._questions.exists(table)
+
+    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
+        """See `Questions`."""
+        return self._asked(table, version, lambda at: self._questions.select(table, columns, where, version=at))
+
+    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+        """See `Questions`."""
+        return self._asked(table, version, lambda at: self._questions.rows(table, columns, where, at))
+
+    def summary(
+        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
+        """See `Questions`."""
+        return self._asked(table, version, lambda at: self._questions.summary(table, by, values, where, version=at))
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `Questions`. Commits since that moment are left out."""
+        last = self._versions.get(source_of(table))
+        if last is None:
+            return self._questions.history(table, limit)
+        known = (version for version in walk(self._questions, table) if version.number <= last)
+        return list(islice(known, limit))
+
+    def version(self, table: str) -> int:
+        """See `Questions`."""
+        found = self._versions.get(source_of(table))
+        return self._questions.version(table) if found is None else found
+
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
+        """See `Questions`."""
+        return self._questions.columns(table, self._version(table, version))
+
+    def properties(self, table: str) -> dict[str, str]:
+        """See `Questions`. They are those of now."""
+        return self._questions.properties(table)
+
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `Questions`. They are those of now."""
+        return self._questions.unknown_features(table, for_writing=for_writing)
+
+    def file_count(self, table: str) -> int:
+        """See `Questions`. It is that of now."""
+        return self._questions.file_count(table)
+
+    def row_bytes(self, table: str) -> int:
+        """See `Questions`. It is that of now."""
+        return self._questions.row_bytes(table)
+
+    def _version(self, table: str, version: int | None) -> int | None:
+        return self._versions.get(source_of(table)) if version is None else version
+
+    def _asked(self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]) -> pa.Table:
+        """The answer of one version, or of that moment's. Where a file of a table that has not moved is missing, no version is
+        gone: the error is the one that a question about the last version ends with.
+        """
+        at = self._version(table, version)
+        try:
+            return ask(at)
+        except VersionGoneError as error:
+            if version is None and source_of(table) in self._before:
+                raise IncompleteBatchError(error.table, error.version) from None
+            if version is not None or at is None or self._questions.has_moved(source_of(table), at):
+                raise
+            return ask(None)
+
+
+def _versions(questions: Questions, names: Collection[str]) -> tuple[Mapping[str, int], bool]:
+    """By table that exists, its last version; and whether all of them were the last ones at the same moment."""
+    versions = dict(_last_versions(questions, names))
+    missing = [name for name in names if name not in versions]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in range(ATTEMPTS):
+            moved = list(pool.map(lambda each: questions.has_moved(*each), versions.items()))
+            new = [name for name in missing if questions.exists(name)]
+            if not any(moved) and not new:
+                return versions, True
+            again = [name for name, has_moved in zip(versions, moved, strict=True) if has_moved]
+            versions |= dict(_last_versions(questions, [*again, *new]))
+            missing = [name for name in missing if name not in versions]
+    return versions, False
+
+
+def _last_versions(questions: Questions, names: Collection[str]) -> Iterator[tuple[str, int]]:
+    return ((name, questions.version(name)) for name in names if questions.exists(name))

@@ -1,0 +1,289 @@
+"""What commands answer while another one changes the lake between two of their questions: what the lake was, or is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.audit.explain import explain
+from pipelines.audit.problems import SHOWN
+from pipelines.audit.rebuild import HistoryMovedError, rebuild, rebuilt_settings, verify_against
+from pipelines.audit.report import read_report
+from pipelines.audit.status import status
+from pipelines.audit.verify import verify
+from pipelines.bronze import Bronze
+from pipelines.core.plan import BatchPlan, OffsetRange
+from pipelines.engine.choice import open_engine
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.lease import FORGET, Lease
+from pipelines.lake.location import Lake
+from pipelines.lake.questions import Questions
+from pipelines.operations.forget import Forgetting
+from pipelines.operations.keeping import expire
+from pipelines.run import LAYERS
+from pipelines.running.owner import Owner
+from pipelines.settings import Settings
+from pipelines.silver import Silver
+from tests.support.cases import keyed
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import fill_bronze
+from tests.support.meanwhile import Meanwhile
+from tests.support.rivers import River
+
+pytestmark = pytest.mark.promise("A16")
+
+KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms"}
+KEY, PARTITIONS, TOKEN = "a", 2, 10**6
+
+Act = Callable[[Settings], object]
+
+
+def owner(settings: Settings) -> Owner:
+    """A process that has just taken the layers over."""
+    return Owner(open_engine(settings), TOKEN)
+
+
+def questions_of(settings: Settings) -> DeltaRsQuestions:
+    return DeltaRsQuestions(Lake(settings))
+
+
+def batch(settings: Settings) -> None:
+    list(Silver(owner(settings), settings, PARTITIONS).drain())
+
+
+def keep(settings: Settings) -> None:
+    before = rows(settings, tables.bronze("orders"))
+    for table in (*map(tables.bronze, settings.sources), tables.SILVER, tables.LATE):
+        expire(owner(settings), settings, table)
+    assert rows(settings, tables.bronze("orders")) < before
+
+
+def forget(settings: Settings) -> None:
+    Forgetting(questions_of(settings), settings, KEY).erase(owner(settings))
+
+
+ACTS: dict[str, Act] = {"a batch": batch, "keep": keep, "forget": forget}
+
+
+def rows(settings: Settings, table: str) -> int:
+    return int(questions_of(settings).summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py())
+
+
+@dataclass
+class Scene:
+    """A lake whose bronze is ahead of silver, to be copied: each copy may be changed."""
+
+    river: River
+
+    def copy(self, folder: Path) -> Settings:
+        shutil.copytree(self.river.folder / "lake", folder / "lake")
+        return self.river.settings.model_copy(update={"lake": str(folder / "lake")})
+
+
+@pytest.fixture(scope="module")
+def scene(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    river = River.make(kafka, tmp_path_factory.mktemp("meanwhile"), "meanwhile", partitions=PARTITIONS, keep=KEEP)
+    for _ in range(3):
+        river.flow(records=8)
+        river.finish()
+    river.flow(records=8)
+    river.finish("bronze")
+    return Scene(river)
+
+
+def problems(questions: Questions, settings: Settings) -> list[str]:
+    found = verify(questions, settings, full=True)
+    assert found["ok"] == (not found["problems"])
+    return [f"{problem['where']}: {problem['what']}; {problem['fix']}" for problem in found["problems"]]
+
+
+def against(settings: Settings, folder: Path, questions: Questions) -> list[str]:
+    there = questions_of(rebuilt_settings(settings, folder))
+    return [str(problem) for problem in verify_against(questions, there, settings, folder)["problems"]]
+
+
+def shares(*quick: float) -> list[Any]:
+    """Where among its questions a command is interrupted: in some places at every change, in all at night."""
+    every = [each / 50 for each in range(51)]
+    return [*quick, *(pytest.param(share, marks=pytest.mark.nightly) for share in every)]
+
+
+def interrupted(settings: Settings, act: Act, share: float, ask: Callable[[Questions], Any]) -> Any:
+    """An answer in the midst of which something happens, after this share of the questions that it takes."""
+    quiet = Meanwhile(settings, list, 10**6)
+    ask(quiet)
+    questions = Meanwhile(settings, partial(act, settings), int((quiet.asked - 1) * share))
+    answer = ask(questions)
+    assert questions.has_acted
+    return answer
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("share", shares(0.7))
+def test_a_sound_lake_is_sound_whatever_happens_between_two_questions(
+    scene: Scene, tmp_path: Path, name: str, share: float
+) -> None:
+    settings = scene.copy(tmp_path)
+    assert interrupted(settings, ACTS[name], share, lambda questions: problems(questions, settings)) == []
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.long), *shares()])
+def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
+    """Their answers are those of before or those of after."""
+    commands: dict[str, Callable[[Settings, Questions], object]] = {
+        "status": lambda settings, questions: status(questions, settings),
+        "explain": lambda settings, questions: explain(questions, settings, KEY),
+        "report": lambda settings, questions: repr(read_report(questions, settings, 0).sections),
+    }
+    for command, ask in commands.items():
+        settings = scene.copy(tmp_path / command)
+        before = ask(settings, questions_of(settings))
+        answer = interrupted(settings, ACTS[name], share, partial(ask, settings))
+        assert answer in (before, ask(settings, questions_of(settings))), command
+
+
+@pytest.mark.parametrize(
+    ("name", "batches"), [("keep", 1), *(pytest.param(*each, marks=pytest.mark.long) for each in [("keep", 0), ("forget", 1)])]
+)
+def test_a_rebuild_whose_history_moves_says_so(scene: Scene, tmp_path: Path, name: str, batches: int) -> None:
+    """Whether records go before its first batch is merged or after it; and it never counts as a rebuild."""
+    settings, into = scene.copy(tmp_path), tmp_path / "again"
+    small = settings.model_copy(update={"merge": settings.merge.model_copy(update={"max_records_per_batch": 40})})
+    left = [batches]
+
+    def tell(_: object) -> None:
+        if not left[0]:
+            ACTS[name](settings)
+        left[0] -= 1
+
+    with pytest.raises(HistoryMovedError, match="rebuild again"):
+        rebuild(questions_of(settings), small, into, tell=tell)
+    assert questions_of(rebuilt_settings(settings, into)).select(tables.CONFIGURATION, ["field"]).num_rows == 0
+    again = rebuild(questions_of(settings), settings, tmp_path / "third")
+    assert again["lake"] == again["rebuilt"]
+
+
+@pytest.mark.parametrize("name", ["a batch", "keep"])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), *shares(0.5)])
+def test_a_rebuild_stays_the_same_as_the_lake(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
+    """Also where rows end that it still has."""
+    settings, into = scene.copy(tmp_path), tmp_path / "again"
+    found = rebuild(questions_of(settings), settings, into)
+    assert found["lake"] == found["rebuilt"]
+    assert interrupted(settings, ACTS[name], share, lambda asked: against(settings, into, asked)) == []
+    assert against(settings, into, questions_of(settings)) == []
+
+
+# -- what a crash has left
+
+
+def cut_short(settings: Settings, write: Callable[[Owner], object], operation: str, table: str) -> None:
+    with pytest.raises(CrashError):
+        write(Owner(dying_at(open_engine(settings), operation, table), TOKEN))
+
+
+def drain(settings: Settings) -> Callable[[Owner], object]:
+    return lambda owner: list(Silver(owner, settings, PARTITIONS).drain())
+
+
+def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
+    """A reset that goes on so many offsets further on, or back."""
+
+    def write(owner: Owner) -> None:
+        silver = Silver(owner, settings, PARTITIONS)
+        at = {tp: cursor.next_offset for tp, cursor in silver.planner.cursors.items()}
+        ranges = {tp: OffsetRange(offset, offset + by, None, None, None) for tp, offset in at.items()}
+        silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
+
+    return write
+
+
+CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]] = [
+    *[("a batch", drain, "append", table) for table in (tables.LATE, tables.PROGRESS)],
+    *[
+        ("a jump back", partial(jump, by=-6), operation, table)
+        for operation, table in [
+            ("delete", tables.LATE),
+            ("append", tables.RECOVERED),
+            ("append", tables.RESETS),
+            ("append", tables.PROGRESS),
+        ]
+    ],
+    ("a jump forward", partial(jump, by=2), "append", tables.RESETS),
+]
+
+
+@pytest.mark.parametrize(("name", "command", "operation", "table"), CUT, ids=[f"{name}, {table}" for name, _, _, table in CUT])
+@pytest.mark.long
+def test_a_batch_whose_notes_are_missing_breaks_no_promise(
+    scene: Scene, tmp_path: Path, name: str, command: Callable[[Settings], Callable[[Owner], object]], operation: str, table: str
+) -> None:
+    """Before the next start, and after it; and a rebuild is the same as the lake."""
+    settings = scene.copy(tmp_path)
+    cut_short(settings, command(settings), operation, table)
+    found = verify(questions_of(settings), settings, full=True)
+    assert found["problems"] == []
+    assert any("the next start" in note for note in found["notes"])
+    again = rebuild(questions_of(settings), settings, tmp_path / "again")
+    assert again["lake"] == again["rebuilt"]
+    assert against(settings, tmp_path / "again", questions_of(settings)) == []
+    batch(settings)
+    assert problems(questions_of(settings), settings) == []
+
+
+def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(scene: Scene, tmp_path: Path) -> None:
+    """Another process has merged what came after them."""
+    settings, beyond = scene.copy(tmp_path), 10**6
+    values: dict[tuple[int, int], bytes | None] = {(0, beyond): b"{", (0, beyond + 1): keyed("k", 10**7)}
+
+    def write(owner: Owner) -> None:
+        fill_bronze(Bronze(owner, settings, "tracking"), values)
+
+    cut_short(settings, write, "append", tables.QUARANTINE)
+    fill_bronze(Bronze(owner(settings), settings, "orders"), {(0, beyond): keyed("k", 10**7)})
+    batch(settings)
+    found = verify(questions_of(settings), settings, full=True)
+    assert found["problems"] == []
+    assert [note for note in found["notes"] if "quarantine" in note]
+
+
+ERASING = [("update", tables.bronze("orders")), ("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)]
+
+
+@pytest.mark.parametrize(("operation", "table"), ERASING, ids=[table for _, table in ERASING])
+@pytest.mark.long
+def test_a_key_that_is_half_erased_is_named_with_what_to_do(scene: Scene, tmp_path: Path, operation: str, table: str) -> None:
+    settings = scene.copy(tmp_path)
+    cut_short(settings, Forgetting(questions_of(settings), settings, KEY).erase, operation, table)
+    found = verify(questions_of(settings), settings, full=True)["problems"]
+    assert found
+    for problem in found[:SHOWN]:
+        assert problem["what"].startswith("`forget` was cut short")
+        assert "'a'" in problem["where"]
+        assert problem["fix"] == "call `watersmeet forget` for the key again"
+    assert all("more problems like these" in problem["what"] for problem in found[SHOWN:])
+    forget(settings)
+    assert problems(questions_of(settings), settings) == []
+
+
+def test_while_a_key_is_being_erased_the_lake_is_looked_at_again(scene: Scene, tmp_path: Path) -> None:
+    """`forget` is at work when the lake is looked at, and does the rest after that."""
+    settings = scene.copy(tmp_path)
+    cut_short(settings, Forgetting(questions_of(settings), settings, KEY).erase, "merge", tables.SILVER)
+    one_look = Meanwhile(settings, list, 10**6)
+    assert problems(one_look, settings) != []
+    engine = open_engine(settings)
+    lease = Lease(engine.lake, engine.questions, engine.append, LAYERS, FORGET)
+    lease.take()
+    questions = Meanwhile(settings, partial(forget, settings), one_look.asked + 1)
+    assert problems(questions, settings) == []
+    assert questions.has_acted
+    lease.release()
