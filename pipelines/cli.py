@@ -98,7 +98,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
             Lake(settings), unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
         )
         problems += of_lake
-    problems += [] if problems else check_keys(settings)
+    problems += [] if problems else check_keys(settings, unchecked(settings))
     return [problem._asdict() for problem in problems], preview
 
 

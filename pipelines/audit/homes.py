@@ -7,7 +7,7 @@ partition: so there it is no broken promise, and is only told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -98,9 +98,12 @@ class Homes:
         return f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
 
 
-def check_sample(settings: Settings, partitions: int) -> list[Problem]:
-    """What the last records of some partitions say of how the sources are partitioned. Raises what Kafka raises."""
-    findings, found = Findings("kafka"), list(_sampled(settings, partitions))
+def check_sample(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]] = lambda _: {}) -> list[Problem]:
+    """What the last records of some partitions say of how the sources are partitioned. Raises what Kafka raises.
+
+    `since`: of an input, by partition the first offset whose record the settings' rules are for; absent: every one.
+    """
+    findings, found = Findings("kafka"), list(_sampled(settings, partitions, since))
     if settings.repartitioned:
         for place in found:
             check_home(place, partitions, findings)
@@ -124,13 +127,13 @@ def _partitions(places: Iterable[Place]) -> set[int]:
     return {place.partition for place in places}
 
 
-def _sampled(settings: Settings, partitions: int) -> Iterator[Place]:
+def _sampled(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]) -> Iterator[Place]:
     """The records with a key among the last offsets of some partitions, of each source the same."""
     wanted = range(0, partitions, -(-partitions // PARTITIONS))
     for name, topic in settings.inputs.items():
-        rules = rules_of(settings, source_of(name))
+        rules, begins = rules_of(settings, source_of(name)), since(name)
         for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
-            for batch in read_range(settings.kafka, Range(topic, p, max(first, end - SAMPLED), end)):
+            for batch in read_range(settings.kafka, Range(topic, p, max(first, end - SAMPLED, min(begins.get(p, 0), end)), end)):
                 read = read_records(batch, rules)
                 names = ["merge_key", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
                 for key, offset, *tenant in zip(*(read[column].to_pylist() for column in names), strict=True):

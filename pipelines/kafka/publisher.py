@@ -53,6 +53,10 @@ LONGEST_S = 150
 PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
 
+REDRIVE: Final = "redrive"
+REPARTITION: Final = "repartition"
+"""Who sends records to the topics of sources, each with a transactional id of its own for each topic."""
+
 _SLICE_S = 0.1
 """How long a client works before its errors are looked at."""
 
@@ -310,6 +314,12 @@ def sink_publisher(settings: Settings) -> Publisher:
 def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
     """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold."""
     return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role)
+
+
+def fence_records(settings: Settings, topic: str, *roles: str) -> None:
+    """Keep out whoever sends records to a source's topic in these roles: what is not committed is not sent."""
+    for role in roles:
+        record_publisher(settings, topic, role).begin()
 
 
 def _reason(error: BaseException) -> KafkaError:

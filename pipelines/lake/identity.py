@@ -138,6 +138,12 @@ def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
         raise _refusal(changed)
 
 
+def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where a fact differs from what the lake was begun with."""
+    if changed := differences(questions, facts):
+        raise _refusal(changed)
+
+
 def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
     """Afterwards the lake holds every fact, as it was first written. Raises ConfigurationError where one differs now."""
     kept = keep_facts(questions, append, settings, facts)

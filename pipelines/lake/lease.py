@@ -44,6 +44,7 @@ _CHECK_EVERY: Final = 5
 
 TAKEN, RELEASED = "taken", "released"
 FORGET: Final = "forget"
+EVOLVE: Final = "evolve"
 _APPLICATION = "watersmeet-leases"
 _ATTEMPTS = 20
 _SPARK_CLASSES: Final = ("org.apache.spark.", "com.databricks.")
@@ -84,6 +85,26 @@ def is_dead(owner: Entry) -> bool:
         return False
     has_jvm = owner.jvm_pid is not None
     return is_gone(owner.pid, owner.started) and not (has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started))
+
+
+def entries_of(questions: Questions) -> list[Entry]:
+    """Return the entries of `leases` in their order. A table of an earlier version lacks some of the columns."""
+    known = questions.columns(tables.LEASES).names
+    rows = questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
+    return sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
+
+
+def check_not_changing(questions: Questions, lake: Lake, change: str) -> None:
+    """Raise LeaseTakenError while this command has taken layers of the lake to change it, or was cut short.
+
+    For whoever sends records without a lease, once it has fenced those before it. The command fences in turn after it has taken
+    the layers, so that of the two that cross one learns of the other.
+    """
+    if questions.exists(tables.LEASES):
+        last = {entry.layer: entry for entry in entries_of(questions)}
+        for entry in last.values():
+            if entry.event == TAKEN and entry.change == change:
+                raise LeaseTakenError(entry.layer, lake.location, entry.host, entry.pid, change)
 
 
 @dataclass
@@ -181,13 +202,8 @@ class Lease:
         return True
 
     def _last(self) -> tuple[Mapping[str, Entry], int]:
-        """The last entry of each of the layers, and the number of the next one.
-
-        A table of an earlier version lacks some of the columns.
-        """
-        known = self.questions.columns(tables.LEASES).names
-        rows = self.questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
-        entries = sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
+        """The last entry of each of the layers, and the number of the next one."""
+        entries = entries_of(self.questions)
         return {e.layer: e for e in entries if e.layer in self.layers}, max((e.entry for e in entries), default=0) + 1
 
     def _claim(self, entry: int) -> bool:
