@@ -163,7 +163,7 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
         return Group(table, Text("\n".join(["The change cannot be made:", *problems])))
     does = "begins" if found["applied"] else "would begin"
     hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
-    if found["read_first"]:
+    if found.get("read_first"):
         verb = "was read first, by the rules of before" if found["applied"] else "is read first, by the rules of now"
         hint = f"\nWhat `repartition` has written of {' and '.join(found['read_first'])} {verb}; it ends: start it again{hint}"
     return Group(table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}")
