@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.audit.doubts import doubts_in_kafka, unmet_in_lake
 from pipelines.audit.homes import check_sample
 from pipelines.audit.problems import Problem, as_problem
 from pipelines.core.types import DUE, ddl, widened
@@ -63,8 +64,9 @@ def check_kafka(settings: Settings) -> list[Problem]:
     return problems
 
 
-def check_keys(settings: Settings, questions: Questions) -> list[Problem]:
-    """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka.
+def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem], list[Problem]]:
+    """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka. The second
+    answer is what looks wrong, and may be meant: keys that never meet, and event times decades from Kafka's timestamps.
 
     Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read by other rules.
     """
@@ -72,9 +74,13 @@ def check_keys(settings: Settings, questions: Questions) -> list[Problem]:
         partitions = co_partitioned(settings, Cluster(settings.kafka).partition_counts(topics_of(settings)))
         has_changed = len(read_epochs(questions, settings)) > 1
         next_offsets = Beginning(questions, settings, partitions).next_offsets
-        return check_sample(settings, partitions, next_offsets if has_changed else lambda _: {})
+        since = next_offsets if has_changed else lambda _: {}
+        if problems := check_sample(settings, partitions, since):
+            return problems, []
+        unmet = unmet_in_lake(questions, settings)
+        return [], [*(unmet or []), *doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)]
     except WatersmeetError as error:
-        return [as_problem(error, "kafka")]
+        return [as_problem(error, "kafka")], []
 
 
 def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Problem]:
