@@ -52,6 +52,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
                 fix = "create it, or name the topic that has the records"
                 return [Problem(f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix)]
         co_partitioned(settings, counts)
+        cluster.check_transactions()
         for name, kept in settings.repartitioned.items():
             topic, wanted = settings.inputs[name], copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))

@@ -31,6 +31,7 @@ from pipelines.errors import (
     ForeignMessageError,
     KafkaAccessError,
     KafkaRequestError,
+    KafkaTransientError,
     OpenTransactionError,
     PublishingError,
     TransactionTimeoutError,
@@ -56,6 +57,9 @@ PRODUCE_TIMEOUT_S = 120
 REDRIVE: Final = "redrive"
 REPARTITION: Final = "repartition"
 """Who sends records to the topics of sources, each with a transactional id of its own for each topic."""
+
+PROMPT_S = 3.0
+"""A coordinator of transactions mostly answers within that."""
 
 _SLICE_S = 0.1
 """How long a client works before its errors are looked at."""
@@ -132,8 +136,8 @@ class Publisher:
         )
 
     def _init_transactions(self, producer: ListeningProducer) -> None:
-        """In short attempts, each of which goes on with the last."""
-        since = time.monotonic()
+        """In short attempts, each of which goes on with the last. Where it takes long, the cluster is asked whether it can be."""
+        since, is_asked = time.monotonic(), False
         while True:
             try:
                 return producer.init_transactions(_SLICE_S)
@@ -141,6 +145,10 @@ class Publisher:
                 if not is_passing(error.args[0]):
                     raise
             self._listen(producer, since, TIMEOUT_S)
+            if not is_asked and time.monotonic() - since > PROMPT_S:
+                is_asked = True
+                with suppress(KafkaTransientError):
+                    Cluster(self._kafka, PROMPT_S).check_transactions()
 
     def tails(self, partitions: int) -> dict[int, Message]:
         """The last committed message of each of the topic's partitions that holds one, once no transaction is open there.
