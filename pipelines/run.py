@@ -34,7 +34,7 @@ from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, application_
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
 from pipelines.lake.features import check_features
-from pipelines.lake.identity import check_identity, check_layout, identity, keep_identity
+from pipelines.lake.identity import check_identity, check_layout, identity, keep_identity, keep_moved
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
@@ -46,6 +46,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.operations.keeping import expire
 from pipelines.running.beginning import Beginning
 from pipelines.running.letters import DeadLetters
+from pipelines.running.moved import moved_topics
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
 from pipelines.running.streams import Gate, Patience, Stream, following, never, start_all
@@ -179,7 +180,8 @@ class Run:
         questions = self.engine.questions
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
         facts = identity(self.settings, self.partitions, ids)
-        check_identity(questions, facts)
+        moved = moved_topics(questions, self.settings, self.partitions, facts)
+        check_identity(questions, {field: fact for field, fact in facts.items() if field not in moved})
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
         def lost() -> None:
@@ -206,6 +208,7 @@ class Run:
             if "bronze" in self.layers:
                 widen(self.engine, [tables.RECOVERED])
             fence_all(owner, written)  # in columns that may be new
+            keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
             keep_identity(questions, self.engine.append, self.settings, facts)
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             check_rules(read_epochs(questions, self.settings), self.settings)  # they may have changed since the run was made

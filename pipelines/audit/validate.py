@@ -33,6 +33,7 @@ from pipelines.lake.questions import Questions
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable
 from pipelines.running.beginning import Beginning
+from pipelines.running.moved import moved_topics
 from pipelines.settings import PublishSettings, Settings
 
 _JUDGED = frozenset(["valid", "invalid_reason", "batch"])
@@ -173,6 +174,8 @@ def check_lake(
         cluster, topics = Cluster(settings.kafka), topics_of(settings)
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
+        for field in moved_topics(questions, settings, partitions, facts):
+            del facts[field]
         problems = [as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
         check_rules(read_epochs(questions, settings), settings)
         return problems, [] if problems else Beginning(questions, settings, partitions).preview()
