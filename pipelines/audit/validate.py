@@ -93,6 +93,8 @@ def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Ma
         if has == value or (name in at_least and int(has) >= int(value)):
             continue
         fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {topic}"
+        if (where, name) == ("publish.topic", "max.message.bytes"):
+            fix += "; or, where it cannot be set, make publish.max_bytes as much smaller"
         yield Problem(f"{topic} has {name}={has}", where, fix)
 
 

@@ -40,6 +40,9 @@ BESIDE_VALUES = 1024 * 1024
 _TRANSACTION_LOG = "__transaction_state"
 _REPLICAS = "transaction.state.log.replication.factor"
 
+SMALLER_MESSAGES = ", and make publish.max_bytes as much smaller as max.message.bytes has to be"
+"""What helps where the sink may not take messages as large as they may be."""
+
 _UNBOUNDED = str(2**63 - 1)
 _LOOK_S = 0.05
 _FIRST_ATTEMPT = 0.2
@@ -113,15 +116,20 @@ class Cluster:
                     f"{len(brokers)} or less on the brokers, or start more of them"
                 )
 
-    def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
-        """Creates the topic and returns once it can be seen; one that exists already, or comes to exist meanwhile, is kept."""
+    def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str], way_out: str = "") -> None:
+        """Creates the topic and returns once it can be seen; one that exists already, or comes to exist meanwhile, is kept.
+
+        `way_out`: what else helps where Kafka does not take the settings, as a managed one may not.
+        """
         new = NewTopic(topic, num_partitions=partitions, config=dict(settings))
         [asked] = self._admin.create_topics([new], request_timeout=self.timeout_s).values()
         try:
             self._answer(asked, "CREATE", topic)
-        except KafkaRequestError:
+        except KafkaRequestError as error:
             if topic not in self._described([topic]):
-                raise
+                wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
+                by_hand = f"create it yourself, with {partitions} partitions and as far as they are allowed {wanted}"
+                raise KafkaRequestError(f"{error}; {by_hand}{way_out}") from None
         deadline = time.monotonic() + self.timeout_s
         while topic not in self._described([topic]) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
