@@ -69,7 +69,7 @@ def init(
 @app.command()
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
-    problems, preview = _find_problems(config)
+    problems, warnings, preview = _find_problems(config)
     if problems:
         answer({"ok": False, "problems": problems}, as_json, show.problems_view)
         raise typer.Exit(2)
@@ -77,11 +77,12 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
         print_text(f"{config}: everything fits; a run would now read")
     places = [{name: row[name] for name in ("source", "partition", "transaction")} for row in preview if "transaction" in row]
     transactions = {"transactions": places} if places else {}
-    answer({"ok": True, "problems": [], **transactions}, as_json, lambda _: show.preview_view(preview))
+    told = {"ok": True, "problems": [], **transactions, **({"warnings": warnings} if warnings else {})}
+    answer(told, as_json, lambda _: show.preview_view(preview, warnings))
 
 
-def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
-    """What is wrong, and where nothing is, what a run would read."""
+def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
+    """What is wrong, and where nothing is, what looks wrong, and what a run would read."""
     from pipelines.audit.problems import Problem
     from pipelines.audit.validate import check_kafka, check_keys, check_lake, check_registries, check_schemas
     from pipelines.engine.choice import open_engine
@@ -91,7 +92,7 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
-        return [Problem(str(error), str(config), "correct the configuration")._asdict()], []
+        return [Problem(str(error), str(config), "correct the configuration")._asdict()], [], []
     problems = check_kafka(settings) + check_schemas(settings) + check_registries(settings) + check_suites(settings)
     preview: list[dict[str, Any]] = []
     if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
@@ -99,8 +100,11 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, A
             Lake(settings), unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
         )
         problems += of_lake
-    problems += [] if problems else check_keys(settings)
-    return [problem._asdict() for problem in problems], preview
+    warnings: list[Problem] = []
+    if not problems:
+        of_keys, warnings = check_keys(settings, unchecked(settings))
+        problems += of_keys
+    return [problem._asdict() for problem in problems], [warning._asdict() for warning in warnings], preview
 
 
 @app.command("try")

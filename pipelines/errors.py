@@ -149,7 +149,9 @@ class LeaseTakenError(WatersmeetError):
 
     def __init__(self, layer: str, place: str, host: str, pid: int, change: str | None = None) -> None:
         stop = "a layer has one owner at a time; stop that one first"
-        wait = f"`watersmeet {change}` has it for a moment; try again when that one has ended"
+        wait = (
+            f"`watersmeet {change}` has it for a moment; try again when that one has ended, or call it again if it was cut short"
+        )
         super().__init__(f"{layer} of {place} is being written by process {pid} on {host}: {wait if change else stop}")
         self.layer, self.host, self.pid, self.change = layer, host, pid, change
 

@@ -46,7 +46,7 @@ from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, 
 from pipelines.engine import Engine
 from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import reach
-from pipelines.kafka.cluster import Cluster, sink_settings
+from pipelines.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
 from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
@@ -335,7 +335,7 @@ class Gold:
     def _ensure_topic(self) -> None:
         topic = self.settings.publish.topic
         if topic not in self._cluster.partition_counts([topic]):
-            self._cluster.create_topic(topic, self.partitions, sink_settings(self.settings))
+            self._cluster.create_topic(topic, self.partitions, sink_settings(self.settings), SMALLER_MESSAGES)
 
     @cached_property
     def _epochs(self) -> Epochs:

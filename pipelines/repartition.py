@@ -4,12 +4,14 @@ They are written in the order and to the partitions of `core.repartition`, each 
 itself says how much is written: the last message of each partition in a transaction says up to which offset of every input (a
 partition of a topic that is read) the records were written, and the one that says most is the last. For each source:
 
-1. an earlier repartition is fenced, and its open transaction aborted: from here on nobody else writes;
+1. its rules are compared with the lake's, where there is one; an earlier repartition is fenced, and its open
+   transaction aborted: from here on nobody else writes. While `evolve` changes the lake's rules, nothing is
+   written at all, and it fences a repartition that has begun before;
 2. *tails*: what was written is read from the last messages;
 3. *read*: the next records of the inputs none of whose records wait; this begins while the last ones are written;
 4. *transaction*: those that may be written, all of them or none.
 
-After a crash, or any other failure, all begins again with 1. Nothing of it needs the lake.
+After a crash, or any other failure, all begins again with 1. The lake is only asked for its rules.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pipelines.core.repartition import ROUTED, InputPartition, Lockstep, Written
 from pipelines.errors import (
     ConfigurationError,
     DataLossError,
+    FencedError,
     ForeignMessageError,
     KafkaTransientError,
     TopicChangedError,
@@ -41,10 +44,14 @@ from pipelines.errors import (
 from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
-from pipelines.kafka.publisher import Publisher, record_publisher
+from pipelines.kafka.publisher import REPARTITION, Publisher, record_publisher
 from pipelines.kafka.reading import Range, headers_of, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
+from pipelines.lake.epochs import check_repartition_rules, read_epochs
+from pipelines.lake.lease import EVOLVE, check_not_changing
+from pipelines.lake.location import Lake
+from pipelines.lake.questions import Questions, questions
 from pipelines.monitoring.events import Behind, Handled, Observer, StepDone, all_of, ignore
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.streams import Patience
@@ -223,6 +230,9 @@ class Repartition:
         began = time.monotonic()
         try:
             self._publisher.send(messages)
+        except FencedError:
+            self._check_lake()  # perhaps by `evolve`
+            raise
         except TransactionTimeoutError:
             self._size.timed_out(self._size.limit)
             raise
@@ -280,8 +290,14 @@ class Repartition:
 
     # -- what is written
 
+    def _check_lake(self) -> None:
+        """Raise ConfigurationError where the lake has other rules for the source, and LeaseTakenError while it gets others."""
+        check_not_changing(self._questions, self._lake, EVOLVE)
+        check_repartition_rules(read_epochs(self._questions, self.settings), self.settings, self.source)
+
     def _taken_up(self) -> _State:
         """Where the topic stands, once nobody else can write to it; the topic is made where it is missing."""
+        self._check_lake()  # before anybody is fenced
         counts = self._cluster.partition_counts([self.topic])
         if self.topic not in counts:
             wanted = {**copy_settings(self._cluster, self.origins), "retention.ms": "-1"}
@@ -293,6 +309,7 @@ class Repartition:
             )
         self._written_to = self._cluster.identified(self.topic)
         self._publisher.begin()
+        self._check_lake()
         known = self._written()
         offsets = dict(known.offsets)
         lost = {of: (at, first) for of, at in offsets.items() if at < (first := self._bounds.get(of, (0, 0))[0])}
@@ -341,4 +358,18 @@ class Repartition:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return record_publisher(self.settings, self.topic, "repartition")
+        return record_publisher(self.settings, self.topic, REPARTITION)
+
+    @cached_property
+    def _lake(self) -> Lake:
+        return Lake(self.settings)
+
+    @cached_property
+    def _questions(self) -> Questions:
+        def spark() -> Any:
+            """The session that a catalog is asked by."""
+            from pipelines.engine.session import spark_session
+
+            return spark_session(self.settings.spark)
+
+        return questions(self._lake, spark)

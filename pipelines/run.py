@@ -34,7 +34,7 @@ from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, application_
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
 from pipelines.lake.features import check_features
-from pipelines.lake.identity import check_layout, identity, keep_identity
+from pipelines.lake.identity import check_identity, check_layout, identity, keep_identity, keep_moved
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
@@ -46,6 +46,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.operations.keeping import expire
 from pipelines.running.beginning import Beginning
 from pipelines.running.letters import DeadLetters
+from pipelines.running.moved import moved_topics
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
 from pipelines.running.streams import Gate, Patience, Stream, following, never, start_all
@@ -121,16 +122,19 @@ class Run:
         ends after it. Raises WatersmeetError where a stream failed.
         """
         with self._watched(), self.owned() as owned:
-            self._look_after(owned, owned.streams(once=True))
+            self.supervise(owned, owned.streams(once=True))
 
     def until_stopped(self) -> None:
         """Every layer follows the one before it. Returns once `stopping` is set and every batch under way is done; raises
         WatersmeetError where a stream failed, the others having been stopped in the same way.
         """
         with self._watched(), self.owned(can_be_idle=True) as owned:
-            self._look_after(owned, owned.streams(once=False))
+            self.supervise(owned, owned.streams(once=False))
 
-    def _look_after(self, owned: Owned, streams: Sequence[Stream]) -> None:
+    def supervise(self, owned: Owned, streams: Sequence[Stream]) -> None:
+        """Start the streams and see them to their end, or until `stopping` is set, which it is afterwards. Raises WatersmeetError
+        where one failed, the others having been stopped after their batches.
+        """
         watch = self._watch()
         try:
             start_all(streams)
@@ -170,9 +174,14 @@ class Run:
         fenced before the tables are read.
 
         `change`: the command that takes them to change the lake. A run that goes on loses them to it. Raises
-        LeaseLostError where another process has taken the layers over by the end.
+        LeaseLostError where another process has taken the layers over by the end, and ConfigurationError, before any is taken,
+        where the configuration is not of this lake.
         """
         questions = self.engine.questions
+        ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
+        facts = identity(self.settings, self.partitions, ids)
+        moved = moved_topics(questions, self.settings, self.partitions, facts)
+        check_identity(questions, {field: fact for field, fact in facts.items() if field not in moved})
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
         def lost() -> None:
@@ -200,8 +209,8 @@ class Run:
                 of_bronze = map(tables.bronze, self.settings.sources)
                 widen(self.engine, [*of_bronze, tables.QUARANTINE, tables.RECOVERED])
             fence_all(owner, written)  # in columns that may be new
-            ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
-            keep_identity(questions, self.engine.append, self.settings, identity(self.settings, self.partitions, ids))
+            keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
+            keep_identity(questions, self.engine.append, self.settings, facts)
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             check_rules(read_epochs(questions, self.settings), self.settings)  # they may have changed since the run was made
             if "silver" in self.layers:

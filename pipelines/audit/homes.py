@@ -7,11 +7,12 @@ partition: so there it is no broken promise, and is only told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.audit.problems import Findings, Problem
 from pipelines.core.columns import Int64s
@@ -98,9 +99,12 @@ class Homes:
         return f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
 
 
-def check_sample(settings: Settings, partitions: int) -> list[Problem]:
-    """What the last records of some partitions say of how the sources are partitioned. Raises what Kafka raises."""
-    findings, found = Findings("kafka"), list(_sampled(settings, partitions))
+def check_sample(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]] = lambda _: {}) -> list[Problem]:
+    """What the last records of some partitions say of how the sources are partitioned. Raises what Kafka raises.
+
+    `since`: of an input, by partition the first offset whose record the settings' rules are for; absent: every one.
+    """
+    findings, found = Findings("kafka"), list(_sampled(settings, partitions, since))
     if settings.repartitioned:
         for place in found:
             check_home(place, partitions, findings)
@@ -124,15 +128,21 @@ def _partitions(places: Iterable[Place]) -> set[int]:
     return {place.partition for place in places}
 
 
-def _sampled(settings: Settings, partitions: int) -> Iterator[Place]:
-    """The records with a key among the last offsets of some partitions, of each source the same."""
-    wanted = range(0, partitions, -(-partitions // PARTITIONS))
+def read_sample(settings: Settings, partitions: int, name: str, since: Mapping[int, int]) -> Iterator[pa.RecordBatch]:
+    """The last records of some partitions of an input, of each input the same; `since` as in `check_sample`."""
+    wanted, topic = range(0, partitions, -(-partitions // PARTITIONS)), settings.inputs[name]
+    for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
+        begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
+        yield from read_range(settings.kafka, Range(topic, p, begin, end))
+
+
+def _sampled(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]) -> Iterator[Place]:
+    """The records with a key in a sample of each input."""
+    names = ["merge_key", "partition", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
     for name, topic in settings.inputs.items():
         rules = rules_of(settings, source_of(name))
-        for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
-            for batch in read_range(settings.kafka, Range(topic, p, max(first, end - SAMPLED), end)):
-                read = read_records(batch, rules)
-                names = ["merge_key", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
-                for key, offset, *tenant in zip(*(read[column].to_pylist() for column in names), strict=True):
-                    if key is not None:
-                        yield Place(key, name, topic, p, offset, *tenant)
+        for batch in read_sample(settings, partitions, name, since(name)):
+            read = read_records(batch, rules)
+            for key, p, offset, *tenant in zip(*(read[column].to_pylist() for column in names), strict=True):
+                if key is not None:
+                    yield Place(key, name, topic, p, offset, *tenant)

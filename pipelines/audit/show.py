@@ -21,7 +21,13 @@ _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting":
 
 def status_view(found: dict[str, Any]) -> Group:
     """A paragraph for every partition: its clock and its counts, then a line for each source; then the last checks of suites."""
-    return Group(*[part for partition in found["partitions"] for part in _partition(partition)], *_quality(found["quality"]))
+    partitions = [part for partition in found["partitions"] for part in _partition(partition)]
+    return Group(*partitions, *_quality(found["quality"]), *warnings_view(found.get("warnings", [])))
+
+
+def warnings_view(found: list[dict[str, str]]) -> list[Text]:
+    """What looks wrong, where, and what to do about it: a paragraph for each."""
+    return [Text.assemble(("warning", "yellow"), f" {each['where']}: {each['what']}; {each['fix']}") for each in found]
 
 
 def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
@@ -91,14 +97,14 @@ def maintain_view(found: dict[str, Any]) -> Table:
     return table
 
 
-def preview_view(rows: list[dict[str, Any]]) -> Table:
-    """What a run would read: a line for each topic-partition."""
+def preview_view(rows: list[dict[str, Any]], warnings: list[dict[str, str]]) -> Group:
+    """What a run would read: a line for each topic-partition; then what looks wrong."""
     table = Table("source", "partition", "from", "until", "offsets", "because of", "", box=None, header_style="dim")
     for row in rows:
         offsets = row["until_offset"] - row["from_offset"]
         numbers = (row["partition"], row["from_offset"], row["until_offset"], f"{offsets:,}")
         table.add_row(row["source"], *map(str, numbers), row["because"], transaction_text(row))
-    return table
+    return Group(table, *warnings_view(warnings))
 
 
 def redrive_view(found: dict[str, Any]) -> Group:
@@ -163,6 +169,9 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
         return Group(table, Text("\n".join(["The change cannot be made:", *problems])))
     does = "begins" if found["applied"] else "would begin"
     hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
+    if found.get("read_first"):
+        verb = "was read first, by the rules of before" if found["applied"] else "is read first, by the rules of now"
+        hint = f"\nWhat `repartition` has written of {' and '.join(found['read_first'])} {verb}; it ends: start it again{hint}"
     return Group(table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}")
 
 

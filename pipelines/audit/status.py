@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
 
+from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError
@@ -52,11 +53,14 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     `patience_s`, the latter are left out and a warning says so. A source in whose partition another producer's transaction is
     open has `transaction`: since when (Kafka's timestamp of its first record), from which offset on, and how many offsets are
     `behind`; what is there is no record yet and counts in no lag.
+
+    `warnings` is there where something looks wrong (`audit.doubts`), as problems.
     """
     has_tenants = settings.merge.has_tenants
     questions = Snapshot(questions, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
+        unmet = pool.submit(unmet_in_lake, questions, settings)
         passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
         since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.inputs)
@@ -73,6 +77,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
         every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
+        odd = pool.submit(odd_times_in_lake, questions, settings, ends)
         behind = dict(zip(every, pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every), strict=True))
     answers: list[Row] = []
     for p in partitions:
@@ -99,7 +104,8 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
-    return {"partitions": answers, "quality": quality.result()}
+    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result()]]
+    return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
 
 
 def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]) -> list[Row]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.audit.doubts import doubts_in_kafka, unmet_in_lake
 from pipelines.audit.homes import check_sample
 from pipelines.audit.problems import Problem, as_problem
 from pipelines.core.types import DUE, ddl, widened
@@ -32,6 +33,7 @@ from pipelines.lake.questions import Questions
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable
 from pipelines.running.beginning import Beginning
+from pipelines.running.moved import moved_topics
 from pipelines.settings import PublishSettings, Settings
 
 _JUDGED = frozenset(["valid", "invalid_reason", "batch"])
@@ -51,6 +53,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
                 fix = "create it, or name the topic that has the records"
                 return [Problem(f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix)]
         co_partitioned(settings, counts)
+        cluster.check_transactions()
         for name, kept in settings.repartitioned.items():
             topic, wanted = settings.inputs[name], copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))
@@ -63,13 +66,23 @@ def check_kafka(settings: Settings) -> list[Problem]:
     return problems
 
 
-def check_keys(settings: Settings) -> list[Problem]:
-    """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka."""
+def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem], list[Problem]]:
+    """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka. The second
+    answer is what looks wrong, and may be meant: keys that never meet, and event times decades from Kafka's timestamps.
+
+    Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read by other rules.
+    """
     try:
-        counts = Cluster(settings.kafka).partition_counts(topics_of(settings))
-        return check_sample(settings, co_partitioned(settings, counts))
+        partitions = co_partitioned(settings, Cluster(settings.kafka).partition_counts(topics_of(settings)))
+        has_changed = len(read_epochs(questions, settings)) > 1
+        next_offsets = Beginning(questions, settings, partitions).next_offsets
+        since = next_offsets if has_changed else lambda _: {}
+        if problems := check_sample(settings, partitions, since):
+            return problems, []
+        unmet = unmet_in_lake(questions, settings)
+        return [], [*(unmet or []), *doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)]
     except WatersmeetError as error:
-        return [as_problem(error, "kafka")]
+        return [as_problem(error, "kafka")], []
 
 
 def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Problem]:
@@ -80,6 +93,8 @@ def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Ma
         if has == value or (name in at_least and int(has) >= int(value)):
             continue
         fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {topic}"
+        if (where, name) == ("publish.topic", "max.message.bytes"):
+            fix += "; or, where it cannot be set, make publish.max_bytes as much smaller"
         yield Problem(f"{topic} has {name}={has}", where, fix)
 
 
@@ -161,6 +176,8 @@ def check_lake(
         cluster, topics = Cluster(settings.kafka), topics_of(settings)
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
+        for field in moved_topics(questions, settings, partitions, facts):
+            del facts[field]
         problems = [as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
         check_rules(read_epochs(questions, settings), settings)
         return problems, [] if problems else Beginning(questions, settings, partitions).preview()

@@ -12,7 +12,7 @@ from pipelines.errors import ConfigurationError
 
 PACKAGE = Path(pipelines.__file__).parent
 _SCHEMAS: Final = ("orders.json", "tracking.json")
-_SUITES: Final = ("completeness.json", "freshness.json", "quarantine.json")
+_SUITES: Final = ("completeness.json", "event_times.json", "freshness.json", "quarantine.json")
 
 
 def write_example(directory: Path) -> list[Path]:

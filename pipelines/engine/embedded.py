@@ -179,7 +179,9 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda found, how: write_deltalake(found, rows, mode="append", writer_properties=_writer(rows), **how),
+            lambda found, how: write_deltalake(
+                found, self._with_added(table, rows), mode="append", writer_properties=_writer(rows), **how
+            ),
         )
 
     def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
@@ -228,7 +230,14 @@ class EmbeddedEngine:
         with self._naming_features(table):
             write(found, how)
         if found.version() == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(found, self.lake.schema(table).empty_table(), mode="append", **how)
+            write_deltalake(found, self._with_added(table, self.lake.schema(table).empty_table()), mode="append", **how)
+
+    def _with_added(self, table: str, rows: pa.Table) -> pa.Table:
+        """Rows with the columns that others have added to a table, as nulls: delta-rs appends whole rows alone."""
+        for field in self.questions.columns(table):
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
+        return rows
 
     @contextmanager
     def _naming_features(self, table: str) -> Iterator[None]:

@@ -13,7 +13,14 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from pipelines.core.inputs import source_of
-from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError, OpenTransactionError, TopicChangedError
+from pipelines.errors import (
+    ConfigurationError,
+    KafkaAccessError,
+    KafkaRequestError,
+    KafkaTransientError,
+    OpenTransactionError,
+    TopicChangedError,
+)
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningAdmin
 from pipelines.settings import KafkaSettings, Settings
@@ -29,6 +36,12 @@ LARGEST_RECORD = 100_000_000
 
 BESIDE_VALUES = 1024 * 1024
 """So many bytes are granted to key and headers."""
+
+_TRANSACTION_LOG = "__transaction_state"
+_REPLICAS = "transaction.state.log.replication.factor"
+
+SMALLER_MESSAGES = ", and make publish.max_bytes as much smaller as max.message.bytes has to be"
+"""What helps where the sink may not take messages as large as they may be."""
 
 _UNBOUNDED = str(2**63 - 1)
 _LOOK_S = 0.05
@@ -82,15 +95,41 @@ class Cluster:
         [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
         return {name: entry.value for name, entry in self._answer(asked, "DESCRIBE_CONFIGS", topic).items()}
 
-    def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
-        """Creates the topic and returns once it can be seen; one that exists already, or comes to exist meanwhile, is kept."""
+    def check_transactions(self) -> None:
+        """Raise KafkaRequestError where no transaction can begin, since the log that Kafka keeps of them is to have more replicas
+        than there are brokers. Where the cluster does not show its settings, nothing is said.
+        """
+        with suppress(KafkaAccessError):
+            if _TRANSACTION_LOG in self._described([_TRANSACTION_LOG]):
+                return
+            found = self._answer(self._admin.describe_cluster(request_timeout=self.timeout_s), "DESCRIBE", "the cluster")
+            brokers = [node.id for node in found.nodes or ()]
+            resource = ConfigResource(ConfigResource.Type.BROKER, str(brokers[0]))
+            [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
+            settings = self._answer(asked, "DESCRIBE_CONFIGS", "the brokers")
+            wanted = int(settings[_REPLICAS].value)
+            if wanted > len(brokers):
+                has = "1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers"
+                raise KafkaRequestError(
+                    f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its log of them is to have "
+                    f"{_REPLICAS}={wanted}, and the cluster has {has}; set that, and transaction.state.log.min.isr, to "
+                    f"{len(brokers)} or less on the brokers, or start more of them"
+                )
+
+    def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str], way_out: str = "") -> None:
+        """Creates the topic and returns once it can be seen; one that exists already, or comes to exist meanwhile, is kept.
+
+        `way_out`: what else helps where Kafka does not take the settings, as a managed one may not.
+        """
         new = NewTopic(topic, num_partitions=partitions, config=dict(settings))
         [asked] = self._admin.create_topics([new], request_timeout=self.timeout_s).values()
         try:
             self._answer(asked, "CREATE", topic)
-        except KafkaRequestError:
+        except KafkaRequestError as error:
             if topic not in self._described([topic]):
-                raise
+                wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
+                by_hand = f"create it yourself, with {partitions} partitions and as far as they are allowed {wanted}"
+                raise KafkaRequestError(f"{error}; {by_hand}{way_out}") from None
         deadline = time.monotonic() + self.timeout_s
         while topic not in self._described([topic]) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

@@ -31,6 +31,7 @@ from pipelines.errors import (
     ForeignMessageError,
     KafkaAccessError,
     KafkaRequestError,
+    KafkaTransientError,
     OpenTransactionError,
     PublishingError,
     TransactionTimeoutError,
@@ -52,6 +53,13 @@ LONGEST_S = 150
 
 PRODUCE_TIMEOUT_S = 120
 """How long a broker may take to acknowledge, well within the transaction's own timeout."""
+
+REDRIVE: Final = "redrive"
+REPARTITION: Final = "repartition"
+"""Who sends records to the topics of sources, each with a transactional id of its own for each topic."""
+
+PROMPT_S = 3.0
+"""A coordinator of transactions mostly answers within that."""
 
 _SLICE_S = 0.1
 """How long a client works before its errors are looked at."""
@@ -128,8 +136,8 @@ class Publisher:
         )
 
     def _init_transactions(self, producer: ListeningProducer) -> None:
-        """In short attempts, each of which goes on with the last."""
-        since = time.monotonic()
+        """In short attempts, each of which goes on with the last. Where it takes long, the cluster is asked whether it can be."""
+        since, is_asked = time.monotonic(), False
         while True:
             try:
                 return producer.init_transactions(_SLICE_S)
@@ -137,6 +145,10 @@ class Publisher:
                 if not is_passing(error.args[0]):
                     raise
             self._listen(producer, since, TIMEOUT_S)
+            if not is_asked and time.monotonic() - since > PROMPT_S:
+                is_asked = True
+                with suppress(KafkaTransientError):
+                    Cluster(self._kafka, PROMPT_S).check_transactions()
 
     def tails(self, partitions: int) -> dict[int, Message]:
         """The last committed message of each of the topic's partitions that holds one, once no transaction is open there.
@@ -310,6 +322,12 @@ def sink_publisher(settings: Settings) -> Publisher:
 def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
     """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold."""
     return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role)
+
+
+def fence_records(settings: Settings, topic: str, *roles: str) -> None:
+    """Keep out whoever sends records to a source's topic in these roles: what is not committed is not sent."""
+    for role in roles:
+        record_publisher(settings, topic, role).begin()
 
 
 def _reason(error: BaseException) -> KafkaError:

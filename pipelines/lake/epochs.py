@@ -7,7 +7,7 @@ rules of its epoch, whenever that happens. The first epoch begins with batch 0, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from types import MappingProxyType
@@ -74,6 +74,23 @@ def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
     return {field: (before[field], now[field]) for field in now if not _is_same(field, before[field], now[field])}
 
 
+def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
+    """Return the repartitioned sources by whose rules, some of which changed, records go to partitions: all that reading a record
+    takes.
+    """
+    return [
+        name
+        for name in settings.repartitioned
+        if any(field == "merge.max_future" or field.startswith(f"sources.{name}.") for field in changed)
+    ]
+
+
+def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> None:
+    """Raise ConfigurationError where a repartitioned source would be read by other rules than the lake's last epoch."""
+    if wrong := [field for field in changes(epochs, settings) if source in rerouted(settings, [field])]:
+        raise _other_rules(wrong)
+
+
 def _is_same(field: str, before: Any, now: Any) -> bool:
     """Whether two rules say the same; in a schema the order of names says nothing."""
     if field.endswith(".schema") and isinstance(before, str) and isinstance(now, str):
@@ -84,10 +101,14 @@ def _is_same(field: str, before: Any, now: Any) -> bool:
 def check_rules(epochs: Epochs, settings: Settings) -> None:
     """Raises ConfigurationError where the settings' rules are not those of the lake's last epoch."""
     if found := changes(epochs, settings):
-        raise ConfigurationError(
-            f"{', '.join(found)}: the lake has other rules than this configuration; `watersmeet evolve` says what would change, "
-            "and `watersmeet evolve --apply` records it; or set it back"
-        )
+        raise _other_rules(found)
+
+
+def _other_rules(fields: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{', '.join(fields)}: the lake has other rules than this configuration; `watersmeet evolve` says what would change, "
+        "and `watersmeet evolve --apply` records it; or set it back"
+    )
 
 
 def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> pa.Table:

@@ -138,15 +138,37 @@ def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
         raise _refusal(changed)
 
 
+def remade_topics(questions: Questions, facts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return, by the fact of a source whose topics are called as they were, those that have another identity now."""
+    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
+    names = [field for field, now in facts.items() if field.endswith(".topic") and kept.get(field, now) != now]
+    return {field: _remade(kept[field], facts[field]) for field in names if _topics(kept[field]) == _topics(facts[field])}
+
+
+def keep_moved(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
+    """Keep facts in the place of those that the lake has: for its owner, of topics that have moved."""
+    kept, now = _kept(questions), time.time_ns() // 1_000_000
+    changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
+    if changed:
+        rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
+        append(tables.CONFIGURATION, rows, Commit(_APPLICATION, 0, _rows(questions) + len(changed)))
+
+
+def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where a fact differs from what the lake was begun with."""
+    if changed := differences(questions, facts):
+        raise _refusal(changed)
+
+
 def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
-    """Afterwards the lake holds every fact, as it was first written. Raises ConfigurationError where one differs now."""
+    """Afterwards the lake holds every fact. Raises ConfigurationError where one differs from what it held."""
     kept = keep_facts(questions, append, settings, facts)
     if changed := _differences(kept, facts):
         raise _refusal(changed)
 
 
 def keep_facts(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> dict[str, str]:
-    """Keep the facts that the lake does not hold yet, and return all that it holds, as each was first written."""
+    """Keep the facts that the lake does not hold yet, and return all that it holds."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept, now = _kept(questions), time.time_ns() // 1_000_000
@@ -154,7 +176,7 @@ def keep_facts(questions: Questions, append: Append, settings: Settings, facts: 
         if not missing:
             break
         with suppress_conflict():  # of two first starts, one writes
-            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, len(kept) + len(missing)))
+            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, _rows(questions) + len(missing)))
     return kept
 
 
@@ -177,10 +199,14 @@ def _refusal(changed: Sequence[str]) -> ConfigurationError:
 
 
 def _kept(questions: Questions) -> dict[str, str]:
-    rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "descending")])
-    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the first one stays
+    rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "ascending")])
+    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the last one: a topic may have moved
     without = {f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS for field in kept if field.endswith(".topic")}
     return {**without, **kept}
+
+
+def _rows(questions: Questions) -> int:
+    return int(questions.summary(tables.CONFIGURATION, [], {"rows": ("count", "*")})["rows"][0].as_py())
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
@@ -199,11 +225,9 @@ def _difference(field: str, before: str, now: str) -> str:
             "partitions since, so nothing would meet; begin a new lake, or restore the topics"
         )
     if field.endswith(".topic") and _topics(before) == _topics(now):
-        kept = before.split(", ")
-        remade = [name.partition(" ")[0] for name in now.split(", ") if name not in kept]
         return (
-            f"{field}: {' and '.join(remade)} was deleted and made again since the lake was begun: its offsets mean other "
-            "records now; begin a new lake, or restore the topic"
+            f"{field}: {' and '.join(_remade(before, now))} was deleted and made again since the lake was begun, and does not "
+            "have the last records of bronze: its offsets mean other records now; begin a new lake, or restore the topic"
         )
     if field.endswith(".tenant"):
         was, would_be = (f"with tenants at `{path}`" if path else "without tenants" for path in (before, now))
@@ -212,6 +236,11 @@ def _difference(field: str, before: str, now: str) -> str:
         f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of the same records; "
         "set it back, or begin a new lake"
     )
+
+
+def _remade(before: str, now: str) -> list[str]:
+    """The topics that have another identity than before."""
+    return [name.partition(" ")[0] for name in now.split(", ") if name not in before.split(", ")]
 
 
 def _topics(fact: str) -> list[str]:

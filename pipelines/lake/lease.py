@@ -44,6 +44,7 @@ _CHECK_EVERY: Final = 5
 
 TAKEN, RELEASED = "taken", "released"
 FORGET: Final = "forget"
+EVOLVE: Final = "evolve"
 _APPLICATION = "watersmeet-leases"
 _ATTEMPTS = 20
 _SPARK_CLASSES: Final = ("org.apache.spark.", "com.databricks.")
@@ -93,13 +94,24 @@ def last_entries(questions: Questions) -> dict[str, Entry]:
     return {entry.layer: entry for entry in sorted((Entry(**row) for row in rows), key=attrgetter("entry"))}
 
 
-def change_under_way(questions: Questions) -> Entry | None:
-    """Return the entry of a command that changes the lake and has not released it yet; None where there is none.
+def change_under_way(questions: Questions, change: str | None = None) -> Entry | None:
+    """Return the entry of a command, or of this one, that changes the lake and has not released it; None where there is none.
 
     It may have been cut short, too: `is_dead` knows more.
     """
     entries = last_entries(questions).values() if questions.exists(tables.LEASES) else ()
-    return next((entry for entry in entries if entry.event == TAKEN and entry.change), None)
+    return next((entry for entry in entries if entry.event == TAKEN and entry.change and change in (None, entry.change)), None)
+
+
+def check_not_changing(questions: Questions, lake: Lake, change: str) -> None:
+    """Raise LeaseTakenError while this command has taken layers of the lake to change it, or was cut short.
+
+    For whoever sends records without a lease, once it has fenced those before it. The command fences in turn after it has taken
+    the layers, so that of the two that cross one learns of the other.
+    """
+    entry = change_under_way(questions, change)
+    if entry is not None:
+        raise LeaseTakenError(entry.layer, lake.location, entry.host, entry.pid, change)
 
 
 @dataclass

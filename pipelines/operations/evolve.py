@@ -3,12 +3,16 @@
 The epoch is one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever owns them, so
 that no batch can be made by the old rules afterwards; a run that goes on meanwhile ends. The row carries this
 process's token: once another one has taken a layer, it is not written. The next run, with the new rules, adds
-the columns that they need.
+the columns that they need. Where nothing changes, or a change is refused, nothing is taken from anybody.
+
+What `repartition` has written by the old rules lies where these have the record's key. So where rules of such a source
+change, it is fenced, and bronze reads by the old rules what it has written, before the epoch begins; from then on it is refused
+until it has the new rules, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.audit.problems import Problem
@@ -18,15 +22,18 @@ from pipelines.core.schema_changes import refused_changes
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.faults import IN_EVOLVE, reach
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from pipelines.lake import tables
 from pipelines.lake.commits import EVOLVING
-from pipelines.lake.epochs import Epochs, changes, epoch_ends, epoch_row, read_epochs
+from pipelines.lake.epochs import Epochs, changes, epoch_ends, epoch_row, read_epochs, rerouted
 from pipelines.lake.floors import last_reset
+from pipelines.lake.lease import EVOLVE
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions, Where
 from pipelines.lake.stretches import just_taken_up, read_lived
 from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
+from pipelines.run import LAYERS, Owned, Run
 from pipelines.running.beginning import Beginning
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
@@ -34,7 +41,8 @@ from pipelines.settings import Settings
 
 def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
     """The answer of `evolve --json`: the fields that change, before and after; problems, which keep the change from being made;
-    the next epoch's number, and the batch of silver that it would begin with. Raises ConfigurationError where there is no lake.
+    the next epoch's number, and the batch of silver that it would begin with; the repartitioned sources of which bronze reads
+    first what is written. Raises ConfigurationError where there is no lake.
     """
     epochs, last = read_epochs(questions, settings), last_batch(questions)
     found = changes(epochs, settings)
@@ -44,6 +52,7 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
         "from_batch": (0 if last is None else last[0].batch + 1) if found else epochs.current.from_batch,
         "changes": [{"field": field, "before": before, "after": after} for field, (before, after) in found.items()],
         "problems": [problem._asdict() for problem in problems],
+        "read_first": rerouted(settings, found),
         "applied": False,
     }
 
@@ -52,20 +61,39 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
     """Records the settings' rules as the lake's next epoch, and answers as `preview` does. Raises ConfigurationError where they
     cannot be made, and LeaseTakenError where the layers cannot be had.
     """
+    found = _applicable(questions, settings)
+    if not found["changes"]:
+        return found
     this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
-    with this_run.owned(change="evolve") as owned:
+    with this_run.owned(change=EVOLVE) as owned:
         from_batch = owned.silver.planner.next_batch
-        found = preview(questions, settings)
-        if found["problems"]:
-            raise ConfigurationError("{where}: {what}".format(**found["problems"][0]))
+        found = _applicable(questions, settings)  # a run may have merged a batch meanwhile
         if not found["changes"]:
             return found
+        _read_to_the_end(this_run, owned, found["read_first"])
         reach(IN_EVOLVE)
         begun = Beginning(questions, this_run.settings, this_run.partitions, owned.owner)
         after = this_run.settings.under({**settings.rules(), **_first_values(begun, settings, found)})
         number = read_epochs(questions, settings).current.number + 1
         owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
     return {**found, "from_batch": from_batch, "applied": True}
+
+
+def _applicable(questions: Questions, settings: Settings) -> dict[str, Any]:
+    """Return what `preview` does. Raises ConfigurationError where the change cannot be made."""
+    found = preview(questions, settings)
+    if found["problems"]:
+        raise ConfigurationError("{where}: {what}".format(**found["problems"][0]))
+    return found
+
+
+def _read_to_the_end(this_run: Run, owned: Owned, sources: Sequence[str]) -> None:
+    """Have bronze read all that the topics of repartitioned sources hold, to which nobody sends any more."""
+    settings = this_run.settings
+    for name in sources:
+        fence_records(settings, settings.inputs[name], REPARTITION, REDRIVE)
+        Cluster(settings.kafka).settled_bounds(settings.inputs[name], this_run.partitions)
+    this_run.supervise(owned, [owned.bronze(name, once=True) for name in sources])
 
 
 def _first_values(begun: Beginning, settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:

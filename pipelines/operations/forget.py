@@ -7,7 +7,9 @@ later begins anew. A refused record keeps its row, too, in bronze and in `quaran
 
 It is done by the owner of all layers, which takes them from a run that goes on; the run waits and goes on afterwards. Rows are
 named by their places: the Delta log must not say the key. Each step finds by itself what is left to do, so after a crash it is
-called again.
+called again. A key that is in no table takes no layers.
+
+A redrive that has begun before is fenced: it may have read what is erased now.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pipelines.core.types import TENANT, TIME
 from pipelines.errors import ConfigurationError, KafkaAccessError
 from pipelines.faults import IN_FORGET, reach
 from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.publisher import REDRIVE, fence_records
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.conflicts import is_conflict
@@ -66,7 +69,12 @@ def forgotten(
             "--tombstone: it tells consumers that the key of every tenant is gone; leave it out, or --tenant"
         )
     run = Run(settings, LAYERS, reporter)
+    of_key = Forgetting(run.engine.questions, settings, key, tenant)
+    if not has_tombstone and not of_key.is_there:
+        return {**of_key.preview(), "applied": True}
     with run.owned(change=FORGET) as owned:
+        for topic in settings.inputs.values():
+            fence_records(settings, topic, REDRIVE)
         of_key = Forgetting(owned.owner.engine.questions, settings, key, tenant)
         found = of_key.preview()
         found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
@@ -104,6 +112,17 @@ class Forgetting:
         }
         told = [{"table": table, "before": count, "after": count} for table, count in counts.items()]
         return {"key": self.key, "applied": False, "tombstones": 0, "tables": told, "held": list(self._held())}
+
+    @property
+    def is_there(self) -> bool:
+        """True where a table has something to erase, also a record of bronze of which a crash has left no note in quarantine."""
+        refused: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
+        sources = self.settings.inputs
+        return bool(
+            self._silver
+            or any(self._late[source] or self._in_bronze(source) for source in sources)
+            or any(True for source in sources for _ in self._with_key(source, tables.bronze(source), refused))
+        )
 
     @property
     def partitions(self) -> set[int]:

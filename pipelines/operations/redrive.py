@@ -3,14 +3,15 @@
 A record that is sent says which one it was (`watersmeet.redriven`), so the source topic itself tells what was redriven: bronze
 has the headers of what was read, and Kafka what was not. Nothing is kept beside it that could disagree. For each source:
 
-1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends;
+1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends. While `forget` erases a key,
+   nothing is sent at all, and it fences a redrive that has begun before;
 2. what was redriven is read;
 3. what is left is sent, in transactions: a crash leaves a transaction whole or not at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,16 +21,21 @@ import pyarrow as pa
 
 from pipelines.core.columns import Int64s, int64s
 from pipelines.core.letters import again, redriven_offsets
-from pipelines.core.reading import Reason
+from pipelines.core.reading import Reason, merge_keys
+from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, TransactionTimeoutError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
-from pipelines.kafka.publisher import record_publisher
+from pipelines.kafka.publisher import REDRIVE, Publisher, record_publisher
 from pipelines.kafka.reading import Range, read_range
+from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.identity import differences, identity
+from pipelines.lake.lease import FORGET, check_not_changing
+from pipelines.lake.location import Lake
 from pipelines.lake.questions import Condition, Questions, first_offsets, within
 from pipelines.running.beginning import Beginning
-from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, pieces_of, read_piece
+from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -75,20 +81,22 @@ class Redrive:
 
     def _redrive(self, source: str, *, apply: bool) -> dict[str, Any]:
         of, topic = self.settings.place(source)
+        publisher = record_publisher(self.settings, topic, REDRIVE)
         partitions, offsets = self._found(source)
+        if apply and len(offsets):
+            self._begin(publisher)
+            partitions, offsets = self._found(source)  # one may have been forgotten meanwhile
         told = {"table": tables.QUARANTINE, "source": of, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
         if not len(offsets):
             return told
-        publisher = record_publisher(self.settings, topic, "redrive")
-        if apply:
-            publisher.begin()
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
         redriven = set(self._redriven(source, first, is_settled=apply))
         is_left = np.array([place not in redriven for place in zip(partitions.tolist(), offsets.tolist(), strict=True)], np.bool_)
         told["before"] = told["after"] = len(offsets) - int(is_left.sum())
+        pieces = list(pieces_of(self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]))
+        of_source: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
+        self._check_partitions(of, pieces, of_source)
         if apply:
-            pieces = list(pieces_of(self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]))
-            of_source: list[Condition] = [("source", "=", source)]
             size = TransactionSize(PIECES, PIECES)
             while pieces:
                 read = [read_piece(self.questions, piece, RECORD, of_source) for piece in pieces[: size.limit]]
@@ -97,11 +105,32 @@ class Redrive:
                 except TransactionTimeoutError:
                     if not size.timed_out(len(read)):
                         raise
-                    publisher.begin()
+                    self._begin(publisher)
                     continue
                 told["after"] += sum(rows.num_rows for rows in read)
                 pieces = pieces[len(read) :]
         return told
+
+    def _check_partitions(self, source: str, pieces: Iterable[Piece], of_source: Sequence[Condition]) -> None:
+        """Raise ConfigurationError where a record of a repartitioned source was written by another key than it has
+        by now, so that where it is, it would never meet the others of its key.
+        """
+        if source not in self.settings.repartitioned or len(read_epochs(self.questions, self.settings)) == 1:
+            return
+        rules, origins = rules_of(self.settings, source), self.settings.repartitioned[source].from_topics
+        for piece in pieces:
+            rows = read_piece(self.questions, piece, ["partition", "offset", "key", "value"], of_source)
+            places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+            for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
+                if key is not None and murmur2(key.encode()) % self.partitions != p:
+                    raise ConfigurationError(
+                        f"--reason: {self.settings.inputs[source]}[{p}]@{offset} was refused before the rules of {source} "
+                        f"changed, and its key belongs to another partition now; send such records to {' or '.join(origins)}"
+                    )
+
+    def _begin(self, publisher: Publisher) -> None:
+        publisher.begin()
+        check_not_changing(self.questions, Lake(self.settings), FORGET)
 
     def _found(self, source: str) -> tuple[Int64s, Int64s]:
         """Partitions and offsets of the records in question."""

@@ -7,15 +7,15 @@ Every table is cut by silver's batches, so that each row is seen once, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, int64s, looked_up
+from pipelines.core.columns import NEVER, NO_TIME, int64s, looked_up, times_ms
 from pipelines.core.inputs import of_source, topic_of
 from pipelines.core.merge import late_schema
 from pipelines.core.reading import bronze_schema
@@ -34,6 +34,9 @@ from pipelines.settings import Settings
 
 PIECE_OFFSETS, PIECE_BYTES = 1_000_000, 512 * 1024 * 1024
 """About so many offsets are looked at in one go, and so many bytes of bronze's files, so that the rows fit into memory."""
+
+MET: Final = "sources_met"
+DISTANCE: Final = "days_from_kafka"
 
 _OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
 
@@ -116,7 +119,9 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     """The rows of a table that a suite looks at, in the engine's form.
 
     Bytes of records are text, null where they are not UTF-8. Of the parts in silver only the offsets are left, and
-    `<source>_parts` says how many records of a source a merge record holds.
+    `<source>_parts` says how many records of a source a merge record holds, `sources_met` of how many sources it has
+    some. In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative: before it),
+    null where either is missing.
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
@@ -126,8 +131,10 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         rows = engine.read(table, kept.names, [span.where])
         counts = {f"{source}_parts": source for source in settings.sources if f"{source}_parts" not in kept.names}
         fields = [(field.name, _OFFSETS if field.name in settings.sources else field.type) for field in kept]
-        schema = pa.schema([*fields, *[(name, pa.int64()) for name in counts]])
-        return engine.per_partition(partial(_with_counts, counts=counts), [rows], schema)
+        met = [MET] if MET not in kept.names else []
+        schema = pa.schema([*fields, *[(name, pa.int64()) for name in (*counts, *met)]])
+        function = partial(_with_counts, counts=counts, sources=list(settings.sources) if met else [])
+        return engine.per_partition(function, [rows], schema)
     if table == tables.LATE:
         schema = late_schema(has_tenants=settings.merge.has_tenants)
         rows = engine.read(table, schema.names, [span.where])
@@ -142,7 +149,7 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     kept = bronze_schema(has_tenants=settings.merge.has_tenants)
     schema = _text_schema(pa.schema([field for field in kept if field.name != "headers"]))
     rows = engine.read(table, schema.names, where)
-    return engine.per_partition(partial(_within, passed=passed), [rows], schema)
+    return engine.per_partition(partial(_within, passed=passed), [rows], schema.append(pa.field(DISTANCE, pa.float64())))
 
 
 # -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
@@ -182,12 +189,19 @@ def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]])
         until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
         is_in = (offsets >= since) & (offsets < until)
         found |= is_in & pc.equal(rows["topic"], topic_of(name)).to_numpy() if topic_of(name) else is_in
-    return _as_text(rows.filter(pa.array(found)))
+    rows = _as_text(rows.filter(pa.array(found)))
+    time, taken = (times_ms(rows[name]) for name in ("event_time", "kafka_timestamp"))
+    days = pa.array((time - taken) / 86_400_000, pa.float64(), mask=(time == NO_TIME) | (taken < 0))
+    return rows.append_column(DISTANCE, days)
 
 
-def _with_counts(rows: pa.Table, counts: Mapping[str, str]) -> pa.Table:
+def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[str]) -> pa.Table:
+    lengths = {source: pc.list_value_length(rows[source]).cast(pa.int64()) for source in {*counts.values(), *sources}}
     for name, source in counts.items():
-        rows = rows.append_column(name, pc.list_value_length(rows[source]).cast(pa.int64()))
+        rows = rows.append_column(name, lengths[source])
+    if sources:
+        has_parts = [pc.greater(lengths[source], 0).cast(pa.int64()) for source in sources]
+        rows = rows.append_column(MET, reduce(pc.add, has_parts))
     return rows
 
 

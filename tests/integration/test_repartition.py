@@ -405,7 +405,7 @@ def test_validate_and_verify_name_a_record_of_another_source_that_is_not_where_i
     once(river)
     river.finish()
     [found] = verify(river.questions, river.settings, full=True)["problems"]
-    [told] = check_keys(river.settings)
+    [told] = check_keys(river.settings, river.questions)[0]
     for what, where in ((found["what"], found["where"]), (told.what, told.where)):
         assert what.startswith(f"the key 'b' belongs to partition {homes['b']}: this record never meets")
         assert re.fullmatch(rf"{target(river, 'orders')}\[{wrong}\]@\d", where)

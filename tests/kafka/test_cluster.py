@@ -9,8 +9,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from pipelines.audit.validate import check_kafka
-from pipelines.errors import KafkaUnreachableError, TopicChangedError
-from pipelines.kafka.cluster import Cluster, sink_settings
+from pipelines.errors import KafkaRequestError, KafkaUnreachableError, TopicChangedError
+from pipelines.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.cases import SOURCES
@@ -98,3 +98,13 @@ def test_a_sink_gets_the_retention_that_is_wanted_and_validate_says_where_one_di
     [problem] = check_kafka(for_ever)
     assert problem.what == "keeps-90-days has retention.ms=7776000000"
     assert problem.fix == "set retention.ms to -1 on keeps-90-days"
+
+
+def test_a_topic_that_kafka_does_not_make_as_it_should_be_is_told_with_the_way_out(kafka: str) -> None:
+    cluster = Cluster(KafkaSettings(bootstrap_servers=kafka))
+    with pytest.raises(
+        KafkaRequestError,
+        match=r"refused CREATE on topic too-large: .*max\.message\.bytes.*; create it yourself, with 2 partitions and as far as "
+        r"they are allowed max\.message\.bytes=3000000000, and make publish\.max_bytes as much smaller",
+    ):
+        cluster.create_topic("too-large", 2, {"max.message.bytes": "3000000000"}, SMALLER_MESSAGES)

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.audit.show import check_view
+from pipelines.dev.init import schemas_directory
 from pipelines.engine.spark import SparkEngine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -20,8 +21,8 @@ from pipelines.quality import rows
 from pipelines.quality.check import check
 from pipelines.quality.suites import PROMISES
 from pipelines.settings import Settings
-from tests.support.cases import rich_cases
-from tests.support.lakes import CaseLake
+from tests.support.cases import Case, heartbeat, keyed, rich_cases
+from tests.support.lakes import KAFKA_TIME_US, CaseLake
 from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
 
 BRONZE = {"bronze_tracking": 6, "bronze_orders": 3}
@@ -240,3 +241,31 @@ def test_by_spark_a_check_finds_the_same(root_session: SparkSession, tmp_path: P
     assert found["ok"] is in_memory["ok"] is False
     again = check(by_spark, lake.settings, lake.suites, NOW_MS)
     assert {result.table for result in again.results} == {"progress"}, "nothing else is new"
+
+
+@pytest.mark.promise("A18")
+@pytest.mark.parametrize(
+    ("head", "unit_ms", "failed"),
+    [("", 1, []), ("other ", 1, ["sources_met"]), ("", 1000, ["days_from_kafka"])],
+    ids=["as it should be", "nothing meets", "seconds"],
+)
+def test_the_suites_of_init_say_that_nothing_meets_and_that_event_times_are_of_another_unit(
+    tmp_path: Path, head: str, unit_ms: int, failed: list[str]
+) -> None:
+    lake, names = QualityLake(tmp_path), ("completeness", "event_times")
+    files = [schemas_directory() / "expectations" / f"{name}.json" for name in names]
+    with_suites(lake, *map(str, files))
+    begin = KAFKA_TIME_US // 1000 // unit_ms
+    values: dict[str, list[bytes | None]] = {
+        source: [*(keyed(f"{before}{n}", begin + n) for n in range(5)), heartbeat(begin + 10**6)]
+        for source, before in (("tracking", ""), ("orders", head))
+    }
+    lake.lake = CaseLake(
+        lake.engine, lake.settings, {0: Case(values, 100, [source for source, mine in values.items() for _ in mine])}
+    )
+    lake.flow()
+    columns = {
+        each["description"]: each["kwargs"]["column"] for file in files for each in json.loads(file.read_text())["expectations"]
+    }
+    outcomes = [one for result in lake.check().results if result.suite in names for one in result.failed]
+    assert {columns[one.expectation] for one in outcomes} - {"tracking_parts"} == {*failed}

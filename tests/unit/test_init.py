@@ -21,6 +21,7 @@ FILES = [
     "schemas/orders.json",
     "schemas/tracking.json",
     "expectations/completeness.json",
+    "expectations/event_times.json",
     "expectations/freshness.json",
     "expectations/quarantine.json",
     "schemas/merged.json",

@@ -1,0 +1,240 @@
+"""Likely mistakes that no rule refuses, as warnings of `status` and `validate`: nothing meets, or event times of another unit.
+
+`status` looks at the lake: the last finished merge records, and the last records of bronze. `validate` looks at
+the last records in Kafka, so that it is told before anything runs; of what meets only as long as the lake says
+nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.audit.homes import FIX as FIX_PARTITIONS
+from pipelines.audit.homes import read_sample
+from pipelines.audit.problems import Problem
+from pipelines.audit.show import duration, utc
+from pipelines.core.columns import int64s, times_ms
+from pipelines.core.doubts import (
+    APART_IN_PARTITION,
+    APART_IN_TIME,
+    ENOUGH,
+    UNLIKE,
+    Appearance,
+    are_odd,
+    gap_ms,
+    lonely,
+    odd_times,
+    why_unmet,
+)
+from pipelines.core.inputs import source_of
+from pipelines.core.plan import TopicPartition
+from pipelines.core.reading import KAFKA, ReadingRules, read_records
+from pipelines.core.types import TENANT
+from pipelines.kafka.registry import rules_of
+from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.questions import Condition, Questions, Where, within
+from pipelines.lake.schemas import avro_schemas
+from pipelines.settings import Settings
+
+FINISHED = 1_000
+"""About so many merge records that were finished last are looked at."""
+
+SPANS = 20
+"""Where a single batch has many more, those of so many short spans of event time."""
+
+LAST = 25
+"""So many of the last offsets of a topic-partition in bronze are looked at."""
+
+PARTITIONS = 8
+"""In so many partitions at most."""
+
+SAMPLE_BYTES = 64 * 1024 * 1024
+"""About so many bytes of records of Kafka are kept to be read by other units."""
+
+_TIMED_OUT: Condition = ("status", "=", "timed_out")
+_FINISHED: Where = [[_TIMED_OUT, ("invalid_reason", "is null", None)], [_TIMED_OUT, ("invalid_reason", "!=", "reset")]]
+"""What a jump has closed is not complete."""
+
+_FIX_KEYS = "compare the keys of the sources (`sources.NAME.key`), and what their producers serialize them with"
+_FIX_FORM = "give all sources one serializer for the key, or name it in their values (`sources.NAME.key`)"
+_FIX_TIMES = "look at unit and time zone of each source's event time; or give the merge a longer timeout"
+
+
+# -- the lake
+
+
+def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | None:
+    """Sources whose records met none of another in the merge records that were finished last; None where too few are finished."""
+    if not questions.exists(tables.SILVER) or not set(settings.sources) <= set(questions.columns(tables.SILVER).names):
+        return None
+    figures = {"rows": ("count", "*"), "first": ("min", "event_time"), "last": ("max", "event_time")}
+    batches = questions.summary(tables.SILVER, ["batch"], figures, _FINISHED).sort_by([("batch", "descending")]).to_pylist()
+    count, chosen = 0, list[dict[str, Any]]()
+    for batch in batches:
+        chosen.append(batch)
+        count += batch["rows"]
+        if count >= FINISHED:
+            break
+    if count < ENOUGH:
+        return None
+    since: list[Condition] = [("batch", ">=", chosen[-1]["batch"])]
+    spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
+    tenant = TENANT.names if settings.merge.has_tenants else []
+    names = ["partition", "merge_key", "event_time", "last_event_time", *tenant, *settings.sources]
+    rows = questions.select(tables.SILVER, names, [[*term, *since, *span] for term in _FINISHED for span in spans])
+    sizes = {name: int64s(pc.list_value_length(rows[name])) for name in settings.sources}
+    groups = [[name for name in settings.sources if sizes[name][row]] for row in range(rows.num_rows)]
+    found = lonely(groups)
+    if not found.counts:
+        return []
+    places = zip(rows["partition"].to_pylist(), _tenants(rows), *(rows[n].to_pylist() for n in names[1:4]), strict=True)
+    appearances = [
+        Appearance(source, p, tenant_name, key, first, last)
+        for sources, (p, tenant_name, key, first, last) in zip(groups, places, strict=True)
+        for source in sources
+    ]
+    if found.is_every_one:
+        counts = ", ".join(f"{name} {sum(name in sources for sources in groups):,}" for name in settings.sources)
+        what = f"of the last {len(groups):,} finished merge records none has records of two sources ({counts})"
+        return [_problem(what, "silver", appearances, settings)]
+    return [
+        _problem(
+            f"of the last {n:,} finished merge records with records of {name} none has one of another source",
+            f"silver.{name}",
+            _against(name, appearances),
+            settings,
+        )
+        for name, n in found.counts.items()
+    ]
+
+
+def _spans(count: int, first: int, last: int) -> list[list[Condition]]:
+    """Spans of event time that hold about as many rows as are wanted, where there are many more."""
+    if count <= 10 * FINISHED:
+        return [[]]
+    step = (last - first) // SPANS + 1
+    part = max(1, step * FINISHED // count)
+    begins = range(first, last + 1, step)
+    return [[("event_time", ">=", at), ("event_time", "<", at + part)] for at in begins]
+
+
+def _tenants(rows: pa.Table) -> list[str]:
+    if TENANT.names[0] not in rows.column_names:
+        return [""] * rows.num_rows
+    return [tenant or "" for tenant in rows[TENANT.names[0]].to_pylist()]
+
+
+def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
+    """The appearances of a source, and those of all others as if they were of one."""
+    others = "another source"
+    return [each if each.source == name else each._replace(source=others) for each in appearances]
+
+
+def odd_times_in_lake(questions: Questions, settings: Settings, ends: Mapping[TopicPartition, int]) -> list[Problem]:
+    """Sources whose last records in bronze have event times decades from Kafka's timestamps.
+
+    `ends`: by topic-partition where bronze ends.
+    """
+    found: list[Problem] = []
+    for name in settings.inputs:
+        mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and end > 0}
+        last = {p: (max(0, mine[p] - LAST), mine[p]) for p in sorted(mine)[:PARTITIONS]}
+        table = tables.bronze(name)
+        if last and questions.exists(table) and are_odd(questions.rows(table, _TIMES, within(last))):
+            found += _odd(
+                settings, name, questions.rows(table, KAFKA.names, within(last)), _lake_rules(questions, settings, name)
+            )
+    return found
+
+
+_TIMES = ["kafka_timestamp", "event_time", "reason"]
+
+
+def _lake_rules(questions: Questions, settings: Settings, name: str) -> ReadingRules:
+    """How the records of an input are read by now, with the schemas of writers that the lake knows: no registry is
+    asked.
+    """
+    current, source = read_epochs(questions, settings).current.settings, source_of(name)
+    rules, schemas = current.reading_rules(source), avro_schemas(questions, current)
+    return replace(rules, schema=schemas[source]) if source in schemas else rules
+
+
+# -- Kafka
+
+
+def doubts_in_kafka(
+    settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]], *, with_keys: bool
+) -> Iterator[Problem]:
+    """What looks wrong in the last records of each source; of those from `since` on, as in `audit.homes.check_sample`.
+
+    `with_keys`: whether it is also told that no key is in two sources. Raises what Kafka raises.
+    """
+    appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
+    for name in settings.inputs:
+        source, rules = source_of(name), rules_of(settings, source_of(name))
+        sample: list[pa.RecordBatch] = []
+        for batch in read_sample(settings, partitions, name, since(name)):
+            if sum(each.nbytes for each in sample) < SAMPLE_BYTES:
+                sample.append(batch)
+            read = read_records(batch, rules)
+            read = read.filter(pc.is_valid(read["merge_key"]))
+            columns = read["partition"].to_pylist(), _tenants(read), read["merge_key"].to_pylist()
+            for p, tenant, key, time in zip(*columns, times_ms(read["event_time"]).tolist(), strict=True):
+                at = appearances.setdefault((p, tenant, key), {})
+                before = at.get(source, Appearance(source, p, tenant, key, time, time))
+                at[source] = before._replace(first=min(before.first, time), last=max(before.last, time))
+        if sample:
+            yield from _odd(settings, name, pa.Table.from_batches(sample), rules)
+    every = [each for at in appearances.values() for each in at.values()]
+    counts = {name: sum(each.source == name for each in every) for name in settings.sources}
+    found = lonely(appearances.values())
+    if with_keys and found.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
+        name = min(found.counts, key=lambda each: found.counts[each])
+        what = f"none of the {found.counts[name]:,} keys in the last records of {name} is one in those of another source"
+        mine = every if found.is_every_one and len(counts) == 2 else _against(name, every)
+        yield _problem(what, f"sources.{name}.key", mine, settings)
+
+
+# -- sentences
+
+
+def _odd(settings: Settings, name: str, records: pa.Table, rules: ReadingRules) -> Iterator[Problem]:
+    if (odd := odd_times(records, rules)) is None:
+        return
+    source = source_of(name)
+    told = "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
+    what = (
+        f"{odd.odd:,} of the last {odd.records:,} records have event times decades from Kafka's own timestamps, or none: "
+        f"{told} where Kafka has {utc(odd.kafka_timestamp)}"
+    )
+    kept = settings.sources[source].time
+    field = kept.field if isinstance(kept.field, str) else f"[{', '.join(kept.field)}]"
+    fix = "look at the field and its unit; leave it, where the records are meant to be so old"
+    if odd.unit is not None:
+        text = ", text: true" if kept.text else ""
+        written = f"event_time: {{field: {field}, unit: {odd.unit}{text}}}"
+        fix = f"`unit: {odd.unit}` would fit: `{written}`, which a lake that has begun gets by `evolve`"
+    yield Problem(what, f"sources.{source}.event_time", fix)
+
+
+def _problem(what: str, where: str, appearances: Sequence[Appearance], settings: Settings) -> Problem:
+    found = why_unmet(appearances)
+    if found is None:
+        return Problem(what, where, _FIX_KEYS)
+    one, other = (f"{each.key!r} of {each.source}" for each in (found.one, found.other))
+    if found.what == APART_IN_TIME:
+        allowed = f"the merge waits for {duration(settings.merge.window.gap_ms)}"
+        why = f"the nearest records of one key, {found.one.key!r}, lie {duration(gap_ms(found.one, found.other))} apart"
+        return Problem(f"{what}: {why}, and {allowed}", where, _FIX_TIMES)
+    if found.what == APART_IN_PARTITION:
+        places = f"{found.one.partition} of {found.one.source} and {found.other.partition} of {found.other.source}"
+        return Problem(f"{what}: the key {found.one.key!r} is in the partitions {places}", where, FIX_PARTITIONS)
+    if found.what == UNLIKE:
+        return Problem(f"{what}, such as {one} and {other}", where, _FIX_KEYS)
+    return Problem(f"{what}: what differs is {found.what}, as in {one} and {other}", where, _FIX_FORM)

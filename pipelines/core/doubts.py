@@ -1,0 +1,198 @@
+"""What looks wrong although every rule is kept: sources whose records never meet, and event times of another unit.
+
+Each is a likely mistake of a configuration or a producer, and may be meant. So it is told, and stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, times_ms
+from pipelines.core.reading import MILLISECONDS_PER_UNIT, ReadingRules, Reason, read_records
+
+ENOUGH: Final = 10
+"""So many merge records, or keys of each source, and none that meets another, are told."""
+
+DECADES_MS: Final = 20 * 365 * 86_400_000
+"""An event time further than that from Kafka's own timestamp is seldom meant."""
+
+_TIMED: Final = [None, Reason.NO_EVENT_TIME.value, Reason.EVENT_TIME_IN_FUTURE.value]
+"""Why records were refused whose event time was looked at."""
+
+
+class OddTimes(NamedTuple):
+    """Records whose event time is missing, or decades from Kafka's timestamp.
+
+    `odd` of all `records`, and of one of them both times (ms; the event time is None where it was refused). `unit`: by which most
+    would be near; None where none is.
+    """
+
+    odd: int
+    records: int
+    event_time: int | None
+    kafka_timestamp: int
+    unit: str | None
+
+
+def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
+    """Return what is odd about most of some records, in columns of `KAFKA`, that a source reads by these rules.
+
+    None where nothing is. See `are_odd` for what does not count.
+    """
+    taken, read = times_ms(records["kafka_timestamp"]), read_records(records, rules)
+    times, is_meant = times_ms(read["event_time"]), _is_meant(read)
+    if not are_odd(read):
+        return None
+    count, near = int(is_meant.sum()), {rules.unit: is_meant & _is_near(times, taken)}
+    for unit in MILLISECONDS_PER_UNIT.keys() - near.keys():
+        others = times_ms(read_records(records, replace(rules, unit=unit))["event_time"])
+        near[unit] = is_meant & _is_near(others, taken)
+    best = max(near, key=lambda unit: int(near[unit].sum()))
+    example = int(np.flatnonzero(is_meant & ~near[rules.unit])[0])
+    event_time = None if times[example] == NO_TIME else int(times[example])
+    fitting = best if 2 * int(near[best].sum()) > count else None
+    return OddTimes(count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), fitting)
+
+
+def are_odd(read: pa.Table) -> bool:
+    """Whether most of some records that were read have no event time near Kafka's timestamp.
+
+    `read`: `kafka_timestamp`, `event_time` and `reason` of each. What Kafka gave no timestamp, what was refused for
+    something else than its time, and what was skipped does not count.
+    """
+    is_meant = _is_meant(read)
+    near = is_meant & _is_near(times_ms(read["event_time"]), times_ms(read["kafka_timestamp"]))
+    return 2 * int(near.sum()) < int(is_meant.sum())
+
+
+def _is_meant(read: pa.Table) -> Booleans:
+    is_timed = pc.is_in(read["reason"], value_set=pa.array(_TIMED, pa.string()))
+    is_read = pc.or_(pc.is_valid(read["event_time"]), pc.is_valid(read["reason"]))
+    found: Booleans = pc.and_(is_timed, is_read).to_numpy(zero_copy_only=False) & (times_ms(read["kafka_timestamp"]) >= 0)
+    return found
+
+
+def _is_near(times: Int64s, taken: Int64s) -> Booleans:
+    found: Booleans = (times != NO_TIME) & (np.abs(times - taken) <= DECADES_MS)
+    return found
+
+
+class Appearance(NamedTuple):
+    """Records of one source with a key in a partition, and between which event times (ms) they lie."""
+
+    source: str
+    partition: int
+    tenant: str
+    key: str
+    first: int
+    last: int
+
+
+class Lonely(NamedTuple):
+    """Sources none of whose records was found with one of another source: by their names, how often each was found.
+
+    `is_every_one`: nothing at all was found with records of two sources.
+    """
+
+    counts: Mapping[str, int]
+    is_every_one: bool
+
+
+def lonely(groups: Iterable[Collection[str]]) -> Lonely:
+    """Return the sources that were found often enough, and always alone.
+
+    `groups`: of each thing that was found, the sources of whose records it holds some.
+    """
+    counts, met, is_every_one = Counter[str](), set[str](), True
+    for sources in groups:
+        counts.update(list(sources))
+        if len(sources) > 1:
+            met.update(sources)
+            is_every_one = False
+    return Lonely({name: n for name, n in counts.items() if n >= ENOUGH and name not in met}, is_every_one)
+
+
+class Unmet(NamedTuple):
+    """Why no record of a source meets one of another: `what` differs, as far as it can be seen, and the two that show it."""
+
+    what: str
+    one: Appearance
+    other: Appearance
+
+
+APART_IN_TIME: Final = "event times"
+APART_IN_PARTITION: Final = "partitions"
+UNLIKE: Final = "keys"
+
+
+def why_unmet(appearances: Iterable[Appearance]) -> Unmet | None:
+    """Return why no two of these, of two sources, met: the same key in other partitions, or at other times; keys that are
+    the same but for their form (`_FORMS`); or just other keys. None where there are no two sources.
+    """
+    by_source: dict[str, list[Appearance]] = {}
+    for each in appearances:
+        by_source.setdefault(each.source, []).append(each)
+    pairs = list(combinations(by_source.values(), 2))
+    if not pairs:
+        return None
+    for kind, same in _SAME:
+        found = [pair for one, other in pairs for pair in _shared(one, other, same)]
+        if found:
+            nearest = min(found, key=lambda pair: gap_ms(*pair))
+            return Unmet(kind, *nearest)
+    one, other = max(pairs, key=lambda pair: min(map(len, pair)))
+    return Unmet(UNLIKE, one[0], other[0])
+
+
+def gap_ms(one: Appearance, other: Appearance) -> int:
+    """How far two lie apart in event time (ms); 0 where they overlap."""
+    return max(one.first - other.last, other.first - one.last, 0)
+
+
+def _shared(
+    one: Sequence[Appearance], other: Sequence[Appearance], same: Callable[[Appearance], object]
+) -> Iterable[tuple[Appearance, Appearance]]:
+    """Pairs for which `same` gives the same, one for each of its values."""
+    known: Mapping[object, Appearance] = {same(each): each for each in one}
+    return [(known[same(each)], each) for each in other if same(each) in known]
+
+
+def _without_schema_id(key: str) -> str:
+    """The key without the head of Confluent's wire format, and without the length of an Avro string behind it."""
+    content = key.encode()
+    if len(content) <= 5 or content[0] != 0:
+        return key
+    rest = content[5:]
+    if rest[0] == 2 * (len(rest) - 1):
+        rest = rest[1:]
+    return rest.decode(errors="replace")
+
+
+_FORMS: Final[Mapping[str, Callable[[str], str]]] = {
+    "a schema id at the beginning of the key (Confluent's wire format)": _without_schema_id,
+    "quotes around the key": lambda key: key.strip('"'),
+    "white space around the key": str.strip,
+    "capital letters": str.casefold,
+    "zeros at the beginning of the key": lambda key: key.lstrip("0"),
+    "hyphens in the key": lambda key: key.replace("-", ""),
+}
+"""In what keys differ that mean the same, and what takes it away."""
+
+
+def _by_form(take_away: Callable[[str], str]) -> Callable[[Appearance], object]:
+    return lambda each: (each.tenant, take_away(each.key))
+
+
+_SAME: Final[Sequence[tuple[str, Callable[[Appearance], object]]]] = [
+    (APART_IN_TIME, lambda each: (each.partition, each.tenant, each.key)),
+    (APART_IN_PARTITION, lambda each: (each.tenant, each.key)),
+    *((name, _by_form(take_away)) for name, take_away in _FORMS.items()),
+]

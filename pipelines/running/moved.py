@@ -1,0 +1,66 @@
+"""A Kafka that has moved: topics of another identity, which hold at the same offsets the records that bronze has.
+
+Kafka's identity of a topic tells one that was deleted and made again. But whoever copies a cluster with its offsets
+(by a link between clusters) makes new topics, too. Their records tell the two apart: the last ones that bronze has of
+each partition are compared, with Kafka's timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.core.inputs import of_source
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.reading import Range, read_range
+from pipelines.lake import tables
+from pipelines.lake.identity import remade_topics
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+LAST = 5
+"""The records of so many of the last offsets in bronze are compared."""
+
+_RECORD = ["offset", "kafka_timestamp", "key", "value"]
+
+
+def moved_topics(questions: Questions, settings: Settings, partitions: int, facts: Mapping[str, str]) -> set[str]:
+    """Return those of `facts` (`lake.identity`) that differ from the lake's only since the topics have moved.
+
+    Raises what Kafka raises.
+    """
+    cluster, found = Cluster(settings.kafka), set[str]()
+    for field, topics in remade_topics(questions, facts).items():
+        inputs = [name for name in of_source(settings.inputs, field.split(".")[1]) if settings.inputs[name] in topics]
+        if all(_has_the_records(questions, settings, cluster, name, partitions) for name in inputs):
+            found.add(field)
+    return found
+
+
+def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster, name: str, partitions: int) -> bool:
+    """Whether the topic of an input has, of each partition, a record that bronze has, and none that differs."""
+    table, topic = tables.bronze(name), settings.inputs[name]
+    if not questions.exists(table):
+        return False
+    last = questions.summary(table, ["partition"], {"offset": ("max", "offset")}).to_pylist()
+    bounds = cluster.bounds(topic, partitions)
+    for p, offset in ((row["partition"], row["offset"]) for row in last):
+        first, end = bounds.get(p, (0, 0))
+        since = max(first, offset - LAST + 1)
+        if not since <= offset < end:
+            return False
+        rows = questions.rows(table, _RECORD, [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]])
+        read = read_range(settings.kafka, Range(topic, p, since, offset + 1))
+        in_kafka = {row["offset"]: row for batch in read for row in pa.table(batch.select(_RECORD)).to_pylist()}
+        pairs = [(row, in_kafka[row["offset"]]) for row in rows.to_pylist() if row["offset"] in in_kafka]
+        if not pairs or not all(_is_same(*pair) for pair in pairs):
+            return False
+    return bool(last)
+
+
+def _is_same(kept: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether a row of bronze is a record of Kafka; one that was forgotten has its place and time alone."""
+    is_erased = kept["key"] is None and kept["value"] is None
+    return all(kept[column] == record[column] for column in (_RECORD[:2] if is_erased else _RECORD))

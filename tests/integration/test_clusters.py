@@ -1,0 +1,95 @@
+"""Clusters that are set up in a way that no run can work with, or that have moved."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from pipelines.dev import broker
+from pipelines.errors import ConfigurationError
+from tests.support.commands import here
+from tests.support.rivers import Losses, River
+from tests.support.topics import consume, create_topics, delete_topic
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def wants_three(tmp_path: Path) -> Iterator[str]:
+    """One broker, whose transaction log wants three replicas: Kafka's own defaults."""
+    folder = tmp_path / "broker"
+    defaults = {"transaction.state.log.replication.factor": "3", "transaction.state.log.min.isr": "2"}
+    started = broker.start(folder, settings=defaults)
+    assert started.bootstrap_servers is not None
+    yield started.bootstrap_servers
+    broker.stop(folder)
+
+
+@pytest.mark.promise("K10")
+def test_a_transaction_log_that_cannot_be_made_is_named_by_validate_and_at_the_start(wants_three: str, tmp_path: Path) -> None:
+    river = River.make(wants_three, tmp_path / "river", "three-replicas")
+    [problem] = json.loads(here(river, "validate", "--json", exit_code=2))["problems"]
+    assert "transaction.state.log.replication.factor=3" in problem["what"]
+    assert "1 broker" in problem["what"]
+    river.flow()
+    since = time.monotonic()
+    said = here(river, "run", "--once", exit_code=1)
+    assert "transaction.state.log.replication.factor=3" in said
+    assert time.monotonic() - since < 60, "it is not waited for"
+
+
+def move(river: River, change: Callable[[Any], tuple[bytes | None, int]] = lambda m: (m.value(), m.timestamp()[1])) -> None:
+    """Has the sources' topics made again with the records that they had, as those of another cluster; `change`: what value and
+    timestamp a record of `orders` gets.
+    """
+    for source in ("tracking", "orders"):
+        topic = river.topic(source)
+        messages = consume(river.kafka, topic, river.partitions)
+        delete_topic(river.kafka, topic)
+        create_topics(river.kafka, topic, partitions=river.partitions)
+        producer = Producer({"bootstrap.servers": str(river.kafka)})
+        for message in messages:
+            value, timestamp = change(message) if source == "orders" else (message.value(), message.timestamp()[1])
+            producer.produce(topic, value, message.key(), message.partition(), timestamp=timestamp)
+        assert producer.flush(30) == 0
+
+
+@pytest.mark.promise("C25")
+def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "moved-cluster")
+    river.flow()
+    river.finish()
+    move(river)
+    assert json.loads(here(river, "validate", "--json"))["ok"] is True
+    river.flow()
+    river.finish()
+    assert river.losses() == Losses()
+    river.flow()
+    river.finish()
+    assert river.losses() == Losses()
+    assert river.broken_promises() == []
+
+
+@pytest.mark.promise("C25")
+@pytest.mark.parametrize(
+    "change",
+    [lambda m: (b'{"k":"other","ts":1}', m.timestamp()[1]), lambda m: (m.value(), m.timestamp()[1] + 1)],
+    ids=["other values", "other times"],
+)
+def test_a_topic_that_was_made_again_with_other_records_is_refused(
+    kafka: str, tmp_path: Path, change: Callable[[Any], tuple[bytes | None, int]], request: pytest.FixtureRequest
+) -> None:
+    river = River.make(kafka, tmp_path, f"remade-{request.node.callspec.id.replace(' ', '-')}")
+    river.flow()
+    river.finish()
+    move(river, change)
+    with pytest.raises(
+        ConfigurationError, match=r"^sources\.orders\.topic: remade-\S+ was deleted and made again since the lake was begun"
+    ):
+        river.finish()
