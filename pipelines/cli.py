@@ -21,7 +21,7 @@ from pipelines.commands.arguments import DEFAULT_CONFIG, Config, Json, parse_as_
 from pipelines.commands.asking import evaluator, questions_of, unchecked
 from pipelines.commands.broker import broker_app
 from pipelines.core.texts import without_controls
-from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
+from pipelines.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
 from pipelines.memory import keep_little
 from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import load_settings, parse_duration
@@ -59,11 +59,25 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Write a commented watersmeet.yml, and example schemas and suites of expectations."""
-    from pipelines.dev.init import write_example
+    """Write a commented watersmeet.yml for the engine that can run here, and example schemas and suites of expectations."""
+    from pipelines.dev.init import choose_engine, init_view, write_example
 
-    written = [str(path) for path in write_example(directory)]
-    answer({"written": written}, as_json, lambda _: "\n".join(written))
+    engine, reason = choose_engine()
+    written = [str(path) for path in write_example(directory, engine)]
+    answer({"written": written, "engine": engine, "reason": reason}, as_json, init_view)
+
+
+@app.command()
+def fetch(
+    into: Annotated[Path | None, typer.Option(help="The folder; default: your cache, where they are looked for.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch the pinned JVM artifacts of Spark and of the embedded broker, as their first use does."""
+    from pipelines.jvm.artifacts import GROUPS, cache_folder
+    from pipelines.jvm.artifacts import fetch as fetch_group
+
+    files = [str(file) for group in GROUPS for file in fetch_group(group, into or cache_folder())]
+    answer({"files": files}, as_json, lambda _: "\n".join(files))
 
 
 @app.command()
@@ -381,12 +395,18 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and broker live.")] = Path("demo-lake"),
-    engine: Annotated[Literal["spark", "embedded"], typer.Option(help="What runs the layers.")] = "spark",
+    engine: Annotated[
+        Literal["spark", "embedded"] | None, typer.Option(help="What runs the layers; default: spark where it can run here.")
+    ] = None,
 ) -> None:
     """Run the whole pipeline on real clickstream data against a real broker, and show what came out."""
     from pipelines.dev.demo import run_demo
+    from pipelines.dev.init import choose_engine
 
-    run_demo(directory, engine)
+    able, reason = choose_engine() if engine is None else (engine, None)
+    if reason is not None:
+        logging.getLogger("watersmeet").info("engine: %s, since %s", able, reason)
+    run_demo(directory, able)
 
 
 def _set_by_signals(*stopping: threading.Event) -> None:
@@ -413,7 +433,7 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except Exception as error:  # the last resort: nobody should meet a stack trace without having asked for it
         logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
-        _fail(root_cause(error), 1)
+        _fail(root_cause(error), 2 if missing_package(error) else 1)
 
 
 def _fail(sentence: str, exit_code: int) -> None:

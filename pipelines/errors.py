@@ -140,6 +140,18 @@ class StoreAccessError(StoreError):
         self.address, self.doing = address, doing
 
 
+class MissingPackageError(ConfigurationError):
+    """A package is not installed that an extra of Watersmeet's brings."""
+
+    def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
+        super().__init__(f'the package {package} is not installed: `pip install "watersmeet[{extra}]"` brings it{otherwise}')
+        self.package, self.extra = package, extra
+
+
+class ArtifactsError(WatersmeetError):
+    """The pinned artifacts for a JVM could not be fetched, or are not the recorded ones."""
+
+
 class BrokerError(WatersmeetError):
     """The embedded broker could not be started or stopped."""
 
@@ -352,14 +364,37 @@ def _kinds() -> list[type[WatersmeetError]]:
     return [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)]
 
 
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("pyspark", "delta", "pandas"), "spark"),
+    **dict.fromkeys(("grpc", "grpc_status", "google", "zstandard"), "connect"),
+    "great_expectations": "quality",
+    "vl_convert": "report",
+    "prometheus_client": "metrics",
+    **dict.fromkeys(("cachetools", "httpx2", "authlib", "attr", "attrs", "certifi"), "registry"),
+    "openlineage": "lineage",
+    "cryptography": "broker",
+}
+"""The extra of Watersmeet's that brings a package, by the name under which it is imported."""
+
+
+def missing_package(error: BaseException, otherwise: str = "") -> MissingPackageError | None:
+    """The error that says which extra brings what could not be imported; None where none of them does.
+
+    `otherwise`: what else helps, after a comma.
+    """
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    return MissingPackageError(package, EXTRAS[package], otherwise) if package in EXTRAS else None
+
+
 def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
-    """The class and the sentence of an error of ours, or of the one that caused an error of Spark.
+    """The class and the sentence of an error of ours, of the one that caused an error of Spark, or of a package's absence.
 
     What a Python worker has raised reaches the driver as the text of its traceback: the last line that begins with the full
     name of a class of ours says what it was, whatever Spark wrote around it.
     """
-    if isinstance(error, WatersmeetError):
-        return type(error), str(error)
+    known = missing_package(error) or error
+    if isinstance(known, WatersmeetError):
+        return type(known), str(known)
     found = re.findall(r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     by_name = {kind.__name__: kind for kind in _kinds()}
     return (by_name[found[-1][0]], found[-1][1]) if found and found[-1][0] in by_name else None

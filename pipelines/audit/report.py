@@ -34,6 +34,9 @@ Columns = dict[str, Numbers]
 
 SHOWN_PARTITIONS = 8  # more lines cannot be told apart, by colour or otherwise
 STEPS = 240  # the most steps of time in a chart
+FEWEST_STEPS = 10  # with fewer steps of wall time in which something was done, charts of it are empty axes
+SHARE_OF = 10  # a share is of so many merge records on average, as long as that leaves FEWEST_SHARES steps
+FEWEST_SHARES = 24
 PIECE_ROWS = 2_000_000  # the most rows of times that are read at once; and of progress, of which the latest batches are read
 SAMPLED_RECORDS = 100_000  # of more finished merge records, about this many are read with their parts
 ALL_SOURCES, _GOLD = "all sources", "gold, all sources"  # beside the sources' names, none of which has a space in it
@@ -66,11 +69,12 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
     if found.since:
         about += f" Only the latest batches, since {utc(found.since)}."
     sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
+    themselves = "What the records say themselves, however fast they were processed."
     sections = [
-        Section("Partitions", "", [found.partitions(), *found.slowest_tenants(), found.refused()]),
-        Section("Wall time", about, list(found.wall_time())),
+        Section("Event time", themselves, [*found.event_time(), found.refused()]),
+        Section("Partitions", "", [found.partitions(), *found.slowest_tenants()]),
         Section("Kafka's timestamps", sent, [found.arrivals()]),
-        Section("Event time", "What the records say themselves, however fast they were processed.", list(found.event_time())),
+        Section("Wall time", about, list(found.wall_time())),
     ]
     batches, committed = found.progress["batch"], found.progress["committed_at"]
     facts = {
@@ -167,11 +171,17 @@ class _Reading:
         published = self.read(PUBLISHED, names, [[("committed_at", ">=", self.since)]])
         spoken = self.read(IDLE_HEARTBEATS, ("source", "partition", "decided_at"), [[("decided_at", ">=", self.since)]])
         committed = self.progress["committed_at"]
-        times = np.concatenate([committed, published["committed_at"], spoken["decided_at"]]).tolist()
-        if not times:
+        times = np.concatenate([committed, published["committed_at"], spoken["decided_at"]])
+        if not len(times):
             yield Figure("Batches", "Silver has not merged anything yet.", [])
             return
-        steps = Steps.over(times, STEPS, narrowest=1000)
+        steps = Steps.over(times.tolist(), STEPS, narrowest=1000)
+        if np.count_nonzero(steps.totals(times)) < FEWEST_STEPS:
+            batches = len(set(self.progress["batch"].tolist()))
+            noun = "batch" if batches == 1 else "batches"
+            caption = f"{batches:,} {noun} of silver: too few to draw what was done when."
+            yield Figure("Batches", caption, [])
+            return
         x = charts.time("wall time", steps.first, steps.end)
         yield self.clock_figure(steps, x)
         yield from self.lead_figures(steps, spoken, x)
@@ -269,6 +279,41 @@ class _Reading:
         steps = Steps.over([*event_times, until], STEPS)
         x = charts.time("event time", steps.first, steps.end)
 
+        part = steps.width * SAMPLED_RECORDS // max(finished, 1)
+        spans = [[("event_time", ">=", at), ("event_time", "<=", at + part)] for at in steps.starts]
+        where = [[("status", "=", "timed_out"), *span] for span in (spans if finished > SAMPLED_RECORDS else [[]])]
+        sample = self.read(SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where)
+        sample = _chosen(sample, sample["invalid_reason"] != "reset")
+        times, lengths = sample["event_time"], {source: sample[source] for source in self.sources}
+        about = f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump closed)."
+        yield self.match_figure(steps, x, times, lengths, about)
+        caption = f"How many merge records have this many parts, all sources together. {about}"
+        yield _histogram(
+            "Size of merge records", caption, {size: str(size) for size in _SIZES}, np.asarray(sum(lengths.values()))
+        )
+        caption = f"From the first to the last event time of their parts. {about}"
+        durations = {longest: duration(longest) for longest in (0, *charts.WIDTHS)}
+        yield _histogram("Duration of merge records", caption, durations, sample["last_event_time"] - times)
+        yield self.open_figure(steps, x, until)
+
+    def match_figure(self, steps: Steps, x: Spec, times: Numbers, lengths: Mapping[str, Numbers], about: str) -> Figure:
+        """The share of finished merge records that have parts of each source, in steps that hold some of them on average."""
+        wide = Steps.over([steps.first, steps.end - 1], min(STEPS, max(len(times) // SHARE_OF, FEWEST_SHARES)), steps.width)
+        of_all = np.minimum.reduce([*lengths.values()])
+        rows: list[Row] = []
+        for of, length in {ALL_SOURCES: of_all, **lengths}.items() if len(times) else ():
+            for at, records, matched in _zipped(np.array(wide.starts), wide.totals(times), wide.totals(times[length > 0])):
+                middle = (max(at, steps.first) + min(at + wide.width, steps.end)) // 2
+                rows.append({"of": of, "at": middle, "share": matched / records if records else None})
+        y = number("share", "of merge records", scale={"domain": [0, 1]}, format=".0%")
+        dashes = {"field": "of", "legend": None}  # one of the lines is often the same as that of all sources
+        points = layer(charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes)
+        overall = f"{np.mean(of_all > 0):.1%} of the merge records have parts of all sources. " if rows else ""
+        caption = f"{overall}The shares in steps of {duration(wide.width)}, of all sources and of each. {about}"
+        return drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
+
+    def open_figure(self, steps: Steps, x: Spec, until: int) -> Figure:
+        """How many merge records are open at a time, up to the largest clock."""
         change, share = np.zeros(steps.number), np.zeros(steps.number)
         for times in self.times(SILVER, "event_time", _NOT_RESET):
             ends = [] if self.due else [(-1, times + self.window.gap_ms)]
@@ -286,33 +331,7 @@ class _Reading:
             f"that a jump closed. The mean of each step of {duration(steps.width)}, all partitions together."
         )
         area = layer(charts.AREA, x=x, y=number("open", "merge records"))
-        yield drawn("Open merge records", caption, held(rows, "of", until), area, height=200)
-
-        part = steps.width * SAMPLED_RECORDS // max(finished, 1)
-        spans = [[("event_time", ">=", at), ("event_time", "<=", at + part)] for at in steps.starts]
-        where = [[("status", "=", "timed_out"), *span] for span in (spans if finished > SAMPLED_RECORDS else [[]])]
-        sample = self.read(SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where)
-        sample = _chosen(sample, sample["invalid_reason"] != "reset")
-        times, lengths = sample["event_time"], {source: sample[source] for source in self.sources}
-        about = f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump closed)."
-        rows = []
-        for of, length in {ALL_SOURCES: np.minimum.reduce([*lengths.values()]), **lengths}.items() if len(times) else ():
-            counts = _zipped(np.array(steps.starts), steps.totals(times), steps.totals(times[length > 0]))
-            shares = ((at, matched / records if records else None) for at, records, matched in counts)
-            rows += [{"of": of, "at": at + steps.width // 2, "share": share} for at, share in shares]
-        y = number("share", "of merge records", scale={"domain": [0, 1]}, format=".0%")
-        dashes = {"field": "of", "legend": None}  # one of the lines is often the same as that of all sources
-        points = layer(charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes)
-        caption = f"The share of merge records with parts of each source, and of all sources. {about}"
-        yield drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
-
-        caption = f"How many merge records have this many parts, all sources together. {about}"
-        yield _histogram(
-            "Size of merge records", caption, {size: str(size) for size in _SIZES}, np.asarray(sum(lengths.values()))
-        )
-        caption = f"From the first to the last event time of their parts. {about}"
-        durations = {longest: duration(longest) for longest in (0, *charts.WIDTHS)}
-        yield _histogram("Duration of merge records", caption, durations, sample["last_event_time"] - times)
+        return drawn("Open merge records", caption, held(rows, "of", until), area, height=200)
 
     # -- questions
 

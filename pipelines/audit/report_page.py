@@ -30,9 +30,9 @@ _POLICY = "; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
 _TEXT: Spec = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal"}
 _CONFIG: Spec = {
     "font": "system-ui, sans-serif",
-    "axis": {**_TEXT, "gridColor": "#e4e4e4", "labelOverlap": True},
+    "axis": {**_TEXT, "gridColor": "#e4e4e4", "labelOverlap": True, "labelSeparation": 6, "labelFlush": False},
     "axisX": {"grid": True},
-    "axisY": {"minExtent": 64, "maxExtent": 64},  # so that a time has the same place in every chart of a section
+    "axisY": {"minExtent": 84, "maxExtent": 84},  # so that a time has the same place in every chart of a section
     "legend": {**_TEXT, "orient": "top", "symbolOpacity": 1},
     "timeFormat": "%Y-%m-%d %H:%M:%S.%L",  # in tooltips
     "view": {"stroke": None},

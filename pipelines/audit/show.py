@@ -274,21 +274,33 @@ _SECTIONS = (
 )
 
 
+SHOWN_RECORDS = 20
+"""So many merge records of a key are shown, the newest ones, and of what was not merged as many."""
+SHOWN_PARTS = 50
+"""So many parts of a merge record are shown, the newest ones."""
+
+
 def explain_view(found: dict[str, Any]) -> Group:
-    """The life of a key: a paragraph for every merge record, then what was not merged."""
+    """The life of a key: a paragraph for each of the newest merge records, the newest first, then what was not merged."""
     key, moment = escape(repr(found["key"])), found["as_of"]
     when = "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
-    told: list[RenderableType] = [part for record in found["records"] for part in _merge_record(record)]
+    newest = sorted(found["records"], key=lambda record: (record["event_time"], record["partition"]), reverse=True)
+    told: list[RenderableType] = [part for record in newest[:SHOWN_RECORDS] for part in _merge_record(record)]
     for name, title, columns in _SECTIONS:
         if rows := found[name]:
-            whose = ["tenant"] if "tenant" in rows[0] else []
-            told += [f"[bold]{title.removeprefix('in bronze, ' if whose else '')}[/]", _records(rows, *columns, *whose)]
+            whose, many = ["tenant"] if "tenant" in rows[0] else [], ""
+            if len(rows) > SHOWN_RECORDS:
+                many = f": {len(rows):,}, the last {SHOWN_RECORDS} are shown"
+                rows = sorted(rows, key=lambda row: row.get("event_time", 0))[-SHOWN_RECORDS:]
+            told += [f"[bold]{title.removeprefix('in bronze, ' if whose else '')}[/]{many}", _records(rows, *columns, *whose)]
             told += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows if whose]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
         return Group(f"nothing is known of the key {key}{when}" + (f"; similar keys: {near}" if near else ""))
     count = len(found["records"])
-    return Group(f"[bold]{key}[/]: {count} merge record{'s' * (count != 1)}{when}", "", *told)
+    some = f"; the newest {SHOWN_RECORDS} are shown, and all by --json" if count > SHOWN_RECORDS else ""
+    some = some or (", the newest first" if count > 1 else "")
+    return Group(f"[bold]{key}[/]: {count:,} merge record{'s' * (count != 1)}{when}{some}", "", *told)
 
 
 def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
@@ -300,7 +312,9 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
     whose = f" · tenant {escape(repr(record['tenant']))}" if "tenant" in record else ""
     first = f"[bold]partition {record['partition']}{whose} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}"
     lines = [first, f"  {escape(record['reason'])}", *([f"  heads then: {escape(heads)}"] if heads else [])]
-    return *lines, _records(record["parts"], "event_time", "position", "rule", "batch", "version"), ""
+    earlier = len(record["parts"]) - SHOWN_PARTS
+    lines += [f"  {earlier:,} earlier parts, then"] if earlier > 0 else []
+    return *lines, _records(record["parts"][-SHOWN_PARTS:], "event_time", "position", "rule", "batch", "version"), ""
 
 
 def _records(rows: list[dict[str, Any]], *more: str) -> Table:

@@ -14,7 +14,6 @@ import fcntl
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +30,8 @@ from pydantic import BaseModel, ConfigDict
 from pipelines.dev import secure as securing
 from pipelines.dev.processes import HOST, KILL_AFTER_S, alive, end, free_port, port_problem, until
 from pipelines.errors import BrokerError
+from pipelines.jvm.artifacts import BROKER, jars
+from pipelines.jvm.java import java_command, missing_java
 from pipelines.kafka.permissions import Permission
 
 _LAUNCHED = b"--- launched ---\n"
@@ -101,7 +102,8 @@ def start(
     Without a port the broker comes back on the one it had, or takes a free one the first time. A broker that runs already is
     left alone. What the directory held is there again. `secure`: clients need a password and permissions, over TLS; a directory
     that was secured once stays so. `allowed`: what its user may do from now on. `settings` are Kafka's, and replace the broker's
-    own until the next start; `cluster_id` is for a new directory. Raises BrokerError, and leaves nothing new running.
+    own until the next start; `cluster_id` is for a new directory. Raises BrokerError or ArtifactsError, and leaves
+    nothing new running.
     """
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
@@ -110,8 +112,10 @@ def start(
         known = _read(directory)
         process = _find(known)
         if known is None or process is None:
+            java = _java()
+            deadline = time.monotonic() + timeout_s  # the first time, its jars may have been fetched
             ports = _ports(directory, port, known, secure=secure)
-            _launch(directory, ports, known, settings or {}, cluster_id or _new_cluster_id(), deadline)
+            _launch(java, directory, ports, known, settings or {}, cluster_id or _new_cluster_id(), deadline)
         elif port not in (None, known.port):
             raise BrokerError(
                 f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
@@ -178,10 +182,15 @@ def _ports(directory: Path, port: int | None, known: _Record | None, *, secure: 
 
 
 def _launch(
-    directory: Path, ports: _Record, known: _Record | None, settings: Mapping[str, str], cluster_id: str, deadline: float
+    java: list[str],
+    directory: Path,
+    ports: _Record,
+    known: _Record | None,
+    settings: Mapping[str, str],
+    cluster_id: str,
+    deadline: float,
 ) -> None:
     """Leaves a broker that answers, or neither a process nor a changed record."""
-    java = _java()
     if ports.admin_port is not None:
         securing.prepare(directory)
         securing.keep_private(directory / "data", directory / "broker.log")
@@ -251,17 +260,16 @@ def _spawn(directory: Path, *command: str) -> psutil.Popen:
 
 
 def _java() -> list[str]:
-    """The command that runs a class of the broker's jars. Raises BrokerError where something is missing."""
-    jars = Path(sys.prefix) / "jars" / "broker"
-    if not any(jars.glob("kafka_*.jar")):
-        raise BrokerError(f"the broker's jars are not in {jars}: run make install")
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    """The command that runs a class of the broker's jars.
+
+    Raises BrokerError where there is no Java, ArtifactsError where the jars cannot be had.
+    """
+    java = java_command()
     if java is None:
-        where = f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
-        raise BrokerError(f"the broker needs Java 17 or 21, and {where}: install one, then run make install")
+        raise BrokerError(f"the broker needs Java 17 or 21, and {missing_java()}: install one")
+    class_path = os.pathsep.join(map(str, [_TEMPLATES, *jars(BROKER)]))
     heap = shlex.split(os.environ.get("KAFKA_HEAP_OPTS") or _DEFAULT_HEAP)
-    return [java, *heap, *_JVM_OPTIONS, "-cp", f"{_TEMPLATES}{os.pathsep}{jars / '*'}"]
+    return [java, *heap, *_JVM_OPTIONS, "-cp", class_path]
 
 
 def _await_answer(directory: Path, ports: _Record, process: psutil.Process, deadline: float) -> None:

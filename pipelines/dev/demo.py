@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from pipelines.core.sequence import SEQ
 from pipelines.dev import broker, clickstream
 from pipelines.dev.init import write_example
 from pipelines.engine import Engine
-from pipelines.errors import BrokerError, ConfigurationError
+from pipelines.errors import BrokerError, ConfigurationError, MissingPackageError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
@@ -67,8 +68,8 @@ def _make_room(directory: Path) -> None:
 
 
 def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -> Path:
-    configuration = write_example(directory)[0]
-    example = configuration.read_text().replace("127.0.0.1:9092", bootstrap_servers).replace("engine: spark", f"engine: {engine}")
+    configuration = write_example(directory, engine)[0]
+    example = configuration.read_text().replace("127.0.0.1:9092", bootstrap_servers)
     configuration.write_text(f"{_MARK}: the example that `watersmeet init` writes.\n{example}")
     return configuration
 
@@ -88,7 +89,10 @@ def _show(console: Console, settings: Settings, engine: Engine, produced: dict[s
     _headline(console, "The clock (watersmeet status)")
     console.print(status_view(status(questions, settings)))
     _headline(console, "What the data is expected to be (watersmeet check, by Great Expectations)")
-    console.print(check_view(check(engine, settings, read_suites(settings), now_ms()).document()))
+    try:
+        console.print(check_view(check(engine, settings, read_suites(settings), now_ms()).document()))
+    except MissingPackageError as error:
+        console.print(f"  {error}", highlight=False, markup=False)
     return str(examples[0]["merge_key"])
 
 
@@ -175,7 +179,9 @@ _READ = {
 
 
 def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str, read: str) -> None:
-    program = Path(".venv/bin")
+    program = Path(sys.prefix, "bin")
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
     _headline(console, f"The lake stays in {directory}. Six commands to try next:")
     for command in (
         f"{program}/watersmeet broker start --dir {directory}/broker",

@@ -1,26 +1,54 @@
 """The example to start from: a commented configuration, records to try it with, and the schemas and suites that it names."""
 
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 import pipelines
 from pipelines.core.json_schema import value_schema
 from pipelines.core.message_schema import message_schema
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, MissingPackageError
+from pipelines.jvm.java import java_problem
 
 PACKAGE = Path(pipelines.__file__).parent
 _SCHEMAS: Final = ("orders.json", "tracking.json")
 _SUITES: Final = ("completeness.json", "event_times.json", "freshness.json", "quarantine.json")
 
 
-def write_example(directory: Path) -> list[Path]:
+_ENGINE: Final = "engine: spark                         # or embedded: one process without a JVM, a lake with a path"
+"""The template's line, and what it is with the other engine."""
+_EMBEDDED: Final = "engine: embedded                      # one process without a JVM; or spark: any lake"
+
+
+class Choice(NamedTuple):
+    """An engine that can run here, and why it is not Spark."""
+
+    engine: str
+    reason: str | None
+
+
+def choose_engine() -> Choice:
+    """Return Spark where it can run here, else the embedded engine."""
+    missing = next((name for name in ("pyspark", "delta", "pandas") if find_spec(name) is None), None)
+    if missing is not None:
+        return Choice("embedded", str(MissingPackageError(missing, "spark")))
+    problem = None if "SPARK_REMOTE" in os.environ else java_problem()
+    return Choice("spark", None) if problem is None else Choice("embedded", f"Spark needs Java 17 or 21, and {problem}")
+
+
+def write_example(directory: Path, engine: str = "spark") -> list[Path]:
     """Writes all files of the example to `directory`, the configuration first, or none: nothing that exists is overwritten.
 
-    Returns their paths. Raises ConfigurationError where one already exists or the folder cannot be written to.
+    `engine`: the one that the configuration names. Returns their paths. Raises ConfigurationError where one already exists or the
+    folder cannot be written to.
     """
     texts = {directory / name: source.read_text(encoding="utf-8") for name, source in _example_files().items()}
+    if engine == "embedded":
+        texts[directory / "watersmeet.yml"] = texts[directory / "watersmeet.yml"].replace(_ENGINE, _EMBEDDED)
     texts[directory / "schemas" / "merged.json"] = _schema_of_messages()
     existing = [path for path in texts if path.exists() or path.is_symlink()]
     if existing:
@@ -33,6 +61,12 @@ def write_example(directory: Path) -> list[Path]:
     except OSError as error:
         raise ConfigurationError(f"{directory}: cannot be written to ({error.strerror}); name a folder that can") from error
     return list(texts)
+
+
+def init_view(facts: Mapping[str, Any]) -> str:
+    """What was written, for people: a line for each file, and one for the engine where it is not Spark."""
+    engine = f"engine: {facts['engine']}, since {facts['reason']}"
+    return "\n".join([*facts["written"], *([engine] if facts["reason"] else [])])
 
 
 def schemas_directory() -> Path:

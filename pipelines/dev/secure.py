@@ -58,7 +58,7 @@ def client_file(directory: Path) -> Path:
 
 def prepare(directory: Path) -> None:
     """Makes the folder's certificates and password, unless it has them."""
-    from pipelines.dev.certificates import Authority  # what it needs comes with `make install`, as the broker's jars do
+    from pipelines.dev.certificates import Authority  # it needs the extra `broker`
 
     here = folder(directory)
     here.mkdir(mode=0o700, exist_ok=True)

@@ -65,7 +65,8 @@ def _check_delta_package() -> None:
         importlib.import_module("delta.connect" if is_remote() else "delta.exceptions")
     except ImportError as error:
         raise ConfigurationError(
-            f"the driver's Python lacks Delta Lake ({error}); install delta-spark, or start Spark with --packages"
+            f'the driver\'s Python lacks Delta Lake ({error}): `pip install "watersmeet[spark]"` brings it, or start Spark with '
+            "--packages"
         ) from None
 
 

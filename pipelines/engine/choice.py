@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from pipelines.engine import Engine
+from pipelines.errors import missing_package
 from pipelines.lake.location import Lake
 from pipelines.lake.store import check_openable
 from pipelines.settings import Settings
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) -> Engine:
     """The engine for the lake of a configuration; the tables in `borrowed` are another lake's, which is only read.
 
-    Raises WatersmeetError where it cannot start, or where the lake is one that it cannot open.
+    Raises MissingPackageError where Spark is needed and not installed, WatersmeetError where the engine cannot start, or where
+    the lake is one that it cannot open.
     """
     lake = Lake(settings, borrowed or {})
     if settings.engine == "spark":
@@ -40,7 +42,11 @@ def create_tables(engine: Engine) -> None:
 
 
 def _spark_engine(lake: Lake) -> SparkEngine:
-    from pyspark.sql import is_remote
+    try:
+        from pyspark.sql import is_remote
+    except ImportError as error:
+        instead = ", or take `engine: embedded`, which needs neither Spark nor Java" if lake.settings.engine == "spark" else ""
+        raise missing_package(error, instead) or error from None
 
     from pipelines.engine.checks import check_executors
     from pipelines.engine.session import spark_session

@@ -26,7 +26,8 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from pipelines.engine.checks import check_session
 from pipelines.engine.jvm import SPARK_JAVA_OPTIONS, start_jvm
-from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.errors import ConfigurationError
+from pipelines.jvm.artifacts import SPARK, jars
 from pipelines.kafka.workers import SAFE_PATH
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
@@ -134,7 +135,7 @@ _OWN_SETTINGS = {
 def spark_session(settings: Mapping[str, str]) -> SparkSession:
     """A session for the layers, with `LAYER_SETTINGS`; `settings` are those of a session that is made here.
 
-    Raises WatersmeetError where the JVM artifacts of a local session are missing, ConfigurationError where a session is not one
+    Raises ArtifactsError where the JVM artifacts of a local session cannot be had, ConfigurationError where a session is not one
     that the layers can work in.
     """
     # Python workers must be this Python, or they start one from PATH that lacks the packages.
@@ -200,7 +201,7 @@ def _remote_session(remote: str) -> SparkSession:
         session = SparkSession.builder.getOrCreate()
     except ImportError as error:
         raise ConfigurationError(
-            f"the client of Spark Connect lacks a package ({error}); install watersmeet[connect], or do not set SPARK_REMOTE"
+            f'the client of Spark Connect lacks a package ({error}): `pip install "watersmeet[connect]"` brings it'
         ) from None
     atexit.register(session.stop)
     check_session(session)
@@ -226,7 +227,7 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
     collector = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(said)) else []
     # The last word is the user's; but of two collectors, Java takes neither.
     java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", *_OWN_JAVA_OPTIONS, *collector, *said]
-    own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, _jars()))}
+    own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, jars(SPARK)))}
     used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
     os.environ.setdefault(*SAFE_PATH)  # for Spark's Python workers, which start in the current folder
     start_jvm(used)  # first: a session that starts one puts its settings on the command line
@@ -258,10 +259,3 @@ def _copy_of(given: SparkSession) -> SparkSession:
         query = one.writeStream.foreachBatch(keep).trigger(availableNow=True).option("checkpointLocation", folder).start()
         query.awaitTermination()
     return copies[0]
-
-
-def _jars() -> list[Path]:
-    jars = sorted(Path(sys.prefix, "jars", "spark").glob("*.jar"))
-    if not jars:
-        raise WatersmeetError(f"the JVM artifacts for Spark are missing in {sys.prefix}/jars/spark: run `make install`")
-    return jars

@@ -11,7 +11,13 @@ from typing import Any, Final
 from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import AvroSchema, self_contained
 from pipelines.core.reading import ReadingRules
-from pipelines.errors import ConfigurationError, RegistryAccessError, RegistryUnreachableError, UnknownWriterSchemaError
+from pipelines.errors import (
+    ConfigurationError,
+    RegistryAccessError,
+    RegistryUnreachableError,
+    UnknownWriterSchemaError,
+    missing_package,
+)
 from pipelines.kafka.cluster import TIMEOUT_S
 from pipelines.settings import Settings
 
@@ -95,9 +101,7 @@ class Registry(Mapping[int, str]):
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as error:
-            raise ConfigurationError(
-                f"the client of schema registries lacks a package ({error}): install it with `pip install 'watersmeet[registry]'`"
-            ) from error
+            raise missing_package(error) or error from None
 
         if (client := _clients.get((os.getpid(), self._name))) is None:
             # The run itself waits, and tells that it does.

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pipelines
 from pipelines.core.plan import OpenTransaction, TopicPartition
 from pipelines.core.reading import Reason
-from pipelines.errors import ConfigurationError, kinds
+from pipelines.errors import ConfigurationError, kinds, missing_package
 from pipelines.monitoring.events import (
     Behind,
     Checked,
@@ -223,10 +223,8 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
         return
     try:
         from prometheus_client import make_wsgi_app
-    except ImportError:
-        raise ConfigurationError(
-            "metrics: Prometheus's client is not installed; install it with `pip install 'watersmeet[metrics]'`, or leave it out"
-        ) from None
+    except ImportError as error:
+        raise missing_package(error, ", or leave out `metrics`") or error from None
     from pipelines.monitoring.server import MetricsServer
 
     metrics, port, address = Metrics(settings), settings.metrics.port, settings.metrics.address

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pipelines.configuration.file import known_instead
 from pipelines.dev.init import schemas_directory
-from pipelines.errors import ConfigurationError, WatersmeetError, lines_of
+from pipelines.errors import ConfigurationError, lines_of, missing_package
 from pipelines.lake import tables
 from pipelines.settings import Settings
 
@@ -42,9 +42,7 @@ class Suite:
 
     @cached_property
     def expectations(self) -> list[Any]:
-        """As Great Expectations knows them. Raises ConfigurationError where it does not take one, and WatersmeetError where it is
-        not installed.
-        """
+        """As Great Expectations knows them. Raises ConfigurationError where it does not take one, or is not installed."""
         return [self._made(number, document) for number, document in enumerate(self.documents)]
 
     def _made(self, number: int, document: Mapping[str, Any]) -> Any:
@@ -76,14 +74,12 @@ def sentence_of(document: Mapping[str, Any]) -> str:
 
 
 def load_great_expectations() -> None:
-    """Raises WatersmeetError where Great Expectations is not installed. It takes seconds to import, and is an optional extra."""
+    """Import Great Expectations, which takes seconds. Raises MissingPackageError where it is not installed."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     try:
         from great_expectations.data_context.types.base import ProgressBarsConfig
     except ImportError as error:
-        raise WatersmeetError(
-            f"Great Expectations cannot be imported ({error}): install it with `pip install 'watersmeet[quality]'`"
-        ) from error
+        raise missing_package(error) or error from None
     # This module tells of every temporary folder, at a level of its own.
     logging.getLogger(ProgressBarsConfig.__module__).setLevel(logging.WARNING)
 

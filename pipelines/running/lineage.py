@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pipelines
-from pipelines.errors import ConfigurationError
+from pipelines.errors import missing_package
 from pipelines.lake import tables
 from pipelines.lake.location import local_path, scheme_of
 from pipelines.monitoring.events import Event, Handled, Observer
@@ -150,10 +150,8 @@ def sending(settings: Settings) -> Iterator[list[Observer]]:
     try:
         from openlineage.client.transport.file import FileConfig, FileTransport
         from openlineage.client.transport.http import HttpConfig, HttpTransport
-    except ImportError:
-        raise ConfigurationError(
-            "lineage: OpenLineage's client is not installed; install it with `pip install 'watersmeet[lineage]'`, or leave it out"
-        ) from None
+    except ImportError as error:
+        raise missing_package(error, ", or leave out `lineage`") or error from None
     transport: Transport
     if settings.lineage.file is not None:
         transport = FileTransport(FileConfig(settings.lineage.file, append=True))

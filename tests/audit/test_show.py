@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines.audit.show import evolve_view
+from pipelines.audit.show import SHOWN_PARTS, SHOWN_RECORDS, evolve_view, explain_view, utc
 
 
 def read(view: Any) -> list[str]:
@@ -53,3 +53,48 @@ def test_of_an_avro_schema_fields_are_shown_by_their_names() -> None:
 def test_other_rules_are_shown_as_they_are_written() -> None:
     assert change("merge.timeout", 1_000, 60_000) == ["merge.timeout 1s 1m"]
     assert change("publish.value", None, "key") == ["publish.value none key"]
+
+
+# -- explain
+
+
+def life(records: int = 0, parts: int = 1, late: int = 0) -> dict[str, Any]:
+    """What is told of a key with so many merge records, of so many parts each, and late records; a second after the other."""
+    place = {"source": "orders", "topic": "orders", "partition": 0}
+    told = {"rule": "opened", "batch": 0, "version": 1}
+    whole = {"partition": 0, "status": "timed_out", "valid": True, "reason": "timed out", "published": None, "closed": None}
+    merged = [
+        {
+            **(whole | {"event_time": n * 1000, "last_event_time": n * 1000}),
+            "parts": [
+                {**place, **told, "offset": n * parts + i, "event_time": n * 1000, "position": n * 1000} for i in range(parts)
+            ],
+        }
+        for n in range(records)
+    ]
+    lates = [{**place, "offset": n, "event_time": n, "position": n, "batch": 0, "version": 1} for n in range(late)]
+    return {"key": "k", "as_of": None, "records": merged, "late": lates, "waiting": [], "quarantined": [], "near": []}
+
+
+def test_of_many_merge_records_the_newest_come_first_and_it_is_said_how_many_there_are() -> None:
+    heading, *lines = read(explain_view(life(records=12_345)))
+    assert heading == f"'k': 12,345 merge records; the newest {SHOWN_RECORDS} are shown, and all by --json"
+    shown = [line for line in lines if line.startswith("partition")]
+    assert [line.split(" · ")[1] for line in shown] == [f"{utc(n * 1000)} to {utc(n * 1000)}" for n in range(12_344, 12_324, -1)]
+
+
+def test_of_few_merge_records_all_are_shown_the_newest_first() -> None:
+    heading, *lines = read(explain_view(life(records=2)))
+    assert heading == "'k': 2 merge records, the newest first"
+    assert [line.split(" · ")[1][:23] for line in lines if line.startswith("partition")] == [utc(1000)[:23], utc(0)[:23]]
+    assert read(explain_view(life(records=1)))[0] == "'k': 1 merge record"
+
+
+def test_of_many_parts_and_of_many_late_records_the_last_are_shown_and_the_others_counted() -> None:
+    lines = read(explain_view(life(records=1, parts=1_000, late=2_000)))
+    assert [line.split()[0] for line in lines if line.startswith("orders[0]@")] == [
+        *(f"orders[0]@{n}" for n in range(1_000 - SHOWN_PARTS, 1_000)),
+        *(f"orders[0]@{n}" for n in range(2_000 - SHOWN_RECORDS, 2_000)),
+    ]
+    assert f"{1_000 - SHOWN_PARTS} earlier parts, then" in lines
+    assert f"late: never merged: 2,000, the last {SHOWN_RECORDS} are shown" in lines

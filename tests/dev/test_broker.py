@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from pipelines.dev import broker
 from pipelines.dev.broker import BrokerStatus
-from pipelines.errors import BrokerError
+from pipelines.errors import ArtifactsError, BrokerError, WatersmeetError
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
 
@@ -128,7 +128,7 @@ def java_processes(directory: Path) -> list[int]:
     return found
 
 
-def assert_one_clear_sentence(error: BrokerError) -> None:
+def assert_one_clear_sentence(error: WatersmeetError) -> None:
     assert "\n" not in str(error)
     assert "Traceback" not in str(error)
     assert len(str(error)) < 400
@@ -369,18 +369,20 @@ def test_the_heap_is_the_users_to_choose(directory: Path, monkeypatch: pytest.Mo
 
 def test_missing_java_is_a_clear_error(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(BrokerError, match="make install"):
+    with pytest.raises(BrokerError, match=r"JAVA_HOME is .*install one"):
         broker.start(directory)
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BrokerError, match=r"no java is on the PATH.*make install") as raised:
+    with pytest.raises(BrokerError, match=r"no java is on the PATH.*install one") as raised:
         broker.start(directory)
     assert_one_clear_sentence(raised.value)
 
 
 def test_missing_jars_are_a_clear_error(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(BrokerError, match="run make install") as raised:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(ArtifactsError, match=r'pip install "watersmeet\[broker\]"') as raised:
         broker.start(directory)
     assert_one_clear_sentence(raised.value)
 

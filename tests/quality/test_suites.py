@@ -104,5 +104,5 @@ def test_the_examples_suites_are_suites(tmp_path: Path) -> None:
 def test_a_missing_great_expectations_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = read_suites(settings_for(tmp_path))[0]
     monkeypatch.setitem(sys.modules, "great_expectations.data_context.types.base", None)
-    with pytest.raises(WatersmeetError, match=r"pip install 'watersmeet\[quality\]'"):
+    with pytest.raises(WatersmeetError, match=r'pip install "watersmeet\[quality\]"'):
         _ = suite.expectations

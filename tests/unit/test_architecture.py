@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "pipelines"
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
-    "facts": ("pipelines", "configuration", "errors", "faults", "memory", "monitoring", "settings"),
+    "facts": ("pipelines", "configuration", "errors", "faults", "jvm", "memory", "monitoring", "settings"),
     "core": ("core",),
     "lake": ("lake",),
     "kafka": ("kafka",),

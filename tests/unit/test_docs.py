@@ -117,7 +117,7 @@ def test_every_link_and_path_leads_somewhere(document: Path) -> None:
 
 
 def test_every_file_at_the_top_that_is_named_exists() -> None:
-    for name in ("requirements.txt", "ivy.xml", "databricks.yml", "LICENSE", "CHANGELOG.md"):
+    for name in ("requirements.txt", "pipelines/jvm/ivy.xml", "databricks.yml", "LICENSE", "CHANGELOG.md"):
         assert name in README.read_text(encoding="utf-8")
         assert (ROOT / name).is_file()
 

@@ -1,0 +1,42 @@
+"""The Java of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+RELEASES: Final = (17, 21)
+"""The releases of Java that Spark and the embedded broker run on."""
+
+_ANSWER_S: Final = 30.0
+
+
+def java_command() -> str | None:
+    """The program `java` of JAVA_HOME, or without that of the PATH; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(str(Path(home, "bin", "java")) if home else "java")
+
+
+def missing_java() -> str:
+    """Say where no Java was found."""
+    home = os.environ.get("JAVA_HOME")
+    return f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
+
+
+def java_problem() -> str | None:
+    """Say why this machine's Java does not fit, or return None where it does. This starts a JVM."""
+    command = java_command()
+    if command is None:
+        return missing_java()
+    try:
+        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"{command} does not run"
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    if found is None:
+        return f"{command} does not say its version"
+    return None if int(found[1]) in RELEASES else f"{command} is Java {found[1]}"

@@ -1,0 +1,42 @@
+"""What the wheel asks for, as the tool that builds it reads `pyproject.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.core import ProjectMetadata
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def _project() -> Any:
+    return ProjectMetadata(str(ROOT), None).core
+
+
+def dependencies() -> list[Requirement]:
+    return [Requirement(text) for text in _project().dependencies]
+
+
+def extras() -> Mapping[str, list[Requirement]]:
+    return {name: [Requirement(text) for text in texts] for name, texts in _project().optional_dependencies.items()}
+
+
+def pinned() -> dict[str, str]:
+    """The versions of `requirements.txt`, by package."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
+    return dict(line.split("==", 1) for line in lines if line)
+
+
+def lower_bounds(requirements: Iterable[Requirement]) -> list[str]:
+    """The oldest version that each of them takes, as requirements; those without a bound as they are."""
+    found = []
+    for requirement in requirements:
+        bound = next((part.version for part in requirement.specifier if part.operator in (">=", "~=", "==")), None)
+        extra = f"[{','.join(requirement.extras)}]" if requirement.extras else ""
+        found.append(f"{requirement.name}{extra}" + (f"=={bound}" if bound else ""))
+    return found

@@ -1,0 +1,128 @@
+"""What the wheel asks for: what the code imports is a dependency, or an extra brings it, which is named where it is missing."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import sys
+from importlib.metadata import packages_distributions
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.utils import canonicalize_name
+
+from pipelines import cli
+from pipelines.engine.choice import open_engine
+from pipelines.errors import EXTRAS, MissingPackageError
+from pipelines.jvm.artifacts import IVY_FILE
+from pipelines.settings import load_settings
+from tests.support.commands import in_process
+from tests.support.packaging import ROOT, dependencies, extras, pinned
+from tests.unit.test_cli import config
+
+pytestmark = pytest.mark.promise("A19")
+
+MODULES: dict[str, set[str]] = {}
+"""By package of an index, the names under which it is imported."""
+for module, packages in packages_distributions().items():
+    for package in packages:
+        MODULES.setdefault(canonicalize_name(package), set()).add(module)
+
+
+def modules(names: list[str]) -> set[str]:
+    return set().union(*(MODULES[canonicalize_name(name)] for name in names))
+
+
+def imported() -> set[str]:
+    """The packages of others that the code imports, in functions, too."""
+    found = set()
+    for path in (ROOT / "pipelines").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {"pipelines"}
+
+
+def test_every_package_that_is_imported_is_a_dependency_or_an_extras() -> None:
+    brought = {"py4j", "httpx"}  # by pyspark, and by confluent-kafka's client of registries in versions before
+    assert imported() - modules([each.name for each in dependencies()]) - EXTRAS.keys() <= brought
+
+
+def test_every_package_of_an_extra_is_said_to_be_that_extras() -> None:
+    for extra, requirements in extras().items():
+        for module in modules([each.name for each in requirements]):
+            assert module in EXTRAS, f"{extra} brings it"
+    for module, extra in EXTRAS.items():
+        brought = {name for each in extras()[extra] for name in MODULES[canonicalize_name(each.name)]}
+        assert module in brought or (extra == "connect" and module in ("grpc", "grpc_status", "google", "zstandard"))
+
+
+@pytest.mark.parametrize("package", sorted(EXTRAS))
+def test_a_package_that_is_missing_is_said_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(cli, "app", lambda: importlib.import_module(package))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = f'the package {package} is not installed: `pip install "watersmeet[{EXTRAS[package]}]"` brings it'
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"watersmeet: {said}\n")
+
+
+def test_without_spark_another_engine_is_offered_where_spark_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(MissingPackageError, match=r'`pip install "watersmeet\[spark\]"` brings it, or take `engine: embedded`'):
+        open_engine(load_settings(config(tmp_path)))
+
+
+@pytest.mark.parametrize("missing", [None, "pyspark", "delta", "pandas"])
+def test_init_writes_the_engine_that_can_run_here_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str | None
+) -> None:
+    if missing is not None:
+        monkeypatch.setitem(sys.modules, missing, None)
+    answer = json.loads(in_process("init", "--json", cwd=tmp_path).stdout)
+    written = yaml.safe_load((tmp_path / "watersmeet.yml").read_text())
+    assert answer["engine"] == written["engine"] == ("spark" if missing is None else "embedded")
+    said = in_process("init", "again", cwd=tmp_path).stdout.splitlines()[-1]
+    if missing is None:
+        assert (answer["reason"], "engine" in said) == (None, False)
+    else:
+        reason = f'the package {missing} is not installed: `pip install "watersmeet[spark]"` brings it'
+        assert (answer["reason"], said) == (reason, f"engine: embedded, since {reason}")
+
+
+@pytest.mark.parametrize(("version", "reason"), [(None, "no bin/java is there"), ("11.0.2", "is Java 11"), ("21.0.1", None)])
+def test_init_takes_spark_with_a_fitting_java_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str | None
+) -> None:
+    if version is not None:
+        java = tmp_path / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    answer = json.loads(in_process("init", "--json", "example", cwd=tmp_path).stdout)
+    assert answer["engine"] == ("embedded" if reason else "spark")
+    assert (reason or "") in (answer["reason"] or "")
+
+
+def test_the_python_half_of_delta_lake_is_that_of_the_jvm_artifact() -> None:
+    [revision] = re.findall(r'name="delta-spark_[\d._]+" rev="(.+?)"', IVY_FILE.read_text(encoding="utf-8"))
+    asked = {str(each.specifier) for each in chain.from_iterable(extras().values()) if each.name == "delta-spark"}
+    assert asked == {f"=={revision}"}
+    assert pinned()["delta-spark"] == revision
+
+
+def test_what_is_pinned_here_is_what_the_wheel_allows() -> None:
+    for each in chain(dependencies(), *extras().values()):
+        if each.name in pinned():
+            assert each.specifier.contains(pinned()[each.name]), each
