@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import socketserver
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 
 from rich.console import Console
 from rich.status import Status
@@ -32,9 +34,26 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(*, verbose: bool = False) -> None:
-    """Logs go to standard error, so that standard output holds the answer alone."""
+    """Logs go to standard error, so that standard output holds the answer alone.
+
+    Unless it is `verbose`, nothing is said there of Spark's JVM being gone by those who talk to it: whoever asked them
+    says it in one sentence.
+    """
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
+    if not verbose:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_is_not_of_py4j)
+    socketserver.BaseServer.handle_error = _log_error  # type: ignore[assignment, method-assign]
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def _log_error(*_: object) -> None:
+    """Log what a request to a server of this process failed by, such as pyspark's own; it would be printed as it is."""
+    log.debug("a request failed", exc_info=True)
 
 
 def log_as_json() -> None:

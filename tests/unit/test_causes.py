@@ -115,3 +115,36 @@ def test_a_commit_file_that_is_emptied_or_torn_is_named(tmp_path: Path, left: in
     questions = DeltaRsQuestions(Lake(settings))
     with pytest.raises(WatersmeetError, match=r"progress.*00000000000000000001\.json"):
         last_commit(questions, "progress")
+
+
+LOST = """
+import logging, socket, socketserver, sys, threading
+from pathlib import Path
+from pipelines.monitoring.observability import set_up_logging
+
+set_up_logging(verbose=len(sys.argv) > 1)
+code = "import logging\\ntry:\\n    1 / 0\\nexcept ZeroDivisionError:\\n    logging.exception('while sending')\\n"
+exec(compile(code, "/x/py4j/java_gateway.py", "exec"))
+
+
+class Handler(socketserver.BaseRequestHandler):
+    def handle(self):
+        raise EOFError
+
+
+with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    socket.create_connection(server.server_address).close()
+    thread.join()
+logging.getLogger("elsewhere").error("told all the same")
+"""
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_spark_loses_its_jvm_by_fills_no_pages_before_the_cause(verbose: bool) -> None:
+    words = [sys.executable, "-c", LOST, *(["-v"] if verbose else [])]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stderr
+    assert "told all the same" in said
+    assert len(said.splitlines()) == 1 or verbose
+    assert ("ZeroDivisionError" in said, "EOFError" in said) == (verbose, verbose)
