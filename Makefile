@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Every process that a test starts would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-long test-all test-core planted faults cluster-test s3-test check format bench soak clean
+.PHONY: help install lock demo test test-long test-all test-core planted faults cluster-test s3-test check format bench soak clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
@@ -28,17 +28,22 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): requirements.txt pyproject.toml pipelines/jvm/ivy.xml
+$(STAMP): requirements.lock pyproject.toml pipelines/jvm/ivy.xml
 	@command -v $(PYTHON) >/dev/null || { echo "Watersmeet needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine: install it, or name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Watersmeet needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): name a newer one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Watersmeet needs Python's venv module to make .venv, and '$(PYTHON)' lacks it: install your system's python3-venv package" >&2; exit 1; }
 	@bash bin/java-version
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock $(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python bin/fetch-jars
 	$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 >/dev/null
 	@touch $(STAMP)
+
+# After a change of requirements.txt: the packages that those need, for every Python that is supported, with their hashes.
+lock:
+	$(BIN)/uv pip compile requirements.txt --universal --python-version 3.10 --generate-hashes --no-annotate \
+		--custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 ENGINE ?= spark
 
