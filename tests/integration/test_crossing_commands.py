@@ -72,6 +72,7 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
             ("evolve --apply", 2, another),
             ("forget a --apply", 2, {"name": "another-name"}),
             ("forget nobody --apply", 0, {}),
+            ("reset --to latest --json", 0, {}),
             ("forget a --apply --tenant x", 2, {}),
         ):
             river.config = {**before, **config}
