@@ -348,15 +348,22 @@ def reset(
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read again."""
     from pipelines.operations.reset import Reset
     from pipelines.run import LAYERS, Run
+    from pipelines.running.owner import Owner
+    from pipelines.silver import Silver
 
     settings, target = load_settings(config), parse_target(to)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
-        with this_run.owned() as owned:
-            jump = Reset(owned.owner, this_run.settings, owned.silver, this_run.partitions, target)
-            found = {**jump.preview(), "done": yes}
-            if yes:
+        kept, partitions = this_run.settings, this_run.partitions
+        if yes:
+            with this_run.owned() as owned:
+                jump = Reset(owned.owner, kept, owned.silver, partitions, target)
+                found = {**jump.preview(), "done": True}
                 jump.commit()
+        else:
+            nobody = Owner(this_run.engine)  # who only looks
+            jump = Reset(nobody, kept, Silver(nobody, kept, partitions), partitions, target)
+            found = {**jump.preview(), "done": False}
     answer(found, as_json, show.reset_view)
 
 

@@ -32,13 +32,14 @@ from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, application_of, bronze_application, last_commit
 from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.epochs import check_rules, keep_first_epoch, read_epochs
+from pipelines.lake.epochs import Epochs, changes, check_rules, epoch_row, keep_first_epoch, may_begin_anew, read_epochs
 from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_identity, check_layout, identity, keep_identity, keep_moved
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.order import due_columns
+from pipelines.lake.questions import Questions
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable, stored
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
@@ -95,8 +96,10 @@ class Run:
         check_features(questions, self.engine.lake)
         check_not_restored(questions, self.engine.lake)
         epochs = read_epochs(questions, self.settings)
-        check_rules(epochs, self.settings)
-        self.settings = epochs.current.settings
+        rules = self.settings.rules()
+        if not self._begins_anew(questions, epochs):
+            check_rules(epochs, self.settings)
+        self.settings = epochs.current.settings.under(rules) if changes(epochs, self.settings) else epochs.current.settings
         self.engine.lake = Lake(self.settings)
         found = check_expressions(self.engine, self.settings) if has_expressions(self.settings.publish) else []
         found += check_tables(self.engine.lake, questions)
@@ -116,6 +119,10 @@ class Run:
         check_store = partial(check_writable, lake) if stored(lake) else None
         self.patience = Patience(self.reporter, self.stopping, self.patience_s, check_store, self.tell)
         self.reporter.tell("lake", "ready")
+
+    def _begins_anew(self, questions: Questions, epochs: Epochs) -> bool:
+        """Whether other rules than the lake's need no `evolve`: nothing was read, and no other process has a layer."""
+        return set(LAYERS) <= set(self.layers) and may_begin_anew(questions, epochs, self.settings)
 
     def once(self) -> None:
         """Everything available now passes through the layers. Each begins with what the one before has handed on so far, and
@@ -212,7 +219,12 @@ class Run:
             keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
             keep_identity(questions, self.engine.append, self.settings, facts)
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
-            check_rules(read_epochs(questions, self.settings), self.settings)  # they may have changed since the run was made
+            epochs = read_epochs(questions, self.settings)  # they may have changed since the run was made
+            if self._begins_anew(questions, epochs):
+                row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
+                owner.append(tables.EPOCHS, row, EVOLVING)
+            else:
+                check_rules(epochs, self.settings)
             if "silver" in self.layers:
                 keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:

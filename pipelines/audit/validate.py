@@ -25,7 +25,7 @@ from pipelines.kafka.cluster import (
 from pipelines.kafka.options import check_options
 from pipelines.kafka.registry import Registry
 from pipelines.lake import tables
-from pipelines.lake.epochs import check_rules, read_epochs
+from pipelines.lake.epochs import check_rules, may_begin_anew, read_epochs
 from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
@@ -179,7 +179,8 @@ def check_lake(
         for field in moved_topics(questions, settings, partitions, facts):
             del facts[field]
         problems = [as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
-        check_rules(read_epochs(questions, settings), settings)
+        if not may_begin_anew(questions, epochs := read_epochs(questions, settings), settings):
+            check_rules(epochs, settings)
         return problems, [] if problems else Beginning(questions, settings, partitions).preview()
     except WatersmeetError as error:
         return [as_problem(error, "kafka.start")], []

@@ -111,6 +111,18 @@ def _other_rules(fields: Iterable[str]) -> ConfigurationError:
     )
 
 
+def may_begin_anew(questions: Questions, epochs: Epochs, settings: Settings) -> bool:
+    """Whether the settings' rules, which differ from the lake's, change nothing that is there: no record was read yet, and no
+    column depends on them.
+    """
+    found = changes(epochs, settings)
+    if not found or any(field.endswith(".schema") or field == "merge.window" for field in found):
+        return False
+    with_rows = [tables.SILVER, tables.PROGRESS, tables.RECOVERED, *map(tables.bronze, settings.sources)]
+    existing = [table for table in with_rows if questions.exists(table)]
+    return not any(questions.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py() for table in existing)
+
+
 def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> pa.Table:
     """Return the settings' rules as a row of `epochs`."""
     row = (number, from_batch, json.dumps(settings.rules(), sort_keys=True), now_ms)

@@ -54,9 +54,9 @@ class Jump(NamedTuple):
 
 @dataclass
 class Reset:
-    """A jump of every topic-partition of a lake that this process owns, to `earliest`, `latest` or a Kafka timestamp (ms).
+    """A jump of every topic-partition of a lake, to `earliest`, `latest` or a Kafka timestamp (ms).
 
-    What a crash has left must be complete, so that the jump is from where everything stands.
+    To make it, the layers must be owned, and what a crash has left complete: it is from where everything stands.
     """
 
     owner: Owner

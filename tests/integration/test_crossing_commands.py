@@ -16,6 +16,7 @@ from pipelines.audit.validate import check_keys
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, FencedError, LeaseTakenError
 from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.evolve import evolve
@@ -72,6 +73,7 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
             ("evolve --apply", 2, another),
             ("forget a --apply", 2, {"name": "another-name"}),
             ("forget nobody --apply", 0, {}),
+            ("reset --to latest --json", 0, {}),
             ("forget a --apply --tenant x", 2, {}),
         ):
             river.config = {**before, **config}
@@ -242,3 +244,27 @@ def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -
     ):
         repartition_once(repartitioned)
     assert repartition_once(repartitioned) == 42
+
+
+# -- a lake that has nothing yet
+
+
+@pytest.mark.promise("C5")
+def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(kafka: str, tmp_path: Path) -> None:
+    river = River.make(kafka, tmp_path, "nothing-yet", partitions=1)
+    river.finish()
+    river.config["publish"]["max_bytes"] = "900kB"
+    river.config["merge"]["timeout"] = "150ms"
+    river.write()
+    assert in_process("validate", "-c", river.file, cwd=river.folder).returncode == 0
+    with pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"):
+        river.finish("bronze")  # another process may have the other layers
+    river.finish()
+    river.flow()
+    river.finish()
+    assert [epoch.settings.publish.max_bytes for epoch in read_epochs(river.questions, river.settings)][1:] == [900_000]
+    assert river.broken_promises() == []
+    river.config["publish"]["max_bytes"] = "800kB"
+    river.write()
+    with pytest.raises(ConfigurationError, match=r"^publish\.max_bytes: the lake has other rules than this configuration"):
+        river.finish()
