@@ -33,16 +33,15 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
 from pipelines.core.recovery import (
     Closings,
+    Decisions,
     Told,
-    encode_idle,
-    encode_min_offsets,
-    encode_told,
     idle_header,
     min_offset,
     read_again_from,
+    recovery_headers,
     told_of,
 )
-from pipelines.core.sequence import EPOCHS, FORGOTTEN, IDLE, MIN_OFFSETS, Tail, tombstones
+from pipelines.core.sequence import FORGOTTEN, NO_RECOVERY, Tail, tombstones
 from pipelines.engine import Engine
 from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import reach
@@ -267,12 +266,16 @@ class Gold:
             told = self._told(positions, lived, is_plain=not is_closed)
             lag_ms = self._epochs.current.settings.merge.tenant_max_lag_ms
             closings = {} if lag_ms is None else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
-            for partition, said in self._beginnings(positions, closings).items():
-                said += [(EPOCHS, encode_told(told[partition]))] if partition in told else []
+            for partition, (offsets, idle) in self._beginnings(positions, closings).items():
+                said = recovery_headers(offsets, idle, told.get(partition))
+                if said[0][0] == NO_RECOVERY:
+                    log.warning("partition %d: what a lost lake needs of idle decisions does not fit into a message", partition)
                 headers[partition][times[partition]] = said
         return dict(headers)
 
-    def _beginnings(self, times: Mapping[int, int], closings: Mapping[int, Closings]) -> dict[int, list[tuple[str, bytes]]]:
+    def _beginnings(
+        self, times: Mapping[int, int], closings: Mapping[int, Closings]
+    ) -> dict[int, tuple[Mapping[str, int], Decisions]]:
         """Per partition, by input: the first offset at a position (ms) >= a time, and the idle decisions from there on.
 
         A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
@@ -287,11 +290,7 @@ class Gold:
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
                 offsets[p][source] = min_offset(records, decisions[p].get(source, ()), time, next_offset=0)
-        said = {}
-        for p, by_source in offsets.items():
-            idle = idle_header(decisions[p], by_source, closings.get(p))
-            said[p] = [(MIN_OFFSETS, encode_min_offsets(by_source)), *([(IDLE, encode_idle(idle))] if idle else [])]
-        return said
+        return {p: (mine, idle_header(decisions[p], mine, closings.get(p))) for p, mine in offsets.items()}
 
     def _told(self, positions: Mapping[int, int], lived: Mapping[int, Told], *, is_plain: bool) -> dict[int, Told]:
         """Per partition, under which windows a lost lake would have to merge again from these positions (ms) on; nothing where

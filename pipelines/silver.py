@@ -6,7 +6,8 @@ A batch is made in these steps:
 2. *read* the records of the ranges, and the open merge records;
 3. *merge* them (`core.merge`), by Kafka partition;
 4. *commit* the merge records that change. This one commit decides: its metadata holds the whole plan;
-5. *notes*: the late records, then `progress` with the version of silver that holds the batch.
+5. *notes*: the late records, then `progress` with the version of silver that holds the batch. (With tenants, what waited and
+   is late by the rules of another epoch is noted before 4, since the batch takes it out of silver.)
 
 Before 4 nothing is known of a batch, and another plan may be made. After a crash between 4 and 5, a start reads the plan from
 silver's last commit and completes the notes; each carries the transaction version of the commit that it follows from, so it is
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +48,7 @@ from pipelines.errors import MissingRecordsError
 from pipelines.faults import reach
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
-from pipelines.lake.commits import Commit
+from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Passed, passed, read_epochs
 from pipelines.lake.floors import last_reset
@@ -109,6 +110,8 @@ class Silver:
         if self._engine.questions.version(tables.SILVER) != self._version:
             check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
+        if planner.tenants is not None and planner.begins_epoch(plan):
+            self._note_waited(plan, planner)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
         with self.owner.step("silver", "merge"):
@@ -150,6 +153,8 @@ class Silver:
         if self.settings.merge.has_tenants:
             planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions))
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
+        if self.settings.merge.has_tenants:
+            self._drop_undecided(-1 if last is None else last[0].batch)
         if last is not None:
             plan, version, commit = last
             if not self._is_noted(plan):
@@ -250,33 +255,42 @@ class Silver:
             note_reset(self._engine, self.settings, plan, commit, version)
         elif plan.has_late:
             batch = self._batch(plan, planner)
-            self._engine.append(tables.LATE, self._late(batch, version, planner), commit)
+            self._engine.append(tables.LATE, self._late(batch, planner), commit)
         reach("silver.progress")
         self._engine.append(tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit)
 
-    def _late(self, batch: Batch, version: int, planner: Planner) -> Rows:
-        """The late records; when an epoch begins, also of those that waited for their tenants."""
+    def _late(self, batch: Batch, planner: Planner) -> Rows:
+        """The late records of a batch."""
         schema, records = late_schema(has_tenants=batch.has_tenants), self._records(batch.plan)
-        waited, waiting = self._waited(batch.plan, version) if batch.begins_epoch and batch.has_tenants else ([], [])
-        inputs = [*records, *waited, *waiting, *self._heads(planner)]
-        return self._engine.per_partition(_finding_late(batch, len(records), len(waited)), inputs, schema)
+        return self._engine.per_partition(_finding_late(batch, len(records)), [*records, *self._heads(planner)], schema)
 
-    def _waited(self, plan: BatchPlan, version: int) -> tuple[list[Rows], list[Rows]]:
-        """The records of bronze from the first one on that waited before this version of silver, and the rows that waited."""
+    def _note_waited(self, plan: BatchPlan, planner: Planner) -> None:
+        """Write to `late` what waits for its tenant and is late by the rules of an epoch, whose first batch comes now.
+
+        The batch takes it out of silver, so it is noted before: afterwards only an older version would tell it, which a
+        vacuum may remove. Nobody looks at late records of batches that are not committed, and a start deletes them.
+        """
         waits: Where = [[("status", "=", "waiting")]]
-        first = self._engine.questions.summary(
-            tables.SILVER, ["partition"], {"first": ("min", "position")}, waits, version=version - 1
-        )
+        first = self._engine.questions.summary(tables.SILVER, ["partition"], {"first": ("min", "position")}, waits)
         positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
         if not positions:
-            return [], []
+            return
         records = []
         for source in self.settings.inputs:
             begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions)
             ranges = {p: (offset, plan.ranges[TopicPartition(source, p)].from_offset) for p, offset in begins.items()}
             records.append(self._read(source, ranges))
         columns = ["partition", "event_time", "position", *TENANT.names, *self.settings.sources]
-        return records, [self._engine.read(tables.SILVER, columns, waits, version=version - 1)]
+        inputs, batch = [*records, self._engine.read(tables.SILVER, columns, waits)], self._batch(plan, planner)
+        late = self._engine.per_partition(_finding_late_again(batch), inputs, late_schema(has_tenants=True))
+        self.owner.append(tables.LATE, late, DELETING)
+
+    def _drop_undecided(self, last: int) -> None:
+        """Delete late records of batches that a crash has kept from being committed."""
+        undecided: Where = [[("batch", ">", last)]]
+        found = self._engine.questions.summary(tables.LATE, [], {"rows": ("count", "*")}, undecided)
+        if found["rows"][0].as_py():
+            self.owner.change(tables.LATE, DELETING, partial(self._engine.delete, tables.LATE, undecided))
 
     def _tell(self, plan: BatchPlan | None) -> None:
         """What a batch has handled, and where the merge stands, with or without one."""
@@ -393,17 +407,22 @@ def _check_complete(records: pa.Table, plan: BatchPlan, expected: Mapping[TopicP
                 raise MissingRecordsError(tp.source, tp.partition, done.from_offset, done.until_offset, found, count)
 
 
-def _finding_late(batch: Batch, sources: int, waited: int) -> Function:
-    """`core.merge.late` for the records of so many sources, and `late_again` for those of so many."""
+def _finding_late(batch: Batch, sources: int) -> Function:
+    """`core.merge.late` for the records of so many sources."""
 
     def finding(*inputs: pa.Table) -> pa.Table:
-        """`inputs`: records by source; those and the rows that waited, where there are some; and with tenants their heads."""
-        heads = inputs[-1] if batch.has_tenants else None
-        found = late(_together(inputs[:sources], batch), batch, heads)
-        if not waited:
-            return found
-        again = late_again(_together(inputs[sources : sources + waited], batch), inputs[sources + waited], batch)
-        return pa.concat_tables([found, again])
+        """`inputs`: records by source, and with tenants their heads."""
+        return late(_together(inputs[:sources], batch), batch, inputs[-1] if batch.has_tenants else None)
+
+    return finding
+
+
+def _finding_late_again(batch: Batch) -> Function:
+    """`core.merge.late_again`."""
+
+    def finding(*inputs: pa.Table) -> pa.Table:
+        """`inputs`: records by source, and the rows that wait."""
+        return late_again(_together(inputs[:-1], batch), inputs[-1], batch)
 
     return finding
 

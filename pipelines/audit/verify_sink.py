@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_eras import NEVER, Evidence, read_table
 from pipelines.audit.verify_evidence import Partition, Row
-from pipelines.core.message import as_read, message_values
+from pipelines.core.message import as_read, message_bytes, message_values
 from pipelines.core.sequence import FORGOTTEN, ID, PLAIN, SEQ, Place, Tail, message_id, place_of, standing
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
@@ -94,7 +94,8 @@ class Judge:
         """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated."""
         if row.outcome.status != "timed_out":
             return [(False, "reset") if row.is_finished else (None, None)]
-        fits = len(row.value or b"") <= self.epochs.of(row.batch).settings.publish.max_bytes
+        beside = len(row.outcome.key.encode()), len(row.outcome.tenant.encode())
+        fits = message_bytes(len(row.value or b""), *beside) <= self.epochs.of(row.batch).settings.publish.max_bytes
         sized: list[tuple[bool | None, str | None]] = [(True, None)] if fits else [(False, "too_large")]
         if not self._knows_messages:
             sized = [(True, None), (False, "too_large")]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, times_ms
+from pipelines.core.columns import NO_TIME, Booleans, Int64s, lengths, times_ms
 from pipelines.core.sequence import CLOSED_AT, DUE, ID, PLAIN, SEQ, TENANT, Place, Tail, message_id
 from pipelines.core.types import HEADERS, has_due, has_tenants
 from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
@@ -31,6 +31,10 @@ MESSAGES: Final = pa.schema(
 """The columns of messages; times in ms since the epoch. `value` is null for a message without a value, `due`, `closed_at` and
 `tenant` for one that does not say them."""
 
+HEADER_BYTES: Final = 200
+"""So many bytes the headers of a message have at most, beside a key and a tenant: names, numbers and times."""
+
+_N = TypeVar("_N", int, Any)
 _ROWS = 4_096
 
 
@@ -56,17 +60,28 @@ def as_read(rows: pa.Table, read_types: Mapping[str, pa.DataType]) -> pa.Table:
     return rows
 
 
+def message_bytes(value: _N, key: _N, tenant: _N) -> _N:
+    """How many bytes a message has whose value, key and tenant have so many: with its headers, but for those from which a lost
+    lake is taken up.
+
+    The id holds the key once more, and the tenant percent-encoded; `HEADER_BYTES` are enough for all else.
+    """
+    return value + 2 * key + 4 * tenant + HEADER_BYTES
+
+
 def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.BooleanArray:
-    """Whether the default value of each row's message takes more than `max_bytes` bytes.
+    """Whether each row's message with the default value takes more than `max_bytes` bytes (`message_bytes`).
 
     Exact, though a value is written only where an upper bound of its size does not settle it. `rows` as for `message_values`.
     """
     found: list[Booleans] = [np.empty(0, np.bool_)]
     for batch in rows.to_batches(max_chunksize=_ROWS):
-        exceeding = _largest_sizes(batch, sources) > max_bytes
+        tenants = lengths(batch.column("tenant")) if has_tenants(batch.schema) else 0
+        beside = message_bytes(0, lengths(batch.column("merge_key")), tenants)
+        exceeding = _largest_sizes(batch, sources) + beside > max_bytes
         if any(pa.types.is_struct(_values(batch, source).type) for source in sources):
             for row in np.flatnonzero(exceeding):  # one at a time: they are few, and large
-                exceeding[row] = sizes(_objects(batch.slice(row, 1), sources))[0] > max_bytes
+                exceeding[row] = sizes(_objects(batch.slice(row, 1), sources))[0] + beside[row] > max_bytes
         found.append(exceeding)
     return pa.array(np.concatenate(found))
 

@@ -29,20 +29,32 @@ cannot be taken up.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Stretch
-from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, PLAIN, Place, place_of
+from pipelines.core.sequence import EPOCHS, IDLE, IDLE_PACKED, MIN_OFFSETS, NO_RECOVERY, PLAIN, Place, place_of
 from pipelines.core.window import Window
 
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
 """Those of the idle policy, by source."""
+
+
+RECOVERY_BYTES: Final = 900 * 1024
+"""So many bytes the headers have at most from which a lost lake is taken up: the sink takes 1 MiB beside `max_bytes`."""
+
+PLAIN_BYTES: Final = 16 * 1024
+"""So many bytes of idle decisions are told as they are, more of them compressed."""
+
+
+class NotToldError(Exception):
+    """The last message that could say where a lost lake goes on says that it does not (`NO_RECOVERY`)."""
 
 
 class Closings(NamedTuple):
@@ -191,6 +203,20 @@ def encode_idle(decisions: Decisions) -> bytes:
     return orjson.dumps({source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()})
 
 
+def recovery_headers(min_offsets: Mapping[str, int], idle: Decisions, told: Told | None) -> list[tuple[str, bytes]]:
+    """The headers of a message from which a lost lake is taken up, of `RECOVERY_BYTES` at most. Where they would have more,
+    the message says that it does not say it (`NO_RECOVERY`).
+    """
+    headers = [(MIN_OFFSETS, encode_min_offsets(min_offsets))]
+    if idle:
+        text = encode_idle(idle)
+        headers.append((IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text)))
+    if told is not None:
+        headers.append((EPOCHS, encode_told(told)))
+    size = sum(len(name) + len(content) for name, content in headers)
+    return headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]
+
+
 def _encoded(decision: IdleDecision) -> list[Any]:
     after_offset, event_time, told = decision
     return [after_offset, event_time, *([dict(told)] if told else [])]
@@ -259,6 +285,16 @@ def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
     return {source: tuple(_decoded(*each) for each in mine) for source, mine in by_source.items()}
 
 
+def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
+    """The idle decisions that a message tells, in one way or the other."""
+    if IDLE_PACKED not in headers:
+        return parse_idle(headers[IDLE]) if IDLE in headers else {}
+    try:
+        return parse_idle(zlib.decompress(headers[IDLE_PACKED] or b""))
+    except zlib.error:
+        raise ValueError(f"{IDLE_PACKED} is not compressed with zlib") from None
+
+
 def _decoded(after_offset: int, event_time: int, told: Mapping[str, int] = MappingProxyType({})) -> IdleDecision:
     return IdleDecision(after_offset, event_time, tuple(sorted(told.items())))
 
@@ -272,7 +308,7 @@ def sink_state(
     `messages` come with their headers, those of a sink partition from its end backwards; no more are asked for than are needed. A
     sink without such a message is read whole. What sorts after the sink's last message is passed over: it was out before a repeat
     (`at_least_once`), and since the sequence goes on behind the last message, it comes again as well. Raises ValueError where a
-    header is not what it should be.
+    header is not what it should be, and NotToldError where the messages do not say where to begin.
     """
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
@@ -286,9 +322,11 @@ def sink_state(
         tail = message.place if tail is None else tail
         if message.place > tail:
             continue
+        if since is None and NO_RECOVERY in headers:
+            raise NotToldError
         if since is None and MIN_OFFSETS in headers:
             begin = parse_min_offsets(headers[MIN_OFFSETS])
-            decisions = parse_idle(headers[IDLE]) if IDLE in headers else {}
+            decisions = _idle_of(headers)
             told = parse_told(headers[EPOCHS]) if EPOCHS in headers else None
             if told is not None:
                 windows = [told.window, *(stretch.window for stretch in told.stretches)]

@@ -25,7 +25,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StringType
 
+from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
@@ -147,7 +149,10 @@ class SparkEngine:
         is_finished = F.col("status") == "timed_out"
         reason = F.when(~F.coalesce(F.expr(valid).cast("boolean"), F.lit(False)), "predicate").otherwise(F.col("invalid_reason"))
         if value is not None:
-            is_too_large = F.coalesce(F.octet_length(F.expr(value)) > max_bytes, F.lit(False))
+            names = [field.name for field in rows.schema if field.dataType == StringType()]  # a source may be called so
+            tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
+            size = message_bytes(F.coalesce(F.octet_length(F.expr(value)), F.lit(0)), F.octet_length("merge_key"), tenant)
+            is_too_large = F.coalesce(size > max_bytes, F.lit(False))
             reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
         return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
             "valid", F.when(is_finished, F.col("invalid_reason").isNull())

@@ -19,7 +19,7 @@ from confluent_kafka import Message
 
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
-from pipelines.core.recovery import ReadBack, SinkState, Told, encode_told, sink_state
+from pipelines.core.recovery import NotToldError, ReadBack, SinkState, Told, encode_told, sink_state
 from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, standing
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
@@ -279,6 +279,12 @@ class Beginning:
                 return sink_state(messages(), window, merge.tenant_max_lag_ms)
             except ValueError:
                 raise ForeignMessageError(topic, p, offset, MIN_OFFSETS) from None
+            except NotToldError:
+                raise ConfigurationError(
+                    f"kafka.start: {topic}[{p}]@{offset} does not say where a lost lake goes on, since the idle decisions "
+                    "that it needs, with what each tells its tenants, are more than fit into a message; start at `earliest`, "
+                    "and publish to another topic"
+                ) from None
 
         merge = self.settings.merge
         found = {p: read(p, merge.window) for p in nothing}

@@ -34,8 +34,9 @@ from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
+from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_letters
-from pipelines.lake.questions import Questions, Where, within
+from pipelines.lake.questions import Condition, Questions, Where, within
 from pipelines.monitoring.events import Failed, Handled
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.pieces import NOT_FORGOTTEN, PIECE_ROWS, PIECES, RECORD, Piece, pieces_of, read_piece
@@ -132,7 +133,11 @@ class DeadLetters:
         pieces: list[Piece] = []
         for source in self.settings.inputs:
             since = {p: standing.get(p, {}).get(source, 0) for p in range(self.partitions)}
-            beyond: Where = [[("source", "=", source), *terms] for terms in within({p: (at, None) for p, at in since.items()})]
+            conditions: list[Condition] = [("source", "=", source)]
+            if self.table == tables.LATE:  # of a batch that is not committed, nobody knows whether it will be
+                last = last_batch(self._engine.questions)
+                conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
+            beyond: Where = [[*conditions, *terms] for terms in within({p: (at, None) for p, at in since.items()})]
             found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
             partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
             is_new = offsets >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[partitions]

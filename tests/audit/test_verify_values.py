@@ -16,6 +16,7 @@ from pipelines.audit.rebuild import OF_BATCH, OF_WINDOW, verify_against
 from pipelines.audit.verify import verify
 from pipelines.audit.verify_sink import read_sink
 from pipelines.audit.verify_values import as_kept
+from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -37,6 +38,10 @@ SCHEMA = {
     },
 }
 FIELDS = tuple(SCHEMA["properties"])
+
+
+def size_of(message: Any) -> int:
+    return int(message_bytes(len(message.value or b""), len(message.key), 0))
 
 
 def kept(source: str, value: bytes) -> Any:
@@ -82,7 +87,7 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     published(lake)
     assert [len(row["tracking"]) for row in lake.rows] == [2, 0]
     assert problems_of(lake.settings) == []
-    size, publish = len(lake.messages()[0].value or b""), lake.settings.publish
+    size, publish = size_of(lake.messages()[0]), lake.settings.publish
     for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
         smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
         assert [what for _, what in problems_of(smaller)] == expected
@@ -158,7 +163,7 @@ def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> 
     lake.value = escaped
     published(lake)
     assert problems_of(lake.settings) == []
-    size = len(lake.messages()[1].value or b"")
+    size = size_of(lake.messages()[1])
     publish = lake.settings.publish
     for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
         smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})

@@ -308,7 +308,7 @@ def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
 @pytest.mark.promise("K8")
 def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None:
     records = _records(("tracking", 0, "a", 0, b"1" * 50), ("orders", 0, "b", 0, b"1" * 500))
-    batch = _batch(1000, 5, max_bytes=200)
+    batch = _batch(1000, 5, max_bytes=400)
     found = {row["merge_key"]: row for row in merge(records, SILVER.empty_table(), batch).to_pylist()}
     assert (found["a"]["valid"], found["a"]["invalid_reason"]) == (True, None)
     assert (found["b"]["valid"], found["b"]["invalid_reason"]) == (False, "too_large")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NO_TIME, time_column
-from pipelines.core.message import MESSAGES, exceeds, message_values, messages
+from pipelines.core.message import MESSAGES, exceeds, message_bytes, message_values, messages
 from pipelines.core.sequence import CLOSED_AT, DUE, ID, SEQ, TENANT, Tail, message_id, place_of
 from pipelines.core.types import TIME
 from tests.support.effort import draws
@@ -145,8 +145,8 @@ def test_large_types_have_the_same_value() -> None:
 
 @law
 @given(data=st.data(), rows=ROWS)
-def test_a_value_exceeds_a_limit_where_it_is_longer(data: st.DataObject, rows: list[Row]) -> None:
-    lengths = [len(expected_value(row)) for row in rows]
+def test_a_message_exceeds_a_limit_where_value_key_and_headers_are_longer(data: st.DataObject, rows: list[Row]) -> None:
+    lengths = [message_bytes(len(expected_value(row)), len(row.key.encode()), len((row.tenant or "").encode())) for row in rows]
     table = silver(rows)
     for max_bytes in {data.draw(st.integers(0, 500)), *(length - data.draw(st.integers(0, 1)) for length in lengths)}:
         found = exceeds(table, SOURCES, max_bytes)

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.audit.status import status
+from pipelines.core.message import message_bytes
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.session import spark_session
 from pipelines.errors import ConfigurationError, WatersmeetError
@@ -290,7 +291,7 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkS
         publish__topic=sink,
         publish__valid="size(orders) > 0 AND orders[0].value IS NOT NULL",
         publish__value="CASE WHEN merge_key <> 'a' THEN concat(merge_key, '!') END",
-        publish__max_bytes=2,
+        publish__max_bytes=message_bytes(2, 1, 0),
     )
     run_once(settings)
     columns = ["status", "valid", "invalid_reason", "orders", "merge_key"]

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.core.message import message_bytes
 from pipelines.errors import ConfigurationError
 from pipelines.trying import try_records
 from tests.support.cases import keyed
@@ -35,7 +36,8 @@ def test_it_shows_the_messages_that_a_run_sends(kafka: str, tmp_path: Path) -> N
 def test_the_users_expressions_judge_and_word_the_messages_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     assert spark is not None, "the session that the expressions take"
     value = "CASE WHEN size(tracking) > 0 THEN concat(merge_key, ' ', size(orders)) END"
-    settings = settings_for(tmp_path, publish__valid="orders[0].offset >= 0", publish__value=value, publish__max_bytes=3)
+    max_bytes = message_bytes(3, 1, 0)
+    settings = settings_for(tmp_path, publish__valid="orders[0].offset >= 0", publish__value=value, publish__max_bytes=max_bytes)
     records = [
         *[{"source": "tracking", "value": keyed(key, 5)} for key in ("a", "b", "long")],
         *[{"source": "orders", "value": keyed(key, 7)} for key in ("a", "c", "long")],

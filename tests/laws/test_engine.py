@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
+from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
 from pipelines.engine import Engine
 from pipelines.engine.embedded import CLEAN_UP_EVERY
@@ -308,11 +309,12 @@ def test_an_expression_that_is_null_or_meets_what_it_cannot_handle_counts_as_fal
     assert judge(engine, "CAST(merge_key AS INT) > 0")["b"] == no
 
 
-def test_a_value_of_an_expression_may_have_so_many_bytes(engine: Engine) -> None:
-    found = judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", 9)
+def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes(engine: Engine) -> None:
+    found = judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(9, 1, 0))
     assert (found["a"], found["b"]) == ((True, None), (False, "too_large"))
-    assert judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", 10)["b"] == (True, None)
-    assert judge(engine, "true", "CAST(NULL AS STRING)", 1)["b"] == (True, None), "a message may have no value"
+    assert judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(10, 1, 0))["b"] == (True, None)
+    without = judge(engine, "true", "CAST(NULL AS STRING)", message_bytes(0, 1, 0))
+    assert without["b"] == (True, None), "a message may have no value"
     assert judge(engine, "size(orders) = 0", "repeat('é', 9)", 9)["b"] == (False, "predicate"), "the predicate comes first"
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from pipelines.core import recovery
+from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
+from pipelines.errors import ConfigurationError
 from pipelines.gold import Gold
-from tests.support.cases import Case, expected_messages, heartbeat, keyed
+from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.decisions import decision_rows, read_decisions
+from pipelines.lake.location import Lake
+from pipelines.run import create_missing
+from pipelines.running.beginning import Beginning
+from pipelines.running.owner import Owner
+from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
-from tests.support.topics import consume, published
+from tests.support.topics import consume, create_topics, published
 
 
 def test_of_many_messages_of_one_time_the_last_alone_has_them(kafka: str, tmp_path: Path) -> None:
@@ -24,3 +37,44 @@ def test_of_many_messages_of_one_time_the_last_alone_has_them(kafka: str, tmp_pa
     having = [(m.partition(), m.offset()) for m in found if "watersmeet.min_offsets" in dict(m.headers())]
     assert having == [(p.partition, p.tail.offset) for p in publications] == [(0, 49), (1, 49)]
     assert published(kafka, "recovery-headers", 2) == expected_messages(lake.cases)
+
+
+@pytest.mark.long
+@pytest.mark.promise("N27")
+def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_says_so(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishing goes on in either case; a lost lake has the same decisions again, or is refused."""
+    tenants = {f"tenant {n:05d} of very many, each of which has a name of its own": 900 + n % 90 for n in range(15_000)}
+    values: list[bytes | None] = [keyed(f"k{n:02d}", 5 + n, g="tenant 00007") for n in range(9)]
+    case = Case({"tracking": [*values, heartbeat(1000)], "orders": [heartbeat(10)]}, 100, ["tracking"] * 10 + ["orders"])
+    merge = {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "500ms"}
+    for name, limit in (("many-tenants", recovery.RECOVERY_BYTES), ("too-many-tenants", 20_000)):
+        monkeypatch.setattr(recovery, "RECOVERY_BYTES", limit)
+        (folder := tmp_path / name).mkdir()
+        topics = {f"sources__{source}__topic": f"{name}_{source}" for source in SOURCES}
+        settings = settings_for(folder, bootstrap=kafka, publish__topic=name, name=name, merge=merge, **topics)
+        create_topics(kafka, *topics.values(), partitions=1)
+        lake = CaseLake(open_engine(settings), settings, {0: case})
+        lake.arrive()
+        lake.merge()
+        decision = IdleDecision(0, 1000, tuple(sorted(tenants.items())))
+        decided = [(TopicPartition("orders", 0), decision)]
+        lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1))
+        lake.merge()
+        assert list(Gold(lake.owner(), settings, 1).drain()), "it goes on"
+        largest = max(sum(len(key) + len(value) for key, value in m.headers()) for m in consume(kafka, name, 1))
+        assert largest < recovery.RECOVERY_BYTES + 1000
+
+        lost = settings.model_copy(
+            update={"lake": str(folder / "again"), "kafka": settings.kafka.model_copy(update={"start": "sink"})}
+        )
+        engine = open_engine(lost)
+        create_missing(engine)
+        beginning = Beginning(engine.questions, lost, 1, Owner(engine))
+        if name == "too-many-tenants":
+            with pytest.raises(ConfigurationError, match="does not say where a lost lake goes on"):
+                beginning.decide()
+        else:
+            beginning.decide()
+            assert read_decisions(DeltaRsQuestions(Lake(lost))) == decided

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.core.message import message_bytes
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
@@ -19,7 +20,7 @@ from tests.support.lakes import CaseLake, delta_table
 
 PARTITIONS = 60
 CASES = rich_cases(PARTITIONS)
-MAX_BYTES = 250
+MAX_BYTES = 455
 SHARE = 20
 
 
@@ -124,7 +125,8 @@ def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message
             row["last_event_time"],
             *values,
         )
-        reason = "predicate" if not row["orders"] else "too_large" if len(message) > MAX_BYTES else None
+        size = message_bytes(len(message), len(row["merge_key"].encode()), 0)
+        reason = "predicate" if not row["orders"] else "too_large" if size > MAX_BYTES else None
         assert (row["valid"], row["invalid_reason"]) == (reason is None, reason)
         seen[reason] += 1
     assert seen["predicate"] > 10 < seen[None]

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.core.plan import BatchPlan
+from pipelines.engine.choice import open_engine
+from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.questions import ROW_BYTES, Where
 from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, one_of
-from tests.support.cases import SOURCES, expected_late, expected_silver, keyed, rich_cases
+from tests.support.cases import SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
+from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.rivers import WATERSMEET, River
-from tests.support.topics import produce
+from tests.support.topics import consume, produce, published
 
 kind = one_of([QUICK, SPARK_FOLDER])
-
-pytestmark = pytest.mark.promise("C24")
 
 
 def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
@@ -31,6 +33,7 @@ def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
     return sum(map(sum, sizes)), max(map(len, sizes))
 
 
+@pytest.mark.promise("C24")
 def test_a_batch_fits_into_memory_and_the_result_is_the_models(
     new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +63,7 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
         assert any("merge_key" in [column for column, *_ in term] for where in asked for term in where)
 
 
+@pytest.mark.promise("C24")
 def test_a_merge_record_says_how_many_bytes_its_records_have(new_lake: MakeLake, kind: str) -> None:
     lake = new_lake(rich_cases(3, 1656, wealth="late"))
     for share in (0.3, 0.6, 1.0):
@@ -71,6 +75,7 @@ def test_a_merge_record_says_how_many_bytes_its_records_have(new_lake: MakeLake,
         assert row["record_bytes"] == sum(len(part["value"].encode()) for source in SOURCES for part in row[source])
 
 
+@pytest.mark.promise("C24")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_small_ones(
@@ -87,3 +92,28 @@ def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_sm
         _, status, usage = os.wait4(process.pid, 0)
     assert status == 0, (tmp_path / "out").read_text()
     assert usage.ru_maxrss < 1.5 * 1024 * 1024, f"{usage.ru_maxrss / 1024:.0f} MiB"
+
+
+@pytest.mark.promise("K10")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_message_that_is_too_large_by_its_key_is_not_valid_and_stops_nothing(kafka: str, tmp_path: Path, kind: str) -> None:
+    """Key and id are as long as the value, which alone would fit."""
+    long, fits = "k" * 500_000, "f" * 200_000
+    values: list[bytes | None] = [keyed(long, 5), keyed(fits, 6), keyed("small", 7), heartbeat(10**6)]
+    case = Case({"tracking": values, "orders": [heartbeat(10**6)]}, 100, ["tracking"] * 4 + ["orders"])
+    settings = settings_for(tmp_path, bootstrap=kafka, publish__topic="long-keys", name="long-keys", publish__max_bytes=2**20)
+    lake = CaseLake(open_engine(settings), settings, {0: case})
+    lake.arrive()
+    lake.merge()
+    assert list(Gold(lake.owner(), settings, 1).drain())
+    assert [m.key.decode() for m in published(kafka, "long-keys", 1)] == [fits, "small"]
+    rows = lake.questions.select(tables.SILVER, ["merge_key", "valid", "invalid_reason"]).to_pylist()
+    assert [row["merge_key"] for row in rows if row["invalid_reason"] == "too_large"] == [long]
+    largest = max(message_size(m) for m in consume(kafka, "long-keys", 1))
+    assert largest <= 2**20
+
+
+def message_size(message: Any) -> int:
+    """How many bytes a message has, but for the headers from which a lost lake is taken up."""
+    headers = [(name, content) for name, content in message.headers() if name != "watersmeet.min_offsets"]
+    return sum(map(len, (message.key(), message.value(), *(each for pair in headers for each in pair))))

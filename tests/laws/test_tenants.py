@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from deltalake import DeltaTable
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import Record
@@ -13,6 +14,7 @@ from pipelines.settings import Settings
 from tests.laws.conftest import QUICK, MakeLake
 from tests.laws.test_idle import Clock, Quiet
 from tests.support.cases import Case, heartbeat, keyed
+from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 
@@ -62,6 +64,36 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
         assert late_of(lake.questions) == models.late()
         assert silver_of(lake.questions) == models.silver()
     assert lake.questions.exists(tables.LATE)
+
+
+@pytest.mark.promise("N28")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize(("operation", "table"), [("merge", tables.SILVER), ("append", tables.PROGRESS)])
+def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left(
+    new_lake: MakeLake, operation: str, table: str
+) -> None:
+    """A crash before or after the first batch of an epoch, and then a vacuum that leaves the last versions alone."""
+    before, after = (100, None, 300), (30, 90, 50)
+    lake, models = new_lake(CASES, merge=merge_of(before)), TenantModels(CASES, before)
+    begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
+    merged(lake, models, 0.5)
+    known = len(models.late())
+    lake.settings = with_rules(lake.settings, after)
+    begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
+    models.begin_epoch(after)
+    lake.arrive(0.55)
+    for _ in range(2):
+        with pytest.raises(CrashError):
+            lake.start(engine=dying_at(lake.engine, operation, table)).drain().__next__()
+        for name in (tables.SILVER, tables.LATE):
+            DeltaTable(lake.engine.lake.address(name)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    lake.merge()
+    models.arrive(0.55)
+    assert late_of(lake.questions) == models.late()
+    assert silver_of(lake.questions) == models.silver()
+    assert len(models.late()) > known
+    merged(lake, models, 1.0)
+    assert late_of(lake.questions) == models.late()
 
 
 def test_a_reset_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(new_lake: MakeLake, kind: str) -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from pipelines.audit.show import try_view
 from pipelines.cli import app
 from pipelines.core.inputs import input_of, topic_of
+from pipelines.core.message import message_bytes
 from pipelines.core.model import Record
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
@@ -186,7 +187,7 @@ def test_a_value_that_is_an_object_keeps_its_numbers_as_they_are_spelled(tmp_pat
 
 def test_units_tombstones_and_the_largest_message_are_the_configurations() -> None:
     unit: dict[str, Any] = {"sources__tracking__event_time": {"field": "ts", "unit": "s"}, "sources__tracking__tombstone": "skip"}
-    settings = settings_for(Path("/nowhere"), publish__max_bytes=100, **unit)
+    settings = settings_for(Path("/nowhere"), publish__max_bytes=message_bytes(100, 1, 0), **unit)
     large = keyed("b", 5, text="x" * 100)
     records = [{"source": "tracking", "value": value} for value in (None, large, keyed("a", 7))]
     found = try_records(settings, records)
