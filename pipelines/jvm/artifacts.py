@@ -122,7 +122,7 @@ def retrieve(ivy_file: Path, pattern: str, group: str | None = None) -> str | No
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
         for line in process.stdout or ():
             lines.append(line.strip())
-            if done := re.search(r"\[SUCCESSFUL \] \S+!(\S+) \(\d+ms\)", line):
+            if done := re.search(r"\[SUCCESSFUL \] \S+!([^\s(]+)", line):
                 log.info("fetched %s", done[1])
     log.debug("Ivy: %s", "\n".join(lines))
     return _problem(lines) if process.returncode else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,27 +19,6 @@ from tests.support.rivers import River
 @pytest.mark.long
 def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) -> None:
     every_command_does_its_work(River.make(kafka, tmp_path, "no-java"))
-
-
-CHECKED = [
-    *["bronze_tracking", "bronze_tracking", "bronze_orders", "bronze_orders"],
-    *["silver", "silver", "late", "sink", "progress"],
-]
-"""The tables in the demo's check, a line for each suite."""
-
-
-@pytest.mark.long
-def test_the_demo_runs_on_it_and_every_expectation_holds(tmp_path: Path) -> None:
-    demo = [sys.executable, "-m", "pipelines", "demo", "--engine", "embedded", "--dir", str(tmp_path / "demo")]
-    done = subprocess.run(demo, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    after = done.stdout.partition("Great Expectations")[2]
-    assert "every expectation is met" in after
-    assert [line.split()[0] for line in after.splitlines() if line.startswith(" ")][1:10] == CHECKED
-    [reading] = [line for line in after.splitlines() if "/python -c " in line]
-    program = reading.partition(" -c ")[2].strip().strip('"')
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "merge_key" in shown.stdout
 
 
 def test_a_lake_that_the_engine_cannot_open_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
 from pipelines.lake import tables
@@ -67,6 +68,12 @@ def test_silver_is_written_by_merges(lake: CaseLake) -> None:
     operations = [commit["operation"] for commit in DeltaTable(f"{lake.settings.lake}/{tables.SILVER}").history()]
     assert len(operations) > 3
     assert set(operations) == {"CREATE TABLE", "MERGE"}
+
+
+@pytest.mark.parametrize("read", [DeltaTable.to_pandas, DeltaTable.to_pyarrow_table], ids=lambda read: read.__name__)
+def test_what_ignores_deletion_vectors_refuses_to_read(read: Callable[[DeltaTable], object], lake: CaseLake) -> None:
+    with pytest.raises(DeltaProtocolError, match="deletionVectors"):
+        read(DeltaTable(f"{lake.settings.lake}/{tables.SILVER}"))
 
 
 @pytest.mark.promise("R14")

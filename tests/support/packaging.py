@@ -9,6 +9,7 @@ from typing import Any
 
 from hatchling.metadata.core import ProjectMetadata
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +33,10 @@ def pinned() -> dict[str, str]:
     return dict(line.split("==", 1) for line in lines if line)
 
 
-def lower_bounds(requirements: Iterable[Requirement]) -> list[str]:
-    """The oldest version that each of them takes, as requirements; those without a bound as they are."""
-    found = []
+def lower_bounds(requirements: Iterable[Requirement]) -> dict[str, str]:
+    """The oldest version of each package that all of these requirements take; empty for one without a bound."""
+    found: dict[str, str] = {}
     for requirement in requirements:
-        bound = next((part.version for part in requirement.specifier if part.operator in (">=", "~=", "==")), None)
-        extra = f"[{','.join(requirement.extras)}]" if requirement.extras else ""
-        found.append(f"{requirement.name}{extra}" + (f"=={bound}" if bound else ""))
+        bound = next((part.version for part in requirement.specifier if part.operator in (">=", "~=", "==")), "")
+        found[requirement.name] = max(found.get(requirement.name, ""), bound, key=lambda text: Version(text or "0"))
     return found

@@ -21,7 +21,7 @@ from pipelines.errors import EXTRAS, MissingPackageError
 from pipelines.jvm.artifacts import IVY_FILE
 from pipelines.settings import load_settings
 from tests.support.commands import in_process
-from tests.support.packaging import ROOT, dependencies, extras, pinned
+from tests.support.packaging import ROOT, dependencies, extras, lower_bounds, pinned
 from tests.unit.test_cli import config
 
 pytestmark = pytest.mark.promise("A19")
@@ -55,8 +55,9 @@ def test_every_package_that_is_imported_is_a_dependency_or_an_extras() -> None:
 
 
 def test_every_package_of_an_extra_is_said_to_be_that_extras() -> None:
+    always = modules([each.name for each in dependencies()])
     for extra, requirements in extras().items():
-        for module in modules([each.name for each in requirements]):
+        for module in modules([each.name for each in requirements]) - always:
             assert module in EXTRAS, f"{extra} brings it"
     for module, extra in EXTRAS.items():
         brought = {name for each in extras()[extra] for name in MODULES[canonicalize_name(each.name)]}
@@ -120,6 +121,11 @@ def test_the_python_half_of_delta_lake_is_that_of_the_jvm_artifact() -> None:
     asked = {str(each.specifier) for each in chain.from_iterable(extras().values()) if each.name == "delta-spark"}
     assert asked == {f"=={revision}"}
     assert pinned()["delta-spark"] == revision
+
+
+def test_the_oldest_delta_rs_is_the_one_that_silver_was_read_with() -> None:
+    """Versions before 1.6.6 read large tables with deletion vectors wrongly (`tests/integration/test_other_readers.py`)."""
+    assert lower_bounds(dependencies())["deltalake"] == pinned()["deltalake"]
 
 
 def test_what_is_pinned_here_is_what_the_wheel_allows() -> None:
