@@ -13,17 +13,13 @@ from pipelines.jvm.artifacts import BROKER, SPARK, pinned
 from tests.support.installed import Environment, build_wheel
 from tests.support.packaging import extras
 
-<<<<<<< HEAD
-pytestmark = [pytest.mark.promise("A19"), pytest.mark.long]
-=======
 CHECKED = [
     *["bronze_tracking", "bronze_tracking", "bronze_orders", "bronze_orders"],
     *["silver", "silver", "late", "sink", "progress"],
 ]
 """The tables in the demo's check, a line for each suite."""
 
-pytestmark = [pytest.mark.promise("A16"), pytest.mark.long]
->>>>>>> d47718d580dbb38b7d1f8113e382ce0b3c2e1909
+pytestmark = [pytest.mark.promise("A19"), pytest.mark.long]
 
 
 @pytest.mark.timeout(1500)

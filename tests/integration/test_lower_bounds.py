@@ -18,7 +18,7 @@ from packaging.version import Version
 from tests.support.installed import Environment
 from tests.support.packaging import ROOT, dependencies, extras, lower_bounds
 
-pytestmark = [pytest.mark.promise("A16"), pytest.mark.long]
+pytestmark = [pytest.mark.promise("A19"), pytest.mark.long]
 
 VERSIONS = "import json, sys; from importlib.metadata import version; print(json.dumps([version(name) for name in sys.argv[1:]]))"
 LAYERS = ("test_bronze", "test_silver", "test_gold", "test_idle", "test_records", "test_restarts", "test_sinks_made_again")

@@ -94,7 +94,7 @@ def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_sm
     assert usage.ru_maxrss < 1.5 * 1024 * 1024, f"{usage.ru_maxrss / 1024:.0f} MiB"
 
 
-@pytest.mark.promise("K10")
+@pytest.mark.promise("K13")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_message_that_is_too_large_by_its_key_is_not_valid_and_stops_nothing(kafka: str, tmp_path: Path, kind: str) -> None:
     """Key and id are as long as the value, which alone would fit."""

@@ -66,7 +66,7 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
     assert lake.questions.exists(tables.LATE)
 
 
-@pytest.mark.promise("N28")
+@pytest.mark.promise("N34")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize(("operation", "table"), [("merge", tables.SILVER), ("append", tables.PROGRESS)])
 def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left(
