@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 from confluent_kafka import KafkaException
@@ -223,6 +224,10 @@ def _properties(ports: _Record, settings: Mapping[str, str]) -> str:
     return own.format(**ports.model_dump()) + "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
+INHERITED: Final = frozenset(["PATH", "HOME", "USER", "TMPDIR", "TZ", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "LD_LIBRARY_PATH"])
+"""The environment variables that the broker has of ours: it outlives us, and passwords among the others are not for it."""
+
+
 def _new_cluster_id() -> str:
     """As Kafka makes them, but never with a leading dash, which would look like an option."""
     return base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
@@ -244,8 +249,9 @@ def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) 
 
 def _spawn(directory: Path, *command: str) -> psutil.Popen:
     """A detached process in the directory that writes to the broker's log."""
-    # Under this locale the JVM finds files of any name.
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"} if sys.platform == "linux" else None
+    environment = {name: value for name, value in os.environ.items() if name in INHERITED}
+    if sys.platform == "linux":
+        environment["LC_ALL"] = "C.UTF-8"  # the JVM finds files of any name under it
     with (directory / "broker.log").open("ab", buffering=0) as log:
         log.write(_LAUNCHED)
         return psutil.Popen(

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from pipelines.dev import broker
-from pipelines.dev.broker import BrokerStatus
+from pipelines.dev.broker import INHERITED, BrokerStatus
 from pipelines.errors import ArtifactsError, BrokerError, WatersmeetError
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
@@ -174,6 +174,13 @@ def test_is_detached_from_its_starter(shared: BrokerStatus) -> None:
     files = {int(link.name): link.readlink() for link in Path(f"/proc/{shared.pid}/fd").iterdir()}
     log = shared.directory / "broker.log"
     assert [files[0], files[1], files[2]] == [Path("/dev/null"), log, log]
+
+
+@pytest.mark.promise("C36")
+def test_it_has_of_the_environment_what_java_needs_alone(shared: BrokerStatus) -> None:
+    assert shared.pid is not None
+    assert psutil.Process(shared.pid).environ().keys() <= {*INHERITED, "LC_ALL"}
+    assert "PYTEST_CURRENT_TEST" not in INHERITED
 
 
 def test_the_log_has_dates_and_is_short(shared: BrokerStatus) -> None:
