@@ -76,6 +76,7 @@ def test_of_the_same_key_it_is_said_how_far_its_records_lie_apart(tmp_path: Path
     assert "lie 2h apart, and the merge waits for 100ms" in found["what"].replace("1h 59m 59s", "2h")
 
 
+@pytest.mark.long
 def test_only_the_last_records_count_so_that_a_mistake_of_today_is_seen(tmp_path: Path) -> None:
     pairs = [at(f"k{n}", n) for n in range(20)]
     lake = lake_of(tmp_path, pairs, pairs)

@@ -178,6 +178,7 @@ def halves(river: River) -> list[Any]:
 
 
 @pytest.mark.promise("C33")
+@pytest.mark.long
 def test_repartition_follows_no_other_rules_than_the_lake(repartitioned: River) -> None:
     pairs(repartitioned, 1000)
     by_id(repartitioned)
@@ -250,6 +251,7 @@ def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -
 
 
 @pytest.mark.promise("C5")
+@pytest.mark.long
 def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "nothing-yet", partitions=1)
     river.finish()
