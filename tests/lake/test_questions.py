@@ -39,7 +39,7 @@ def bronze_row(
     partition: int, offset: int, time: int | None = 0, *, key: bytes | None = None, merge_key: str | None = None
 ) -> Any:
     reason = None if time is not None else "no_event_time"
-    return ("tracking", partition, offset, 5, 0, key, b"{}", [("h", b"v")], merge_key, time, False, reason, None)
+    return ("tracking", partition, offset, 5, 0, key, b"{}", [("h", b"v")], merge_key, time, False, reason, None, 4)
 
 
 @pytest.fixture(scope="module", params=[DELTA_RS, SPARK_CATALOG])
