@@ -25,7 +25,7 @@ from pipelines.kafka.ranges import share
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions, sql_name, sql_where
+from pipelines.lake.by_delta_rs import DeltaRsQuestions, columns_of, sql_name, sql_where
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
@@ -180,7 +180,7 @@ class EmbeddedEngine:
             table,
             commit,
             lambda found, how: write_deltalake(
-                found, self._with_added(table, rows), mode="append", writer_properties=_writer(rows), **how
+                found, _with_added(found, rows), mode="append", writer_properties=_writer(rows), **how
             ),
         )
 
@@ -230,14 +230,7 @@ class EmbeddedEngine:
         with self._naming_features(table):
             write(found, how)
         if found.version() == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(found, self._with_added(table, self.lake.schema(table).empty_table()), mode="append", **how)
-
-    def _with_added(self, table: str, rows: pa.Table) -> pa.Table:
-        """Rows with the columns that others have added to a table, as nulls: delta-rs appends whole rows alone."""
-        for field in self.questions.columns(table):
-            if field.name not in rows.column_names:
-                rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
-        return rows
+            write_deltalake(found, _with_added(found, self.lake.schema(table).empty_table()), mode="append", **how)
 
     @contextmanager
     def _naming_features(self, table: str) -> Iterator[None]:
@@ -323,6 +316,17 @@ class EmbeddedEngine:
 
 def _has_deletion_vectors(found: DeltaTable) -> bool:
     return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(found.deletion_vectors()))
+
+
+def _with_added(found: DeltaTable, rows: pa.Table) -> pa.Table:
+    """Rows with the columns that others have added to a table, as nulls: delta-rs appends whole rows alone.
+
+    The table is asked as it is: brought up to date now, it would no longer tell of a commit made since it was looked at.
+    """
+    for field in columns_of(found):
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
+    return rows
 
 
 def _writer(rows: pa.Table) -> WriterProperties:

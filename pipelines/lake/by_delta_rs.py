@@ -77,7 +77,7 @@ class DeltaRsQuestions(Questions):
         self, table: str, columns: Sequence[str], values: Aggregates, where: Where, version: int | None, grouped: str
     ) -> pa.Table:
         found = self._at(table, version)
-        schema, where = _schema(found), narrowed(table, where)
+        schema, where = columns_of(found), narrowed(table, where)
         check_question(table, schema.names, columns, where, values)
         wanted = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
@@ -121,7 +121,7 @@ class DeltaRsQuestions(Questions):
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `Questions`."""
-        return _schema(self._at(table, version))
+        return columns_of(self._at(table, version))
 
     def properties(self, table: str) -> dict[str, str]:
         """See `Questions`."""
@@ -250,7 +250,7 @@ _WRITABLE: Final = frozenset(
 _READABLE: Final = _WRITABLE | {"columnMapping"}
 
 
-def _schema(found: DeltaTable) -> pa.Schema:
+def columns_of(found: DeltaTable) -> pa.Schema:
     return plain_schema(pa.schema(found.schema().to_arrow()))
 
 
