@@ -30,7 +30,7 @@ from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, application_of, bronze_application, last_commit
+from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, RESETTING, application_of, bronze_application, last_commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import Epochs, changes, check_rules, epoch_row, keep_first_epoch, may_begin_anew, read_epochs
 from pipelines.lake.features import check_features
@@ -457,7 +457,8 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
         return [*read, *decided, *deleted, epochs]
     if layer == "silver":
         deleted = [(name, DELETING) for name in (tables.SILVER, tables.LATE, tables.FORGOTTEN)]
-        return [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION), *deleted, epochs]
+        decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION), (tables.RECOVERED, RESETTING)]
+        return [*decided, *deleted, epochs]
     return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION), epochs]
 
 

@@ -59,7 +59,7 @@ from pipelines.lake.restored import check_table
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived, read_since
 from pipelines.monitoring.events import Handled
-from pipelines.operations.reset import note_reset, reset_rows, taken_back
+from pipelines.operations.reset import forget_undecided, note_reset, remember_published, reset_rows, taken_back
 from pipelines.running.outcomes import outcomes
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.planning import Planner, Tenants
@@ -110,7 +110,9 @@ class Silver:
         if self._engine.questions.version(tables.SILVER) != self._version:
             check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
-        if planner.tenants is not None and planner.begins_epoch(plan):
+        if plan.reset is not None:
+            remember_published(self.owner, self.settings, plan)
+        elif planner.tenants is not None and planner.begins_epoch(plan):
             self._note_waited(plan, planner)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
@@ -153,8 +155,10 @@ class Silver:
         if self.settings.merge.has_tenants:
             planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions))
         planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
+        last_number = -1 if last is None else last[0].batch
+        forget_undecided(self.owner, last_number)
         if self.settings.merge.has_tenants:
-            self._drop_undecided(-1 if last is None else last[0].batch)
+            self._drop_undecided(last_number)
         if last is not None:
             plan, version, commit = last
             if not self._is_noted(plan):
@@ -252,7 +256,7 @@ class Silver:
         """Step 5. What is written already is skipped."""
         reach("silver.notes")
         if plan.reset is not None:
-            note_reset(self._engine, self.settings, plan, commit, version)
+            note_reset(self._engine, self.settings, plan, commit)
         elif plan.has_late:
             batch = self._batch(plan, planner)
             self._engine.append(tables.LATE, self._late(batch, planner), commit)

@@ -33,6 +33,7 @@ from pipelines.lake.questions import Questions, Where
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived
+from pipelines.lake.taken_back import undecided_at
 from pipelines.settings import Settings
 
 SAMPLED_RECORDS = 100_000
@@ -194,7 +195,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
     bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
     counts = [questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
-    known = _read_recovered(questions, settings)
+    known = _read_recovered(questions, settings, batch)
     # Messages are noted before the lake's first batch, or with a reset, whose progress is noted after them.
     messages = known.filter(pc.is_valid(known["merge_key"]))
     at, ends = numbers(messages["recovered_at"]), np.array([reset.committed_at for reset in resets], np.int64)
@@ -251,10 +252,14 @@ def _without_topic(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != "topic"]
 
 
-def _read_recovered(questions: Questions, settings: Settings) -> pa.Table:
-    """All of `recovered`, with the columns that it lacks, null."""
-    columns = _without_topic(questions.columns(tables.RECOVERED).names) if questions.exists(tables.RECOVERED) else ()
+def _read_recovered(questions: Questions, settings: Settings, last_batch: int) -> pa.Table:
+    """All of `recovered`, with the columns that it lacks, null; without what a reset noted that was not decided by this batch."""
+    is_there = questions.exists(tables.RECOVERED)
+    columns = _without_topic(questions.columns(tables.RECOVERED).names) if is_there else ()
     found = read_table(questions, settings, tables.RECOVERED, columns)
+    if is_there and (at := undecided_at(questions, last_batch)) is not None:
+        is_noted = pc.and_(pc.equal(found["recovered_at"], at), pc.is_valid(found["merge_key"]))
+        found = found.filter(pc.invert(is_noted.fill_null(False)))
     for name, kind in [*dict.fromkeys([*DUE.names, "since"], pa.int64()).items(), *((f.name, f.type) for f in TENANT)]:
         if name not in found.column_names:
             found = found.append_column(name, pa.nulls(found.num_rows, kind))

@@ -251,6 +251,7 @@ _READABLE: Final = _WRITABLE | {"columnMapping"}
 
 
 def columns_of(found: DeltaTable) -> pa.Schema:
+    """Return the columns that a table has in the version that is opened."""
     return plain_schema(pa.schema(found.schema().to_arrow()))
 
 

@@ -27,6 +27,9 @@ DELETING: Final = "watersmeet-delete"
 EVOLVING: Final = "watersmeet-evolve"
 """Of the commits that begin a further epoch, which is a row of its own."""
 
+RESETTING: Final = "watersmeet-reset"
+"""Of the commits that remember which messages a deliberate reset takes out of silver, before it does."""
+
 UNREAD: Final = frozenset([DELETING, EVOLVING])
 """Applications of which nobody asks what their last commit said."""
 

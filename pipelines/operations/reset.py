@@ -21,9 +21,10 @@ from pipelines.core.types import DUE, TENANT, TIME, own_columns
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.lake.commits import Commit
+from pipelines.lake.commits import RESETTING, Commit
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Where, within
+from pipelines.lake.taken_back import noted_at, undecided_at
 from pipelines.running.beginning import Beginning
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
@@ -125,11 +126,39 @@ def reset_rows(engine: Engine, settings: Settings, plan: BatchPlan) -> Rows:
     return engine.per_partition(partial(closed, again=again, sources=sources, batch=plan.batch), [rows], changed)
 
 
-def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Commit, version: int) -> None:
-    """What follows from a reset's commit, which made this version of silver: a replay changes nothing.
+def remember_published(owner: Owner, settings: Settings, plan: BatchPlan) -> None:
+    """Before a reset's commit: a message that holds a record that comes again stays published, and `recovered` remembers it.
 
-    Late records that come again leave `late`. A message that holds a record that comes again stays published, and `recovered`
-    remembers it. `resets` has the jump of every topic-partition.
+    The commit takes its merge record out of silver, so that afterwards only an older version would tell it. Until the
+    commit, it counts for nothing (`lake.taken_back`).
+    """
+    if not (again := taken_back(plan)):
+        return
+    engine, now = owner.engine, now_ms()
+    table, of_silver = engine.lake.layout[tables.RECOVERED], engine.lake.layout[tables.SILVER].schema
+    names = ["partition", "merge_key", "event_time", *own_columns(of_silver, DUE), *own_columns(of_silver, TENANT)]
+    schema = pa.schema([of_silver.field(name) for name in names])
+    before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]])
+    tails = last_published(engine.questions)
+    function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
+    messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
+    rows = table.rows_of({**row, "recovered_at": now} for row in messages.to_pylist())
+    owner.append(tables.RECOVERED, rows, RESETTING, {"batch": plan.batch, "recovered_at": now})
+
+
+def forget_undecided(owner: Owner, last_batch: int) -> None:
+    """Delete what a reset remembered that a crash has kept from being decided. `last_batch`: silver's last one, or -1."""
+    engine = owner.engine
+    if (at := undecided_at(engine.questions, last_batch)) is not None:
+        commit = owner.next_commit(tables.RECOVERED, RESETTING, {"batch": -1, "recovered_at": 0})
+        engine.delete(tables.RECOVERED, noted_at(at), commit)
+        owner.confirm(tables.RECOVERED, commit)
+
+
+def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Commit) -> None:
+    """What follows from a reset's commit: a replay changes nothing.
+
+    Late records that come again leave `late`, and `resets` has the jump of every topic-partition.
     """
     again = taken_back(plan)
     if again:
@@ -137,14 +166,6 @@ def note_reset(engine: Engine, settings: Settings, plan: BatchPlan, commit: Comm
             [("source", "=", tp.source), ("partition", "=", tp.partition), ("offset", ">=", since)] for tp, since in again.items()
         ]
         engine.delete(tables.LATE, late, commit)
-        table, of_silver = engine.lake.layout[tables.RECOVERED], engine.lake.layout[tables.SILVER].schema
-        names = ["partition", "merge_key", "event_time", *own_columns(of_silver, DUE), *own_columns(of_silver, TENANT)]
-        schema = pa.schema([of_silver.field(name) for name in names])
-        before = engine.read(tables.SILVER, [*schema.names, *settings.sources], [[("valid", "=", True)]], version=version - 1)
-        tails = last_published(engine.questions)
-        function = partial(published_again, again=again, tails=tails, sources=list(settings.sources))
-        messages = engine.summary(engine.per_partition(function, [before], schema), schema.names, {})
-        engine.append(tables.RECOVERED, table.rows_of({**row, "recovered_at": now_ms()} for row in messages.to_pylist()), commit)
     now = now_ms()
     jumps = [
         (*settings.place(tp.source), tp.partition, jump.from_offset, jump.until_offset, now, plan.reset)

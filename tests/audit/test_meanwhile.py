@@ -212,7 +212,6 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
         ("a jump back", partial(jump, by=-6), operation, table)
         for operation, table in [
             ("delete", tables.LATE),
-            ("append", tables.RECOVERED),
             ("append", tables.RESETS),
             ("append", tables.PROGRESS),
         ]
@@ -236,6 +235,19 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     assert again["lake"] == again["rebuilt"]
     assert against(settings, tmp_path / "again", questions_of(settings)) == []
     batch(settings)
+    assert problems(questions_of(settings), settings) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("operation", ["append", "merge"])
+def test_a_reset_that_was_not_decided_leaves_nothing(scene: Scene, tmp_path: Path, operation: str) -> None:
+    """What it remembers of messages before its commit counts for nothing, before the next start and after it."""
+    settings = scene.copy(tmp_path)
+    cut_short(settings, jump(settings, -6), operation, tables.RECOVERED if operation == "append" else tables.SILVER)
+    assert (rows(settings, tables.RECOVERED) > 0) == (operation == "merge")
+    assert problems(questions_of(settings), settings) == []
+    batch(settings)
+    assert rows(settings, tables.RECOVERED) == 0
     assert problems(questions_of(settings), settings) == []
 
 

@@ -97,6 +97,7 @@ def test_the_examples_suites_are_suites(tmp_path: Path) -> None:
         "freshness": "progress",
         "completeness": "silver",
         "quarantine": "bronze_orders",
+        "event_times": "bronze_orders",
     }
     assert all(suite.expectations for suite in added.values())
 
