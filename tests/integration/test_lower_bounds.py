@@ -65,7 +65,6 @@ def test_with_the_oldest_packages_that_the_wheel_allows_all_laws_hold(tmp_path: 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_with_the_oldest_packages_of_the_extras_they_do_what_they_are_for(tmp_path: Path) -> None:
-    """All but Spark's, which belongs to the JVM artifacts and has one version."""
-    others = [requirements for name, requirements in extras().items() if name not in ("spark", "connect")]
-    asked = [each for each in chain(dependencies(), *others) if each.name != "pyspark"]
+    """All but Spark and Delta Lake, which belong to the JVM artifacts and have one version."""
+    asked = [each for each in chain(dependencies(), *extras().values()) if each.name not in ("pyspark", "delta-spark")]
     run_with_oldest(tmp_path / "oldest", asked, OF_EXTRAS)
