@@ -68,7 +68,7 @@ def test_what_cannot_be_fetched_is_named_with_its_place(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ArtifactsError) as raised:
         jars(group)
-    assert named(caplog.text) == [cache / group / first, cache / group / second]
+    assert named("\n".join(caplog.messages)) == [cache / group / first, cache / group / second]
     assert "Java 17 or 21" in sentence(raised)
     assert sentence(raised).endswith(f"put the files named above into {cache / group}")
     monkeypatch.delenv("JAVA_HOME")
@@ -113,7 +113,7 @@ def test_without_a_network_it_is_said_why_and_which_files_belong_where(
     done = in_process("fetch", "--into", tmp_path / "elsewhere", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Connection refused" in done.stderr.splitlines()[-1]
-    assert named(caplog.text) == [tmp_path / "elsewhere" / SPARK / name for name in pinned(SPARK)]
+    assert named("\n".join(caplog.messages)) == [tmp_path / "elsewhere" / SPARK / name for name in pinned(SPARK)]
 
 
 @pytest.mark.long
@@ -129,7 +129,7 @@ def test_what_a_repository_of_ones_own_has_is_fetched_and_the_rest_named(
     delta, *others = sorted(pinned(SPARK), key=lambda name: not name.startswith("delta-spark"))
     with pytest.raises(ArtifactsError, match="could not be fetched"):
         fetch(SPARK, cache)
-    assert named(caplog.text) == [cache / SPARK / name for name in pinned(SPARK) if name in others]
+    assert named("\n".join(caplog.messages)) == [cache / SPARK / name for name in pinned(SPARK) if name in others]
     assert [jar.name for jar in (cache / SPARK).iterdir()] == [delta], "nothing but what is whole, and no temporary folder"
     torn = repository / delta
     torn.write_bytes(torn.read_bytes()[:-1])
