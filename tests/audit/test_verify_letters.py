@@ -269,6 +269,7 @@ def test_in_a_sample_of_the_records_all_but_some_changes_are_found(
 # -- no false alarm
 
 
+@pytest.mark.nightly
 def test_letters_that_retention_deleted_are_not_missing(kafka: str, tmp_path: Path) -> None:
     overrides: dict[str, Any] = topics_of_letters("short-letters")
     river = River.make(kafka, tmp_path, "short-letters", **overrides)
@@ -289,6 +290,7 @@ def test_letters_that_retention_deleted_are_not_missing(kafka: str, tmp_path: Pa
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 def test_forgotten_records_and_rows_that_ended_leave_their_letters(kafka: str, tmp_path: Path) -> None:
     keep = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
     overrides: dict[str, Any] = {**topics_of_letters("old-letters"), "keep": keep}

@@ -95,6 +95,7 @@ def assert_kept(river: River) -> None:
     assert b"coupon" not in first, "what is out stays as it was"
 
 
+@pytest.mark.nightly
 def test_bare_avro_is_read_by_the_schema_of_its_offset(kafka: str, tmp_path: Path) -> None:
     river = avro_river(kafka, tmp_path, "avro-epochs")
     grow(river)

@@ -181,6 +181,7 @@ def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: R
     is_as_if_the_key_had_never_been(river, tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_run_that_waits_for_it_is_ended_by_a_signal(river: River) -> None:
     holding = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, command="forget")
     holding.await_held()

@@ -14,6 +14,7 @@ from pipelines.monitoring.events import Event, Handled
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES
+from tests.support.effort import first_then_nightly
 from tests.support.rivers import River
 from tests.support.tenant_rivers import TenantRiver
 from tests.support.topics import consume
@@ -84,7 +85,7 @@ def passed_offsets(river: River, source: str) -> dict[tuple[str, int], int]:
     return passed
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_then_nightly(MODES))
 def test_every_outcome_is_counted_as_the_tables_have_it(kafka: str, tmp_path: Path, mode: str) -> None:
     river, counted = River.make(kafka, tmp_path, f"outcomes-{mode}", **MODES[mode]), Counted()
     for _ in range(3):

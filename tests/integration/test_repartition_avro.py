@@ -64,6 +64,7 @@ def assert_written(river: River, inputs: Mapping[str, Raws]) -> None:
         assert copied(river.kafka, river.settings.inputs[source], PARTITIONS) == raw.expected(PARTITIONS)
 
 
+@pytest.mark.nightly
 def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own_schemas(
     kafka: str, tmp_path: Path, registry: TestRegistry
 ) -> None:

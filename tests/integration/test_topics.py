@@ -131,6 +131,7 @@ def test_refused_records_go_back_to_their_own_topics(river: River) -> None:
         assert again == [b"{"] * count, "once"
 
 
+@pytest.mark.nightly
 def test_a_key_is_forgotten_in_every_topic(river: River) -> None:
     for name in river.inputs:
         river.send(name, 0, keyed("alice-1234", 500))
@@ -151,6 +152,7 @@ def test_a_key_is_forgotten_in_every_topic(river: River) -> None:
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 def test_a_jump_back_takes_every_topic_back(river: River) -> None:
     for _ in range(2):
         river.flow()
@@ -166,6 +168,7 @@ def test_a_jump_back_takes_every_topic_back(river: River) -> None:
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
     web, app, orders = river.inputs
     river.config["keep"] = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}

@@ -218,6 +218,7 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
     assert river.losses() == Losses()
 
 
+@pytest.mark.nightly
 def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, new_river: NewRiver) -> None:
     river = new_river()
     river.finish()

@@ -36,7 +36,8 @@ def settings_for(folder: Path, **overrides: Any) -> Settings:
 
 
 DELTA_RS = "delta-rs folder"
-SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark folder", "spark catalog"))
+SPARK_FOLDER = pytest.param("spark folder", marks=pytest.mark.long)
+SPARK_CATALOG = pytest.param("spark catalog", marks=pytest.mark.nightly)
 KINDS = [DELTA_RS, SPARK_FOLDER, SPARK_CATALOG]
 """Each way to ask. Questions are small, and most are asked through delta-rs: `make test-long` asks them of Spark too."""
 

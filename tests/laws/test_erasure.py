@@ -20,7 +20,7 @@ from pipelines.lake import tables
 from pipelines.lake.maintenance import keep_properties, maintain
 from pipelines.operations.forget import Forgetting
 from pipelines.operations.keeping import expire
-from tests.laws.conftest import FOLDER_AT_NIGHT, MakeLake, in_folders, in_folders_of_both
+from tests.laws.conftest import FOLDER_AT_NIGHT, MakeLake, in_folders
 from tests.laws.test_keeping import note_published
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, folder_of
@@ -107,7 +107,7 @@ def kinds_of(files: set[str]) -> set[str]:
     return {file.split("/")[0] + ("/_change_data" if "_change_data" in file else "") for file in files}
 
 
-@in_folders_of_both
+@in_folders
 def test_after_forget_the_retention_and_maintain_no_file_has_the_key_or_its_values(
     lake: CaseLake, open_spark: OpenSpark, kind: str
 ) -> None:

@@ -12,7 +12,7 @@ from pipelines.core.merge import REPLACING
 from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings, load_settings
-from tests.laws.conftest import QUICK, MakeLake, in_folders_of_both
+from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
 
@@ -45,7 +45,7 @@ def is_taken(name: str, **kind: Any) -> bool:
     return True
 
 
-@in_folders_of_both
+@in_folders
 def test_sources_named_like_any_column_are_merged_as_the_model_does(new_lake: MakeLake, kind: str) -> None:
     names = sorted(filter(is_taken, every_column()))
     if kind != QUICK:  # one of each type beside the others, and those that other steps know

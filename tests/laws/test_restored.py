@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.restored import check_not_restored
-from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake
+from tests.laws.conftest import CATALOG_AT_NIGHT, FOLDER_AT_NIGHT, QUICK, MakeLake
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, delta_table, folder_of
 
@@ -31,7 +31,7 @@ def refusal(lake: CaseLake) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("kind", IN_FOLDERS_OF_BOTH, indirect=True, scope="module")
+@pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT, CATALOG_AT_NIGHT], indirect=True, scope="module")
 def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
     new_lake: MakeLake, open_spark: OpenSpark, kind: str
 ) -> None:

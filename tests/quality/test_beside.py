@@ -62,6 +62,7 @@ def test_a_suite_that_is_wrong_refuses_the_run(kafka: str, tmp_path: Path) -> No
     assert f"{file}: expectations[0], expect_much: " in run.said()
 
 
+@pytest.mark.nightly
 def test_each_message_is_looked_at_once(kafka: str, tmp_path: Path) -> None:
     river, looked_at = River.make(kafka, tmp_path / "river", "checked"), 0
     for _ in range(3):
@@ -100,6 +101,7 @@ def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path)
     assert f"{bad}: is not JSON" in json.loads(here(river, "validate", "--json", exit_code=2))["problems"][0]["what"]
 
 
+@pytest.mark.nightly
 def test_where_kafka_is_away_all_but_the_sink_is_looked_at(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path / "river", "away")
     river.flow()
