@@ -37,7 +37,7 @@ from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
 
-pytestmark = pytest.mark.promise("A16")
+pytestmark = [pytest.mark.promise("A16"), pytest.mark.long]
 
 KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms"}
 KEY, PARTITIONS, TOKEN = "a", 2, 10**6
@@ -135,7 +135,7 @@ def test_a_sound_lake_is_sound_whatever_happens_between_two_questions(
 
 
 @pytest.mark.parametrize("name", ACTS)
-@pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.long), *shares()])
+@pytest.mark.parametrize("share", [0.6, *shares()])
 def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
     """Their answers are those of before or those of after."""
     commands: dict[str, Callable[[Settings, Questions], object]] = {
@@ -172,7 +172,7 @@ def test_a_rebuild_whose_history_moves_says_so(scene: Scene, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["a batch", "keep"])
-@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), *shares(0.5)])
+@pytest.mark.parametrize("share", [0.0, *shares(0.5)])
 def test_a_rebuild_stays_the_same_as_the_lake(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
     """Also where rows end that it still has."""
     settings, into = scene.copy(tmp_path), tmp_path / "again"
@@ -221,7 +221,6 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
 
 
 @pytest.mark.parametrize(("name", "command", "operation", "table"), CUT, ids=[f"{name}, {table}" for name, _, _, table in CUT])
-@pytest.mark.long
 def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     scene: Scene, tmp_path: Path, name: str, command: Callable[[Settings], Callable[[Owner], object]], operation: str, table: str
 ) -> None:
@@ -238,7 +237,6 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     assert problems(questions_of(settings), settings) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("operation", ["append", "merge"])
 def test_a_reset_that_was_not_decided_leaves_nothing(scene: Scene, tmp_path: Path, operation: str) -> None:
     """What it remembers of messages before its commit counts for nothing, before the next start and after it."""
@@ -271,7 +269,6 @@ ERASING = [("update", tables.bronze("orders")), ("append", tables.FORGOTTEN), ("
 
 
 @pytest.mark.parametrize(("operation", "table"), ERASING, ids=[table for _, table in ERASING])
-@pytest.mark.long
 def test_a_key_that_is_half_erased_is_named_with_what_to_do(scene: Scene, tmp_path: Path, operation: str, table: str) -> None:
     settings = scene.copy(tmp_path)
     cut_short(settings, Forgetting(questions_of(settings), settings, KEY).erase, operation, table)

@@ -229,6 +229,7 @@ def assert_of_1970(warnings: list[dict[str, str]]) -> None:
     assert all("event times decades from Kafka's own timestamps" in warning["what"] for warning in warnings)
 
 
+@pytest.mark.long
 def test_status_says_where_everything_is(merged: Project) -> None:
     done = merged.watersmeet("status", "--json")
     assert done.returncode == 0, done.stderr
@@ -266,6 +267,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
     }
 
 
+@pytest.mark.long
 def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession, merged: Project) -> None:
     done = merged.watersmeet("validate", "--json")
     found = json.loads(done.stdout)
@@ -273,6 +275,7 @@ def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession,
     assert (done.returncode, found) == (0, {"ok": True, "problems": []})
 
 
+@pytest.mark.long
 def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSession, merged: Project) -> None:
     unfit = {"retention.ms": "1000", "max.message.bytes": "2000", "message.timestamp.after.max.ms": "86400000"}
     create_topics(merged.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)

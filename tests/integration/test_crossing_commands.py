@@ -57,6 +57,7 @@ def crossing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], obj
 
 
 @pytest.mark.promise("O15")
+@pytest.mark.long
 def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "leaves-layers", partitions=1)
     river.flow()

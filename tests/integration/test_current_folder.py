@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 
-pytestmark = pytest.mark.promise("C34")
+pytestmark = [pytest.mark.promise("C34"), pytest.mark.long]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks into the current folder first")
-@pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, id="spark", marks=pytest.mark.long)])
+@pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, id="spark", marks=pytest.mark.nightly)])
 def test_no_process_of_a_run_imports_from_the_current_folder(lake: str, kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, f"current-folder-{lake}", lake=lake)
     river.program = (str(Path(sys.executable).with_name("watersmeet")),)

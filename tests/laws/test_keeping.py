@@ -114,6 +114,7 @@ def steps(lake: CaseLake, kind: str, count: int = STEPS) -> Iterator[int]:
             yield step
 
 
+@pytest.mark.long
 @in_folders
 def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: CaseLake, kind: str, tmp_path: Path) -> None:
     for _ in steps(lake, kind):

@@ -34,6 +34,7 @@ def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.long
 def test_a_batch_fits_into_memory_and_the_result_is_the_models(
     new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
