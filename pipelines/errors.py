@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 class WatersmeetError(Exception):
@@ -80,8 +81,14 @@ class OpenTransactionError(KafkaRequestError):
         self.topic, self.partition, self.offset = topic, partition, offset
 
 
+def address_of(url: str) -> str:
+    """The scheme and the host of a URL, with its port: what follows them may be a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 class RegistryError(WatersmeetError):
-    """A schema registry is in trouble, or lacks what records need."""
+    """A schema registry is in trouble, or lacks what records need. Of its URL, scheme and host are told: it may hold a token."""
 
 
 class RegistryUnreachableError(RegistryError):
@@ -90,8 +97,10 @@ class RegistryUnreachableError(RegistryError):
     retriable = True
 
     def __init__(self, url: str, detail: str) -> None:
-        super().__init__(f"the schema registry does not answer at {url} ({detail}); start it, or correct the source's registry")
-        self.url = url
+        super().__init__(
+            f"the schema registry does not answer at {address_of(url)} ({detail}); start it, or correct the source's registry"
+        )
+        self.address = address_of(url)
 
 
 class UnknownWriterSchemaError(RegistryError):
@@ -101,18 +110,20 @@ class UnknownWriterSchemaError(RegistryError):
 
     def __init__(self, url: str, schema_id: int) -> None:
         super().__init__(
-            f"a record was written with schema {schema_id}, which the schema registry at {url} does not have; register it there "
-            "under this id, or jump over the record with `watersmeet reset`"
+            f"a record was written with schema {schema_id}, which the schema registry at {address_of(url)} does not have; "
+            "register it there under this id, or jump over the record with `watersmeet reset`"
         )
-        self.url, self.schema_id = url, schema_id
+        self.address, self.schema_id = address_of(url), schema_id
 
 
 class RegistryAccessError(RegistryError):
     """The schema registry refused the client: its password, a certificate or a missing permission. Waiting does not help."""
 
     def __init__(self, url: str, detail: str) -> None:
-        super().__init__(f"the schema registry at {url} refuses ({detail}); correct the options of the source's registry")
-        self.url = url
+        super().__init__(
+            f"the schema registry at {address_of(url)} refuses ({detail}); correct the options of the source's registry"
+        )
+        self.address = address_of(url)
 
 
 class StoreError(WatersmeetError):

@@ -188,7 +188,7 @@ class LineageSettings(Part):
     """Where OpenLineage events go: one of the two."""
 
     file: kinds.Location | None = None
-    url: kinds.Url | None = None
+    url: kinds.Url | None = Field(default=None, repr=False)
 
     @model_validator(mode="after")
     def _goes_to_one_place(self) -> "LineageSettings":

@@ -35,6 +35,9 @@ _LARGEST_SIZE: Final = 1_000_000
 """How many characters a configuration may have where its aliases are written out, unless the file itself has more."""
 _COMPARED: Final = "equals"
 _PASSED_ON: Final = frozenset(["options", "storage", "spark"])
+_RULES: Final = frozenset([("publish", "valid"), ("publish", "value"), ("merge", "tenant")])
+_RULES_OF_SOURCES: Final = frozenset(["key", "tenant", "event_time", "heartbeat", "where"])
+"""Fields of a configuration, and of each of its sources, whose texts are rules that the lake keeps."""
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
@@ -167,6 +170,12 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
         return [_substituted(item, environ, *at) for item in value]
     if not isinstance(value, str) or "${" not in value:
         return value
+    if at[:2] in _RULES or (at[:1] == ("sources",) and at[2:3] and at[2] in _RULES_OF_SOURCES):
+        raise RefusedError(
+            "{path} must not have `${`: a rule is kept with the lake for ever, where everybody who reads the lake sees it, "
+            "and must be the same wherever it is used; write it out, without secrets",
+            *at,
+        )
     names: list[str] = []
 
     def lookup(match: re.Match[str]) -> str:

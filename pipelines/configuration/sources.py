@@ -105,7 +105,7 @@ def _parsed(paths: str | tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 class RegistrySettings(Part):
     """The schema registry (of Confluent's API) that has the schemas which a source's values were written with."""
 
-    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"])
+    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"], repr=False)
     options: kinds.RegistryOptions = {}
 
 

@@ -72,13 +72,14 @@ def parsed(document: Any) -> Parsed:
 
 def _renamed(node: Any) -> Any:
     """The schema with some logical types under names of their own; one that does not stand where it may is left out, as Avro's
-    specification has it.
+    specification has it. So is what fastavro notes in a schema that it has parsed already.
     """
     if isinstance(node, list):
         return [_renamed(each) for each in node]
     if not isinstance(node, dict):
         return node
-    node = {name: _renamed(each) if name in ("type", "fields", "items", "values") else each for name, each in node.items()}
+    node = {name: each for name, each in node.items() if not name.startswith("__")}
+    node |= {name: _renamed(node[name]) for name in ("type", "fields", "items", "values") if name in node}
     if node.get("logicalType") in _RENAMED:
         if node["logicalType"] == "decimal":
             _check_decimal(node)

@@ -19,9 +19,8 @@ import orjson
 import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
 from fastavro.read import SchemaResolutionError
-from fastavro.schema import UnknownType
 
-from pipelines.core.avro_columns import NO_SCHEMA, UnfitError, column_of, parsed
+from pipelines.core.avro_columns import Parsed, UnfitError, column_of, parsed
 from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.times import LAST_EVENT_TIME_MS
@@ -37,6 +36,19 @@ _FRAME: Final = 5
 """Bytes before a value that say which schema it was written with."""
 
 _NAMED: Final = frozenset(["record", "error", "enum", "fixed"])
+_UNNAMED: Final = frozenset(["boolean", "int", "long", "float", "double", "bytes", "string", "enum"])
+"""Types that are these alone, also where a schema gives their names to others."""
+
+MAX_BYTES: Final = 2**20
+MAX_TYPES: Final = 2_000
+MAX_DEPTH: Final = 100
+"""Bounds of a schema that values are written with, far beyond those in use: whoever may register one may not be trusted."""
+
+_STEPS_PER_BYTE: Final = 16
+_FREE_STEPS: Final = 10_000
+"""How many steps reading a value may take for each of its bytes, and how many more for a value as a whole. A null and a record
+take a step and no byte, so a few bytes could stand for as many of them as one likes.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,10 +137,11 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
     try:
         document = orjson.loads(text)
         column = column_of(parsed(document))
+        _bounded(text)
         return AvroSchema(orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), column.type, writers)
     except orjson.JSONDecodeError as error:
         fault = f"is no JSON document ({error}); write an Avro schema"
-    except UnfitError as error:
+    except (UnfitError, UnsafeError) as error:
         fault = str(error)
     raise ConfigurationError(f"{path}: {fault}")
 
@@ -141,10 +154,6 @@ def self_contained(text: str, references: Sequence[str]) -> str:
     if not references:
         return text
     named: dict[str, Any] = {}
-    try:
-        *_, schema = [parse_schema(orjson.loads(each), named) for each in (*references, text)]
-    except (UnknownType, *NO_SCHEMA):
-        return text
     defined: set[str] = set()
 
     def written_out(node: Any) -> Any:
@@ -160,7 +169,11 @@ def self_contained(text: str, references: Sequence[str]) -> str:
             node["fields"] = [{**each, "type": written_out(each["type"])} for each in node["fields"]]
         return node | {name: written_out(node[name]) for name in ("type", "items", "values") if name in node}
 
-    return orjson.dumps(written_out(schema)).decode()
+    try:
+        *_, schema = [parse_schema(orjson.loads(each), named) for each in (*references, text)]
+        return orjson.dumps(written_out(schema)).decode()
+    except Exception:  # whatever a schema may make of its parser: what is wrong with it is found out later
+        return text
 
 
 # -- values
@@ -171,12 +184,11 @@ def _decoder(written_with: str, read_with: str) -> Decode:
     """A function of bytes without a frame, which were written with one schema and are read as another."""
     reader = parsed(orjson.loads(read_with))
     try:
-        writer = parsed(orjson.loads(written_with))
-        _least_size(writer.schema, writer.named)
-    except (UnfitError, orjson.JSONDecodeError):
+        writer = _bounded(written_with)
+    except UnsafeError as error:
+        return _refusing(f"the schema that it was written with {error}")
+    except Exception:  # whatever a schema may make of its parser
         return _refusing("the schema that it was written with is no Avro schema")
-    except UndecodableError as error:
-        return _refusing(str(error))
     is_resolved = writer.schema != reader.schema
     convert = column_of(reader, is_resolved=is_resolved).convert
 
@@ -184,7 +196,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
         """A bare Avro value as the reader's schema has it. Raises UndecodableError where it is none."""
         if value is None:
             raise UndecodableError("no value (tombstone)")
-        content = BytesIO(value)
+        content: Any = _Content(value)
         try:
             document: Any = schemaless_reader(content, writer.schema, reader.schema if is_resolved else None)
             if convert is not None:
@@ -198,6 +210,27 @@ def _decoder(written_with: str, read_with: str) -> Decode:
         return dict(document)
 
     return decode
+
+
+class _Content:
+    """The bytes of a value, of which a read that finds fewer than it asks for raises EOFError: fastavro does not look where it
+    skips a field.
+    """
+
+    __slots__ = ("read", "tell")
+
+    def __init__(self, value: bytes) -> None:
+        content = BytesIO(value)
+        found_at, self.tell = content.read, content.tell
+
+        def read(size: int) -> bytes:
+            """The next bytes. Raises EOFError where there are not so many."""
+            found = found_at(size)
+            if len(found) != size:
+                raise EOFError
+            return found
+
+        self.read = read
 
 
 def _refusing(why: str) -> Decode:
@@ -223,30 +256,83 @@ def _why(error: Exception) -> str:
     return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), type(error).__name__)
 
 
-def _least_size(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ()) -> int:
-    """How many bytes a value takes at least. Raises UndecodableError for a schema whose values are not safe to decode: of a type
-    inside of itself, or of arrays of nothing, a few bytes may stand for a stack, or a loop, without end.
+class UnsafeError(Exception):
+    """Values of a schema are not safe to decode; the message says what it has."""
+
+
+def _bounded(text: str | bytes) -> Parsed:
+    """Return the schema that is written here.
+
+    Raises UnsafeError where it is larger than the bounds, or where a few bytes may stand for a stack, or a loop, without end:
+    types inside of themselves, or arrays of nothing. For what is no schema it raises UnfitError or another error.
     """
-    if isinstance(schema, list):
-        return 1 + min((_least_size(choice, named, inside) for choice in schema), default=0)
-    kind = schema if isinstance(schema, str) else schema["type"]
-    if kind in named:
-        return _least_size(named[kind], named, inside)
-    match kind:
-        case "null":
-            return 0
-        case "fixed":
-            return int(schema["size"])
-        case "record" | "error":
-            if schema["name"] in inside:
-                raise UndecodableError(f"the schema that it was written with has a `{schema['name']}` inside of itself")
-            return sum(_least_size(each["type"], named, (*inside, schema["name"])) for each in schema["fields"])
-        case "array":
-            if not _least_size(schema["items"], named, inside):
-                raise UndecodableError("the schema that it was written with has an array whose items take no bytes")
-        case "map":
-            _least_size(schema["values"], named, inside)
-    return 1
+    if len(text) > MAX_BYTES:
+        raise UnsafeError(f"has more than {MAX_BYTES:,} bytes")
+    schema = parsed(orjson.loads(text))
+    if len(schema.named) > MAX_TYPES:
+        raise UnsafeError(f"has more than {MAX_TYPES:,} types")
+    if _Steps(schema.named).of(schema.schema, 0)[0] > _FREE_STEPS:
+        raise UnsafeError("takes too many steps to read for a value of so few bytes")
+    return schema
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Counts the steps that reading a value may take beyond those that its bytes allow; each named type is looked at once."""
+
+    named: Mapping[str, Any]
+    known: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+
+    def of(self, schema: Any, depth: int) -> tuple[int, int]:
+        """How many steps too many a value of a part at this depth may take, and how many levels the part has.
+
+        Raises UnsafeError, and whatever a part makes of it that is no schema.
+        """
+        if depth > MAX_DEPTH:
+            raise UnsafeError(f"is more than {MAX_DEPTH} levels deep")
+        if isinstance(schema, list):
+            choices = [self.of(choice, depth + 1) for choice in schema]
+            steps, levels = map(max, zip(*choices, strict=True))
+            return 1 - _STEPS_PER_BYTE + steps, levels + 1
+        match kind := schema if isinstance(schema, str) else schema["type"]:
+            case "null":
+                return 1, 0
+            case "fixed":
+                return 1 - _STEPS_PER_BYTE * int(schema["size"]), 0
+            case "record" | "error":
+                return self._of_named(schema["name"], depth)
+            case "array":
+                return self._of_items("an array", schema["items"], 0, depth)
+            case "map":
+                return self._of_items("a map", schema["values"], 1, depth)
+        if kind in self.named and kind not in _UNNAMED:
+            return self._of_named(kind, depth)
+        return 1 - _STEPS_PER_BYTE, 0
+
+    def _of_named(self, name: str, depth: int) -> tuple[int, int]:
+        if name in self.known:
+            found = self.known[name]
+            if found is None:
+                raise UnsafeError(f"has a {name[:100]!r} inside of itself")
+            if depth + found[1] > MAX_DEPTH:
+                raise UnsafeError(f"is more than {MAX_DEPTH} levels deep")
+            return found
+        self.known[name] = None
+        schema = self.named[name]
+        if schema["type"] in ("record", "error"):
+            fields = [self.of(each["type"], depth + 1) for each in schema["fields"]]
+            found = 1 + sum(steps for steps, _ in fields), 1 + max((levels for _, levels in fields), default=0)
+        else:
+            found = self.of(schema, depth)
+        self.known[name] = found
+        return found
+
+    def _of_items(self, kind: str, schema: Any, least_bytes: int, depth: int) -> tuple[int, int]:
+        """As `of`, of an array or a map: each item must take the bytes that its steps need."""
+        steps, levels = self.of(schema, depth + 1)
+        if steps > _STEPS_PER_BYTE * least_bytes:
+            raise UnsafeError(f"has {kind} whose items take too few bytes")
+        return 1 - _STEPS_PER_BYTE, levels + 1
 
 
 # -- what a key and an event time are in a value

@@ -32,7 +32,7 @@ from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
 from pipelines.engine import Function, KafkaInput, Running, replaced_row
 from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.expressions import expression_problem
+from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.polling import has_news
 from pipelines.engine.session import session_with
 from pipelines.engine.threads import RunningThread
@@ -147,12 +147,18 @@ class SparkEngine:
     def judged(self, rows: DataFrame, valid: str, value: str | None, max_bytes: int) -> DataFrame:
         """See `Engine.judged`."""
         is_finished = F.col("status") == "timed_out"
-        reason = F.when(~F.coalesce(F.expr(valid).cast("boolean"), F.lit(False)), "predicate").otherwise(F.col("invalid_reason"))
+        reason = F.when(~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate").otherwise(
+            F.col("invalid_reason")
+        )
         if value is not None:
+<<<<<<< HEAD
             names = [field.name for field in rows.schema if field.dataType == StringType()]  # a source may be called so
             tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
             size = message_bytes(F.coalesce(F.octet_length(F.expr(value)), F.lit(0)), F.octet_length("merge_key"), tenant)
             is_too_large = F.coalesce(size > max_bytes, F.lit(False))
+=======
+            is_too_large = F.coalesce(F.octet_length(pure(rows, value)) > max_bytes, F.lit(False))
+>>>>>>> 5aa634eb937938fb4450ed455e369475ea12f298
             reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
         return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
             "valid", F.when(is_finished, F.col("invalid_reason").isNull())
@@ -166,7 +172,7 @@ class SparkEngine:
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""
         numbered = self.rows(rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())))
-        found = numbered.select("_row", *[F.expr(text).alias(name) for name, text in expressions.items()])
+        found = numbered.select("_row", *[pure(numbered, text).alias(name) for name, text in expressions.items()])
         return found.toArrow().sort_by("_row").drop_columns(["_row"])
 
     def expression_problem(self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:

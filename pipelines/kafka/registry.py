@@ -1,15 +1,21 @@
-"""Schemas in a registry of Confluent's API, by confluent-kafka's own client, whose options are passed on as they are."""
+"""Schemas in a registry of Confluent's API. It is not trusted with this process's time and memory: another one asks it
+(`registry_client`), which is ended where the answer takes too long.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import ssl
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from pathlib import Path
+from typing import IO, Any, Final, cast
 
 from pipelines.configuration.sources import RegistrySettings
-from pipelines.core.avro_schema import AvroSchema, self_contained
+from pipelines.core.avro_schema import MAX_BYTES, AvroSchema, self_contained
 from pipelines.core.reading import ReadingRules
 from pipelines.errors import (
     ConfigurationError,
@@ -18,13 +24,15 @@ from pipelines.errors import (
     UnknownWriterSchemaError,
     missing_package,
 )
-from pipelines.kafka.cluster import TIMEOUT_S
+from pipelines.kafka.registry_client import OptionsError, client_of
 from pipelines.settings import Settings
+
+DEADLINE_S: Final = 6.0
+"""How long a registry has for a whole answer, with all that a schema refers to: less than a stop of the run may take."""
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
 
-_clients: dict[tuple[int, str], Any] = {}
 _texts: dict[str, dict[int, str]] = {}
 """By registry: an id stands for the same schema for ever, so nothing is asked for twice by a process."""
 
@@ -39,7 +47,7 @@ def rules_of(settings: Settings, source: str) -> ReadingRules:
 
 
 class Registry(Mapping[int, str]):
-    """By id, the schemas of a registry, each with all that it refers to. It pickles; each process has a client of its own.
+    """By id, the schemas of a registry, each with all that it refers to. It pickles.
 
     To ask for one raises UnknownWriterSchemaError where there is none, RegistryAccessError where the client is refused,
     RegistryUnreachableError where there is no answer, and ConfigurationError for options that the client does not take.
@@ -51,7 +59,7 @@ class Registry(Mapping[int, str]):
     def __getitem__(self, schema_id: int) -> str:
         known = _texts.setdefault(self._name, {})
         if schema_id not in known:
-            known[schema_id] = self._fetched(schema_id)
+            known[schema_id] = str(self._ask(schema_id))
         return known[schema_id]
 
     def __iter__(self) -> Iterator[int]:
@@ -62,71 +70,110 @@ class Registry(Mapping[int, str]):
 
     def check_options(self) -> None:
         """Raises ConfigurationError for options that the client does not take; the registry is not asked."""
-        self._client()
+        try:
+            client_of(self._settings.url, dict(self._settings.options), DEADLINE_S)
+        except ImportError as error:
+            raise missing_package(error) or error from None
+        except OptionsError as error:
+            raise _refused_options(error.reason) from None
 
     def check(self) -> None:
         """Raises as asking for a schema does where the registry cannot be used."""
-        self._ask(lambda client: client.get_schema_types(), 0)
+        self._ask(None)
 
-    def _fetched(self, schema_id: int) -> str:
-        def fetch(client: Any) -> str:
-            """The text of the schema with this id, which names no other schema. Raises what the registry's client raises."""
-            schema = client.get_schema(schema_id)
-            references: dict[tuple[str, int], str] = {}
-            _collect(client, schema.references or [], references)
-            return self_contained(schema.schema_str, list(references.values()))
-
-        return str(self._ask(fetch, schema_id))
-
-    def _ask(self, question: Any, schema_id: int) -> Any:
-        from confluent_kafka.schema_registry import SchemaRegistryError  # takes a quarter of a second
-
+    def _ask(self, schema_id: int | None) -> str | None:
+        """The text of a schema, or None where no schema is asked for."""
         url = self._settings.url
+        own = {"timeout_s": DEADLINE_S, "max_bytes": MAX_BYTES}
+        match _helper().ask({"url": url, "options": dict(self._settings.options), "schema_id": schema_id, **own}):
+            case {"text": text, "references": references}:
+                return self_contained(text, references)
+            case {"missing": name}:
+                error = ImportError(f"No module named {name!r}", name=name)
+                raise missing_package(error) or error
+            case {"options": reason}:
+                raise _refused_options(reason)
+            case {"status": status} if status == _NOT_FOUND and schema_id is not None:
+                raise UnknownWriterSchemaError(url, schema_id)
+            case {"status": status} if status in _REFUSALS:
+                raise RegistryAccessError(url, f"HTTP status {status}")
+            case {"status": status}:
+                raise RegistryUnreachableError(url, f"HTTP status {status}")
+            case {"tls": _}:
+                raise RegistryAccessError(url, "TLS")
+            case {"too_large": _}:
+                raise RegistryUnreachableError(url, "its answer is too large")
+            case {"trouble": name}:
+                raise RegistryUnreachableError(url, str(name))
+            case None:
+                raise RegistryUnreachableError(url, f"no whole answer within {DEADLINE_S:.0f} s")
+        return None
+
+
+def _refused_options(reason: str | None) -> ConfigurationError:
+    if reason is None:
+        return ConfigurationError("a file that registry.options name cannot be read; correct its path")
+    return ConfigurationError(f"the client of schema registries does not take its options ({reason}); correct registry.options")
+
+
+# -- the process that asks
+
+_COMMAND: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); from pipelines.kafka.registry_client import main; main()"
+)
+
+
+class _Helper:
+    """A process that asks registries, one question at a time; it is started with the first one, and anew after it was ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer; None where there is none before the deadline."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                # Isolated: nothing of the current folder is imported. Memory that threads would only reserve counts, too.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _COMMAND],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+                )
+                started = self._say(self._process, [str(Path(each).absolute()) for each in sys.path if each], _START_S)
+                if started != {}:
+                    return started
+            answer = self._say(self._process, question, DEADLINE_S)
+            if answer is None or "too_large" in answer:
+                self._process.kill()
+                self._process.wait()
+            return answer
+
+    @staticmethod
+    def _say(process: subprocess.Popen[str], line: Any, limit_s: float) -> dict[str, Any] | None:
+        """The next line of the process after this one was written; None where it has ended, also by this limit."""
+        questions, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+        end = threading.Timer(limit_s, process.kill)
+        end.daemon = True
+        end.start()
         try:
-            return question(self._client())
-        except SchemaRegistryError as error:
-            if error.http_status_code == _NOT_FOUND:
-                raise UnknownWriterSchemaError(url, schema_id) from None
-            if error.http_status_code in _REFUSALS:
-                raise RegistryAccessError(url, f"HTTP status {error.http_status_code}") from None
-            raise RegistryUnreachableError(url, f"HTTP status {error.http_status_code}") from None
-        except ConfigurationError:
-            raise
-        except Exception as error:  # the HTTP library's errors, which is another one for other versions of the client
-            if _is_about_certificates(error):
-                raise RegistryAccessError(url, "TLS") from None
-            raise RegistryUnreachableError(url, type(error).__name__) from None
-
-    def _client(self) -> Any:
-        try:
-            from confluent_kafka.schema_registry import SchemaRegistryClient
-        except ImportError as error:
-            raise missing_package(error) or error from None
-
-        if (client := _clients.get((os.getpid(), self._name))) is None:
-            # The run itself waits, and tells that it does.
-            own = {"url": self._settings.url, "timeout": TIMEOUT_S, "max.retries": 0}
-            try:
-                client = SchemaRegistryClient({**self._settings.options, **own})
-            except (ValueError, TypeError) as error:  # they name options, never their values
-                raise ConfigurationError(
-                    f"the client of schema registries does not take its options ({error}); correct registry.options"
-                ) from None
-            except OSError:
-                raise ConfigurationError("a file that registry.options name cannot be read; correct its path") from None
-            _clients[os.getpid(), self._name] = client
-        return client
+            questions.write(json.dumps(line) + "\n")
+            questions.flush()
+            said = answers.readline()
+            return dict(json.loads(said)) if said.endswith("\n") else None
+        except OSError:
+            return None
+        finally:
+            end.cancel()
 
 
-def _collect(client: Any, references: list[Any], found: dict[tuple[str, int], str]) -> None:
-    """Adds what references lead to, each after what it refers to itself."""
-    for reference in references:
-        at = (reference.subject, reference.version)
-        if at not in found:
-            schema = client.get_version(*at, deleted=True).schema
-            _collect(client, schema.references or [], found)
-            found[at] = schema.schema_str
+_START_S: Final = 60.0
+_helpers: dict[int, _Helper] = {}
+"""By process: a helper does not survive a fork."""
 
 
-def _is_about_certificates(error: BaseException | None) -> bool:
-    return error is not None and (isinstance(error, ssl.SSLError) or _is_about_certificates(error.__cause__ or error.__context__))
+def _helper() -> _Helper:
+    return _helpers.setdefault(os.getpid(), _Helper())

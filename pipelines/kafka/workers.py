@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 
@@ -39,8 +39,9 @@ def read_decoded(
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
     found, ends = [schema.empty_table()], {wanted.partition: wanted.from_offset for wanted in ranges}
+    reading: list[Future[tuple[bytes, int]]] = []
     try:
-        reading = [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
+        reading += [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
         for part, done in zip(parts, reading, strict=True):
             packed, end = done.result()
             if ends[part.partition] == part.from_offset:  # else there is a gap before it, and it is read another time
@@ -49,6 +50,9 @@ def read_decoded(
     except BrokenProcessPool:
         _workers.cache_clear()  # whoever tries again gets new ones
         raise
+    finally:
+        for each in reading:  # after a failure, whoever tries again, or stops, waits for none of the others
+            each.cancel()
     return pa.concat_tables(found), ends
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -147,6 +148,122 @@ def test_a_schema_that_bytes_could_make_endless_is_never_decoded() -> None:
         found = avro_schema(as_text(of("long")), Path("x.avsc"), {7: json.dumps(written)})
         with pytest.raises(UndecodableError, match=r"the schema that it was written with has an? "):
             found.decoder()(framed(7, content))
+
+
+def doubling(levels: int, leaf: str) -> dict[str, Any]:
+    """A schema of a few kilobytes whose values have two to the power of `levels` leaves."""
+    kind: Any = {"type": "record", "name": "D0", "fields": [{"name": "a", "type": leaf}]}
+    for level in range(1, levels + 1):
+        twice = [{"name": "a", "type": kind}, {"name": "b", "type": f"D{level - 1}"}]
+        kind = {"type": "record", "name": f"D{level}", "fields": twice}
+    return dropping(kind)
+
+
+def dropping(kind: Any) -> dict[str, Any]:
+    """A writer's schema with the field `f`, and one that the reader does not have."""
+    return {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}, {"name": "d", "type": kind}]}
+
+
+def chain(levels: int, make: Any = lambda kind: kind) -> dict[str, Any]:
+    """A schema of types each of which has a field of the one before."""
+    kinds = [
+        {"type": "record", "name": f"C{n}", "fields": [{"name": "c", "type": make(f"C{n - 1}" if n else "int")}]}
+        for n in range(levels)
+    ]
+    return dropping(
+        {"type": "record", "name": "All", "fields": [{"name": f"f{n}", "type": kind} for n, kind in enumerate(kinds)]}
+    )
+
+
+def nested(levels: int) -> str:
+    """The text of a schema with arrays of arrays."""
+    before, after = json.dumps(dropping("KIND")).split('"KIND"')
+    return f"""{before}{'{"type": "array", "items": ' * levels}"int"{"}" * levels}{after}"""
+
+
+EMPTY = {"type": "record", "name": "Z", "fields": [{"name": f"z{n}", "type": "null"} for n in range(200)]}
+
+
+@pytest.mark.promise("C60")
+@pytest.mark.parametrize(
+    ("written", "content", "sentence"),
+    [
+        (doubling(40, "int"), b"\x02", "does not fit the Avro schema"),
+        (doubling(40, "null"), b"\x02", "takes too many steps to read for a value of so few bytes"),
+        (dropping({"type": "array", "items": EMPTY}), b"\x02\x02\x00", "has an? array whose items take too few bytes"),
+        (dropping({"type": "map", "values": EMPTY}), b"\x02\x00", "has an? map whose items take too few bytes"),
+        (chain(400), b"\x02", "is more than 100 levels deep"),
+        (chain(400, lambda kind: {"type": "array", "items": kind}), b"\x02", "is more than 100 levels deep"),
+        (nested(300), b"\x02\x00", "is more than 100 levels deep"),
+        (nested(2000), b"\x02\x00", "is no Avro schema"),
+        ({**of("long"), "doc": "x" * 2**20}, b"\x02", "has more than 1,048,576 bytes"),
+        (
+            dropping([{"type": "fixed", "name": f"F{n}", "size": 1} for n in range(2001)]),
+            b"\x02\x00\x00",
+            "has more than 2,000 types",
+        ),
+        (dropping({"type": "fixed", "name": "F", "size": "a"}), b"\x02", "is no Avro schema"),
+        (dropping({"type": "fixed", "name": "F", "size": -1}), b"\x02a", "does not fit the Avro schema"),
+        ({**dropping("x"), "__fastavro_parsed": True, "__named_schemas": {"x": 5}}, b"\x02", "is no Avro schema"),
+    ],
+    ids=lambda case: case[:40] if isinstance(case, str) else "",
+)
+def test_whatever_a_writers_schema_makes_of_the_parser_is_the_records_fate(written: Any, content: bytes, sentence: str) -> None:
+    """In time that does not grow with what the schema stands for: of doubling types each level took twice as long."""
+    text = written if isinstance(written, str) else json.dumps(written)
+    found = avro_schema(as_text(of("long")), Path("x.avsc"), {7: text})
+    since = time.process_time()
+    with pytest.raises(UndecodableError, match=sentence) as caught:
+        found.decoder()(framed(7, content))
+    assert time.process_time() - since < 1
+    assert str(caught.value).endswith(" (written with schema 7)")
+
+
+def test_schemas_as_large_as_real_ones_are_read() -> None:
+    """A hundred fields of records of records, each of which may be null, and thirty levels of them."""
+    kind: Any = "string"
+    for level in range(30):
+        kind = ["null", {"type": "record", "name": f"L{level}", "fields": [{"name": "x", "type": kind}]}]
+    wide = [
+        {
+            "name": f"w{n}",
+            "type": [
+                "null",
+                {"type": "record", "name": f"W{n}", "fields": [{"name": "a", "type": {"type": "array", "items": "string"}}]},
+            ],
+        }
+        for n in range(500)
+    ]
+    written = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}, {"name": "d", "type": kind}, *wide]}
+    value = {"f": 5, "d": None, **{f"w{n}": {"a": ["x"]} for n in range(500)}}
+    assert column(written, of("long"), value) == 5
+
+
+SKIPPED: list[tuple[Any, bytes]] = [
+    ("string", b"\x0aab"),
+    ("string", b"\x01abc"),
+    ("bytes", b"\x0aab"),
+    ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x7fab"),
+    ({"type": "fixed", "name": "F", "size": 4}, b"ab"),
+    ("double", b"ab"),
+    ("float", b"ab"),
+    ("boolean", b""),
+    ("long", b"\x80"),
+    (["null", "string"], b"\x02\x0aab"),
+    ({"type": "map", "values": "string"}, b"\x02\x02"),
+    ({"type": "array", "items": "double"}, b"\x02"),
+    ({"type": "array", "items": "double"}, b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+    (inner({"name": "a", "type": "string"}), b"\x0aab"),
+]
+
+
+@pytest.mark.promise("C60")
+@pytest.mark.parametrize(("kind", "content"), SKIPPED)
+def test_a_value_that_is_cut_short_in_a_field_that_the_reader_skips_is_undecodable(kind: Any, content: bytes) -> None:
+    """The last array has so many doubles that skipping what is not there would never end."""
+    found = avro_schema(as_text(of("long")), Path("x.avsc"), {7: json.dumps(dropping(kind))})
+    with pytest.raises(UndecodableError, match="does not fit the Avro schema: it ends too early"):
+        found.decoder()(framed(7, b"\x02" + content))
 
 
 @law

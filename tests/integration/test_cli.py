@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
@@ -420,11 +422,50 @@ def test_a_topic_of_dead_letters_with_other_partitions_is_named(project: Project
     assert "cli_narrow has" in problem.what
 
 
+IMPURE = (
+    "event_time < timestamp 'now'",
+    "event_time < TIMESTAMP'today UTC'",
+    "event_time < timestamp '12:30'",
+    "to_date(event_time) < date 'tomorrow'",
+    "to_date(event_time) < date -- of the day\n 'today'",
+    "event_time < cast('to' 'day' AS timestamp)",
+    "to_date(event_time) = cast(concat('to', 'day') AS date)",
+    "to_date(event_time) < date r'today'",
+    "event_time < timestamp 'n\\u006fw'",
+    "event_time < cast('now' AS timestamp)",
+    "event_time < 'now'",
+    "to_date(event_time) BETWEEN 'yesterday' AND '2030-01-01'",
+    "event_time < to_timestamp('now')",
+    "event_time < cast(concat('n', 'ow') AS timestamp)",
+    "to_date('today') = date '2026-01-01'",
+    "hex(aes_encrypt(merge_key, '0000111122223333')) > ''",
+    "hex(aes_encrypt(merge_key, '0000111122223333', 'CBC')) > ''",
+    "version() = '4'",
+    "reflect('java.util.UUID', 'randomUUID') > ''",
+    "`reflect`('java.util.UUID', 'randomUUID') > ''",
+    "java_method('java.lang.System', 'getProperty', 'user.name') = 'x'",
+    "input_file_name() = ''",
+    "current_database() = 'default'",
+    "concat(merge_key, user) > ''",
+)
+PURE = (
+    "event_time >= timestamp '2026-01-01 00:00:00Z' AND to_date(event_time) > date '2026-01-01'",
+    "event_time > timestamp 'epoch' AND event_time + INTERVAL 1 DAY > last_event_time",
+    "to_timestamp(orders[0].value, 'yyyy-MM-dd') > event_time OR cast(merge_key AS date) IS NULL",
+    "hex(aes_encrypt(merge_key, '0000111122223333', 'ECB')) > ''",
+    "aggregate(transform(orders, o -> o.offset), 0L, (a, o) -> a + o) IN (1, 2) AND (merge_key LIKE 'reflect(%' OR true)",
+    "CASE WHEN (size(orders) > 1) THEN cast(partition AS decimal(10, 2)) > 1 ELSE merge_key RLIKE ('^a') END",
+    "year(event_time) = 2026 AND date_format(event_time, 'HH') < '12' AND merge_key NOT IN ('now', 'it''s')",
+    "from_json(orders[0].value, 'at TIMESTAMP').at < event_time",
+)
+
+
 def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:
     settings = settings_for(folder, engine="spark", **{f"publish__{name}": value for name, value in publish.items()})
     return check_expressions(engine_for(lambda: spark, settings), settings)
 
 
+@pytest.mark.promise("R60")
 @pytest.mark.parametrize(
     ("valid", "what"),
     [
@@ -441,6 +482,7 @@ def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list
         ("uuid() > 'a'", "something else in every run"),
         ("unix_timestamp() > 0", "something else in every run"),
         ("spark_partition_id() = 0", "something else in every run"),
+        *[(text, "in every run") for text in IMPURE],
         ("size(orders) > (SELECT 1)", "looks beyond the merge record"),
         ("EXISTS (SELECT * FROM VALUES (1) AS t (id))", "looks beyond the merge record"),
         ("merge_key IN (SELECT k FROM VALUES ('a') AS t (k))", "looks beyond the merge record"),
@@ -475,10 +517,25 @@ def test_a_predicate_that_cannot_judge_every_row_alike_is_named(
         "exists(transform(orders, o -> named_struct('uuid', o.value)), s -> s.uuid > '')",
         "-- now() is not called\ntrue",
         "status = 'timed_out' AND partition >= 0",
+        *PURE,
     ],
 )
 def test_a_predicate_over_silvers_content_is_let_pass(spark: SparkSession, tmp_path: Path, valid: str) -> None:
     assert wrong_expressions(spark, tmp_path, valid=valid) == []
+
+
+@pytest.mark.promise("R60")
+@pytest.mark.parametrize("text", ["reflect('java.lang.System', 'setProperty', 'watersmeet.executed', 'x')", "date 'today' > d"])
+def test_what_stands_in_a_lakes_epochs_is_not_evaluated_where_it_could_not_stand_in_a_configuration(
+    spark: SparkSession, tmp_path: Path, text: str
+) -> None:
+    engine = engine_for(lambda: spark, settings_for(tmp_path, engine="spark"))
+    rows = pa.table({"d": pa.array([date(2026, 1, 1)]), "status": ["timed_out"], "invalid_reason": pa.nulls(1, pa.string())})
+    assert engine.evaluate(rows, {"v": "d = date '2026-01-01'"}).to_pylist() == [{"v": True}]
+    with pytest.raises(ConfigurationError, match="an expression of the lake's rules is not evaluated: "):
+        engine.evaluate(rows, {"v": text})
+    with pytest.raises(ConfigurationError, match="an expression of the lake's rules is not evaluated: "):
+        engine.judged(engine.rows(rows), text, None, 100)
 
 
 def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is_closed(

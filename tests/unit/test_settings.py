@@ -17,7 +17,12 @@ from pydantic import ValidationError
 
 from pipelines.configuration.sources import Equality
 from pipelines.core.window import Window
-from pipelines.errors import ConfigurationError
+from pipelines.errors import (
+    ConfigurationError,
+    RegistryAccessError,
+    RegistryUnreachableError,
+    UnknownWriterSchemaError,
+)
 from pipelines.settings import (
     CatalogLake,
     KafkaSettings,
@@ -389,6 +394,32 @@ def test_process_environment_is_the_default(tmp_path: Path, monkeypatch: pytest.
 def test_an_unset_variable_is_named_with_its_place(tmp_path: Path) -> None:
     sentence = refusal(tmp_path, changed(("kafka/options", {"sasl.password": f"{SECRET}${{KAFKA_PASSWORD}}"})))
     assert sentence.startswith("kafka.options.sasl.password: the environment variable KAFKA_PASSWORD is not set")
+
+
+@pytest.mark.promise("C61")
+@pytest.mark.parametrize(
+    "path", ["publish/valid", "publish/value", "sources/orders/key", "sources/orders/event_time", "sources/orders/heartbeat"]
+)
+def test_no_secret_of_the_environment_becomes_a_rule_which_the_lake_keeps(tmp_path: Path, path: str) -> None:
+    value = {"field": "a", "equals": "x${TOKEN}"} if path.endswith("heartbeat") else "${TOKEN}"
+    field = path.replace("/", ".") + (".equals" if path.endswith("heartbeat") else "")
+    sentence = refusal(tmp_path, changed((path, value)), {"TOKEN": SECRET})
+    assert sentence.startswith(f"{field} must not have `${{`: a rule is kept with the lake for ever")
+
+
+@pytest.mark.promise("C61")
+def test_a_url_is_shown_as_scheme_and_host_alone(tmp_path: Path) -> None:
+    url = f"https://host:8081/{SECRET}?token={SECRET}"
+    config = changed(("sources/orders/registry", {"url": "${URL}"}), ("lineage", {"url": "${URL}"}))
+    for name in ("format", "schema"):
+        config["sources"]["orders"][name] = {"format": "avro", "schema": "o.avsc"}[name]
+    (tmp_path / "o.avsc").write_text('{"type": "record", "name": "O", "fields": [{"name": "ts", "type": "long"}]}')
+    settings = load(tmp_path, config, {"URL": url})
+    assert SECRET not in repr(settings)
+    for error in (RegistryUnreachableError(url, "x"), UnknownWriterSchemaError(url, 7), RegistryAccessError(url, "x")):
+        assert SECRET not in repr(error)
+        assert SECRET not in repr(vars(error))
+        assert "https://host:8081" in str(error)
 
 
 @pytest.mark.parametrize("value", [SECRET + "${", SECRET + "${}", "${a b}" + SECRET, "${" + SECRET + "}"])

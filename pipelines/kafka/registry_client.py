@@ -1,0 +1,140 @@
+"""Asking a schema registry, by confluent-kafka's own client, in a process that does nothing else.
+
+The client sets no bounds to an answer: it reads a body of any size, unpacks it, and waits as long as a byte comes now and then.
+So the process has a limit of memory, and whoever has started it ends it after the deadline (`registry`). It takes a question a
+line, as JSON, on standard input, and gives an answer a line; it ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import ssl
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+MEMORY_BYTES: Final = 256 * 2**20
+"""What an answer may take, unpacked and read, beyond what the process has when it begins."""
+
+MAX_REFERENCES: Final = 100
+"""How many other schemas a schema may refer to, directly and through others."""
+
+_clients: dict[str, Any] = {}
+
+
+def main() -> None:
+    """Answers what is asked on standard input until that ends."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # it ends with its owner
+        signal.signal(each, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    try:
+        import_module("confluent_kafka.schema_registry")  # takes a quarter of a second
+    except ImportError as error:
+        print(json.dumps({"missing": error.name}), file=answers, flush=True)
+        return
+    _limit_memory()
+    print(json.dumps({}), file=answers, flush=True)
+
+    def work(line: str) -> None:
+        """Answers a question, beside the thread that notices the end of the input."""
+        print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
+
+    for line in sys.stdin:
+        threading.Thread(target=work, args=[line], daemon=True).start()
+
+
+class OptionsError(Exception):
+    """The client does not take its options, for this reason; None: a file that they name cannot be read."""
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
+    """The client of a registry; nothing is asked. Raises OptionsError for options that it does not take."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    own = {"url": url, "timeout": timeout_s, "max.retries": 0}  # the run itself waits, and tells that it does
+    try:
+        return SchemaRegistryClient({**options, **own})
+    except (ValueError, TypeError) as error:  # they name options, never their values
+        raise OptionsError(str(error)) from None
+    except OSError:
+        raise OptionsError(None) from None
+
+
+def _answer(url: str, options: dict[str, str], timeout_s: float, schema_id: int | None, max_bytes: int) -> dict[str, Any]:
+    """The `text` of a schema and its `references`, or nothing where none was asked for; else why there is none: an HTTP `status`,
+    what is wrong with the `options`, `tls`, `too_large` or another `trouble`.
+    """
+    from confluent_kafka.schema_registry import SchemaRegistryError
+
+    try:
+        name = json.dumps([url, options])
+        client = _clients[name] = _clients.get(name) or client_of(url, options, timeout_s)
+        if schema_id is None:
+            client.get_schema_types()
+            return {}
+        return _schema(client, schema_id, max_bytes)
+    except OptionsError as error:
+        return {"options": error.reason}
+    except SchemaRegistryError as error:
+        return {"status": error.http_status_code}
+    except Exception as error:  # the HTTP library's errors, which is another one for other versions of the client
+        for kind, name in ((MemoryError, "too_large"), (ssl.SSLError, "tls")):
+            if _is_caused_by(error, kind):
+                return {name: True}
+        return {"trouble": type(error).__name__}
+
+
+def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
+    """A schema's `text` and those of its `references`, each after what it refers to itself.
+
+    The text is cut off behind the most bytes that a schema may have. References that are endless, too many or too large are left
+    out. In both cases what the text says of records is that they cannot be read.
+    """
+    schema = client.get_schema(schema_id)
+    references: dict[tuple[str, int], str] = {}
+    try:
+        _collect(client, schema.references or [], references, ())
+    except RecursionError:
+        references = {}
+    if sum(map(len, references.values())) > max_bytes:
+        references = {}
+    return {"text": str(schema.schema_str)[: max_bytes + 1], "references": [*references.values()]}
+
+
+def _collect(client: Any, references: list[Any], found: dict[tuple[str, int], str], inside: tuple[tuple[str, int], ...]) -> None:
+    """Adds what references lead to, each after what it refers to itself. Raises RecursionError where they have no end."""
+    for reference in references:
+        at = (reference.subject, reference.version)
+        if at in inside or len(found) + len(inside) >= MAX_REFERENCES:
+            raise RecursionError
+        if at not in found:
+            schema = client.get_version(*at, deleted=True).schema
+            _collect(client, schema.references or [], found, (*inside, at))
+            found[at] = str(schema.schema_str)
+
+
+def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    return error is not None and (isinstance(error, kind) or _is_caused_by(error.__cause__ or error.__context__, kind))
+
+
+def _limit_memory() -> None:
+    """Sets the limit where the system tells how much there is already."""
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""A registry that answers slowly, without end, with too much or in circles costs neither time nor memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.configuration.sources import RegistrySettings
+from pipelines.core.avro_schema import avro_schema
+from pipelines.core.json_text import UndecodableError
+from pipelines.dev.processes import HOST
+from pipelines.errors import RegistryUnreachableError, UnknownWriterSchemaError
+from pipelines.kafka import registry as asking
+from pipelines.kafka.registry import Registry
+from tests.support.avro import as_text, framed
+
+pytestmark = pytest.mark.promise("K60")
+READER = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}
+MEMORY_BYTES = 150 * 2**20
+"""How much more memory this process and its children may have than before."""
+
+
+class Answers:
+    """What a server has been asked, and how it answers."""
+
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        self.answer, self.asked, self.is_over = answer, 0, threading.Event()
+
+
+@contextmanager
+def serving(answers: Answers) -> Iterator[Registry]:
+    class Hostile(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers.asked += 1
+            with suppress(OSError):  # nobody listens any more
+                answers.answer(self)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer((HOST, 0), Hostile)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield Registry(RegistrySettings(url=f"http://{HOST}:{server.server_port}"))
+    finally:
+        answers.is_over.set()
+        server.shutdown()
+        server.server_close()
+
+
+def send(to: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
+    to.send_response(status)
+    for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+        to.send_header(name.replace("_", "-"), value)
+    to.end_headers()
+    to.wfile.write(body)
+
+
+def schema(text: Any, *references: str) -> bytes:
+    named = [{"name": name, "subject": name, "version": 1} for name in references]
+    return json.dumps({"id": 1, "subject": "s", "version": 1, "schema": json.dumps(text), "references": named}).encode()
+
+
+def memory() -> int:
+    """The resident memory of this process and of all below it."""
+
+    def family(pid: int) -> Iterator[int]:
+        yield pid
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
+
+    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") for pid in family(os.getpid()))
+
+
+@contextmanager
+def watched_memory() -> Iterator[None]:
+    before, most, is_over = memory(), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.02):
+            most[0] = max(most[0], memory())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    assert most[0] - before < 256 * 2**20 + MEMORY_BYTES
+
+
+def test_an_answer_that_never_ends_is_given_up_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "DEADLINE_S", 1.0)
+
+    def trickle(to: BaseHTTPRequestHandler) -> None:
+        to.send_response(200)
+        to.end_headers()
+        while not answers.is_over.wait(0.1):
+            to.wfile.write(b" ")
+
+    answers = Answers(trickle)
+    with serving(answers) as registry:
+        with pytest.raises(RegistryUnreachableError, match="no whole answer within 1 s"):
+            registry.check()
+        since = time.monotonic()
+        with pytest.raises(RegistryUnreachableError, match="no whole answer within 1 s"):
+            _ = registry[1]
+        assert time.monotonic() - since < 30, "another process is started, and given up as well"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_an_answer_of_any_size_is_not_taken_into_memory(is_packed: bool) -> None:
+    piece, pieces = b" " * 2**20, 400
+
+    def flood(to: BaseHTTPRequestHandler) -> None:
+        if is_packed:
+            return send(to, packed, Content_Encoding="gzip")
+        to.send_response(200)
+        to.end_headers()
+        for _ in range(pieces):
+            to.wfile.write(piece)
+        return None
+
+    packed = b""
+    if is_packed:
+        packer = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
+        packed = b"".join([*(packer.compress(piece) for _ in range(pieces)), packer.flush()])
+    too_large = pytest.raises(RegistryUnreachableError, match="its answer is too large")
+    with serving(Answers(flood)) as registry, watched_memory(), too_large:
+        _ = registry[1]
+
+
+@pytest.mark.parametrize("name", ["circle", "endless", "itself"])
+def test_references_without_an_end_are_the_records_fate(name: str) -> None:
+    main = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "T0"}]}
+
+    def lead_on(to: BaseHTTPRequestHandler) -> None:
+        if "/ids/" in to.path:
+            return send(to, schema(main, "T0"))
+        number = int(to.path.split("/")[2][1:])
+        after = {"circle": (number + 1) % 3, "endless": number + 1, "itself": number}[name]
+        kind = {"type": "record", "name": f"T{number}", "fields": [{"name": "f", "type": f"T{after}"}]}
+        return send(to, schema(kind, f"T{after}"))
+
+    answers = Answers(lead_on)
+    with serving(answers) as registry:
+        decode = avro_schema(as_text(READER), Path("x.avsc"), registry).decoder()
+        for _ in range(2):
+            with pytest.raises(UndecodableError, match="the schema that it was written with is no Avro schema"):
+                decode(framed(1, b"\x02"))
+    assert answers.asked <= 101, "and nothing is asked for twice"
+
+
+def test_a_schema_that_is_too_large_is_the_records_fate() -> None:
+    with serving(Answers(lambda to: send(to, schema({**READER, "doc": "x" * 2**21})))) as registry:
+        with pytest.raises(UndecodableError, match="has more than 1,048,576 bytes"):
+            avro_schema(as_text(READER), Path("x.avsc"), registry).decoder()(framed(1, b"\x02"))
+        assert len(registry[1]) == 2**20 + 1, "and the lake keeps no more of it"
+
+
+def test_a_registry_that_answers_is_asked_by_one_process_that_ends_with_this_one() -> None:
+    def answer(to: BaseHTTPRequestHandler) -> None:
+        if to.path.endswith("/ids/4711"):
+            return send(to, b'{"error_code": 40403, "message": "no"}', 404)
+        return send(to, schema(READER))
+
+    with serving(Answers(answer)) as registry:
+        assert json.loads(registry[1]) == READER
+        with pytest.raises(UnknownWriterSchemaError, match="schema 4711"):
+            _ = registry[4711]
+        assert json.loads(registry[2]) == READER
