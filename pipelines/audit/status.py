@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
-from pipelines.errors import KafkaTransientError
+from pipelines.errors import KafkaTransientError, UnreadableRecordsError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.transactions import open_transactions
@@ -196,7 +196,9 @@ def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions
 
 
 def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None) -> int:
-    """How many records Kafka has after a topic-partition's end in bronze; 0 where Kafka does not answer."""
+    """How many records Kafka has after a topic-partition's end in bronze, by their offsets where they are many or cannot be
+    read; 0 where Kafka does not answer.
+    """
     if bounds is None:
         return 0
     first, end = bounds[tp]
@@ -204,4 +206,8 @@ def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bo
     if not 0 < end - since <= EXACT_LAG:
         return max(0, end - since)
     wanted = Range(settings.inputs[tp.source], tp.partition, since, end)
-    return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))
+    try:
+        return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))
+    except UnreadableRecordsError as error:
+        log.warning("%s", error)
+        return end - since

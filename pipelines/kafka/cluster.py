@@ -31,11 +31,11 @@ TIMEOUT_S = 15.0
 SETTLING_S = 15.0
 """How long an open transaction of another producer may take to end."""
 
-LARGEST_RECORD = 100_000_000
-"""How many bytes librdkafka takes from a broker at a time (`receive.message.max.bytes`): no record that was read is larger."""
-
 BESIDE_VALUES = 1024 * 1024
 """So many bytes are granted to key and headers."""
+
+LARGEST_RECORD = 1_000_000_000 - BESIDE_VALUES
+"""librdkafka sends no larger one."""
 
 _TRANSACTION_LOG = "__transaction_state"
 _REPLICAS = "transaction.state.log.replication.factor"
