@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
 
-from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
+from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError, UnreadableRecordsError
@@ -104,7 +105,10 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
-    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result()]]
+    found_heads = {TopicPartition(name, row["partition"]): at["head"] for row in answers for name, at in row["sources"].items()}
+    last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
+    ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
+    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result(), *ahead]]
     return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
 
 

@@ -37,6 +37,9 @@ BESIDE_VALUES = 1024 * 1024
 LARGEST_RECORD = 1_000_000_000 - BESIDE_VALUES
 """librdkafka sends no larger one."""
 
+AFTER_MAX = "message.timestamp.after.max.ms"
+"""The topic setting that bounds how far ahead of a broker's clock a producer may set a timestamp."""
+
 _TRANSACTION_LOG = "__transaction_state"
 _REPLICAS = "transaction.state.log.replication.factor"
 
@@ -288,7 +291,7 @@ def sink_settings(settings: Settings) -> dict[str, str]:
         "cleanup.policy": "delete",
         "retention.ms": str(settings.publish.retention_ms or -1),
         "message.timestamp.type": "CreateTime",
-        "message.timestamp.after.max.ms": str(max(settings.merge.max_future_ms, 3_600_000)),
+        AFTER_MAX: str(max(settings.merge.max_future_ms, 3_600_000)),
         "message.timestamp.before.max.ms": _UNBOUNDED,
         "max.message.bytes": str(settings.publish.max_bytes + BESIDE_VALUES),
     }
@@ -305,7 +308,7 @@ def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
         "message.timestamp.type": "CreateTime",
-        "message.timestamp.after.max.ms": _UNBOUNDED,
+        AFTER_MAX: _UNBOUNDED,
         "message.timestamp.before.max.ms": _UNBOUNDED,
         "max.message.bytes": str(largest + BESIDE_VALUES),
     }
