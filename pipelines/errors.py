@@ -207,6 +207,19 @@ class CommitRepeatedError(WatersmeetError):
         self.table = table
 
 
+class UnreadableRecordsError(WatersmeetError):
+    """Records that were sent together are larger, unpacked, than the client takes, or damaged. None of them can be told apart."""
+
+    def __init__(self, topic: str, partition: int, offset: int, end: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}] cannot be read at offset {offset}: unpacked, what was sent together there "
+            f"(offsets {offset} to {end - 1}) has more bytes than receive.message.max.bytes, or it is damaged; "
+            "set that to 2147483647 in kafka.options, or give these records up: "
+            f"delete what is before offset {end} from Kafka, and set kafka.on_data_loss: continue"
+        )
+        self.topic, self.partition, self.offset, self.end = topic, partition, offset, end
+
+
 class DataLossError(WatersmeetError):
     """Kafka has deleted offsets that were not read yet. `missing`: by partition, `[from, until)`."""
 

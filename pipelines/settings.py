@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
 __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTimestamp", "load_settings", "parse_duration"]
 
 
+_KAFKA_RULES = {"max_record_bytes": "max_record_bytes"}
 _MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
 _TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
@@ -61,6 +63,7 @@ class KafkaSettings(Part):
     start: kinds.Start = "earliest"
     max_offsets_per_batch: kinds.Count = 500_000
     on_data_loss: Literal["stop", "continue"] = "stop"
+    max_record_bytes: kinds.Size = 64 * 2**20
     quarantine_limit: kinds.Share = 0.5
 
 
@@ -227,7 +230,8 @@ class Settings(Part):
         """How a source's records are read. Of the sources of one topic, the first one refuses what none of them can decode."""
         mine = self.sources[source]
         first = next(name for name, other in self.sources.items() if other.topics == mine.topics)
-        return mine.reading_rules(self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first)
+        rules = mine.reading_rules(self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first)
+        return replace(rules, max_record_bytes=self.kafka.max_record_bytes)
 
     def tenant_path(self, source: str) -> str | None:
         """The dotted path at which a source's values have their tenant; None where there are no tenants."""
@@ -283,7 +287,8 @@ class Settings(Part):
             changed[tuple(path)] = part.changed(**values)
         merge = cast(MergeSettings, changed["merge",]).after(self.merge)
         sources = {name: changed["sources", name] for name in self.sources}
-        return self.model_copy(update={"merge": merge, "publish": changed["publish",], "sources": sources})
+        parts = {"kafka": changed["kafka",], "publish": changed["publish",]}
+        return self.model_copy(update={"merge": merge, "sources": sources, **parts})
 
     @property
     def repartitioned(self) -> dict[str, RepartitionSettings]:
@@ -300,7 +305,8 @@ class Settings(Part):
         """Where rules are: the path of each part, the part, and by their names in YAML the attributes that are rules."""
         of_sources = [("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()]
         of_merge = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
-        return [("merge", self.merge, of_merge), ("publish", self.publish, _PUBLISH_RULES), *of_sources]
+        of_kafka = "kafka", self.kafka, _KAFKA_RULES
+        return [of_kafka, ("merge", self.merge, of_merge), ("publish", self.publish, _PUBLISH_RULES), *of_sources]
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,5 @@
-"""Likely mistakes that no rule refuses, as warnings of `status` and `validate`: nothing meets, or event times of another unit.
+"""Likely mistakes that no rule refuses, as warnings of `status` and `validate`: nothing meets, event times of another unit, or
+times for which nothing vouches.
 
 `status` looks at the lake: the last finished merge records, and the last records of bronze. `validate` looks at
 the last records in Kafka, so that it is told before anything runs; of what meets only as long as the lake says
@@ -34,7 +35,10 @@ from pipelines.core.doubts import (
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import KAFKA, ReadingRules, read_records
+from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.types import TENANT
+from pipelines.errors import KafkaAccessError
+from pipelines.kafka.cluster import AFTER_MAX, Cluster
 from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
@@ -201,7 +205,42 @@ def doubts_in_kafka(
         yield _problem(what, f"sources.{name}.key", mine, settings)
 
 
+def unbounded_times(settings: Settings) -> Iterator[Problem]:
+    """Topics whose producers choose Kafka's timestamps, too, and without a bound: nothing vouches for an event time there.
+
+    Of a repartitioned source, those that its records come from. What the user may not see is left out. Raises what Kafka raises.
+    """
+    cluster = Cluster(settings.kafka)
+    topics: dict[str, str] = {}
+    for name, source in settings.sources.items():
+        repartition = settings.repartitioned.get(name)
+        at = f"sources.{name}.topic" if repartition is None else f"sources.{name}.repartition.from"
+        topics |= dict.fromkeys(source.topics if repartition is None else repartition.from_topics, at)
+    bound_ms = max(settings.merge.max_future_ms, 3_600_000)
+    for topic, where in topics.items():
+        try:
+            found = cluster.topic_settings(topic)
+        except KafkaAccessError:
+            continue
+        latest = found.get(AFTER_MAX)
+        if found.get("message.timestamp.type") == "CreateTime" and (latest is None or int(latest) > LAST_EVENT_TIME_MS):
+            what = (
+                f"producers choose event time and timestamp of {topic} without a bound: one record of the year 9999 silences it"
+            )
+            fix = f"set {AFTER_MAX} to {bound_ms} on it (kafka-configs.sh), or message.timestamp.type to LogAppendTime"
+            yield Problem(what, where, fix)
+
+
 # -- sentences
+
+
+def heads_in_future(settings: Settings, heads: Mapping[TopicPartition, int], now_ms: int) -> Iterator[Problem]:
+    """Heads (ms) that lie ahead of the wall clock by more than `max_future`: until then, all records of the source wait."""
+    for tp, head in heads.items():
+        if head - now_ms > settings.merge.max_future_ms:
+            what = f"the head, {utc(head)}, lies {duration(head - now_ms)} ahead of the wall clock: all records after it wait"
+            fix = f"bound {AFTER_MAX} on the topic, then jump over that record with `watersmeet reset --to latest`"
+            yield Problem(what, f"{settings.inputs[tp.source]}[{tp.partition}]", fix)
 
 
 def _odd(settings: Settings, name: str, records: pa.Table, rules: ReadingRules) -> Iterator[Problem]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
 
-from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
+from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
-from pipelines.errors import KafkaTransientError
+from pipelines.errors import KafkaTransientError, UnreadableRecordsError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.transactions import open_transactions
@@ -104,7 +105,10 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
-    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result()]]
+    found_heads = {TopicPartition(name, row["partition"]): at["head"] for row in answers for name, at in row["sources"].items()}
+    last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
+    ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
+    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result(), *ahead]]
     return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
 
 
@@ -196,7 +200,9 @@ def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions
 
 
 def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None) -> int:
-    """How many records Kafka has after a topic-partition's end in bronze; 0 where Kafka does not answer."""
+    """How many records Kafka has after a topic-partition's end in bronze, by their offsets where they are many or cannot be
+    read; 0 where Kafka does not answer.
+    """
     if bounds is None:
         return 0
     first, end = bounds[tp]
@@ -204,4 +210,8 @@ def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bo
     if not 0 < end - since <= EXACT_LAG:
         return max(0, end - since)
     wanted = Range(settings.inputs[tp.source], tp.partition, since, end)
-    return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))
+    try:
+        return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))
+    except UnreadableRecordsError as error:
+        log.warning("%s", error)
+        return end - since

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.audit.doubts import doubts_in_kafka, unmet_in_lake
+from pipelines.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
 from pipelines.audit.homes import check_sample
 from pipelines.audit.problems import Problem, as_problem
 from pipelines.core.types import DUE, ddl, widened
@@ -68,7 +68,8 @@ def check_kafka(settings: Settings) -> list[Problem]:
 
 def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem], list[Problem]]:
     """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka. The second
-    answer is what looks wrong, and may be meant: keys that never meet, and event times decades from Kafka's timestamps.
+    answer is what looks wrong, and may be meant: keys that never meet, event times decades from Kafka's timestamps, and topics
+    whose producers choose any timestamp.
 
     Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read by other rules.
     """
@@ -80,7 +81,8 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
         if problems := check_sample(settings, partitions, since):
             return problems, []
         unmet = unmet_in_lake(questions, settings)
-        return [], [*(unmet or []), *doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)]
+        of_kafka = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
+        return [], [*(unmet or []), *of_kafka, *unbounded_times(settings)]
     except WatersmeetError as error:
         return [as_problem(error, "kafka")], []
 

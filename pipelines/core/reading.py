@@ -6,7 +6,7 @@ What is read depends on the record and the rules alone, so the same bytes are re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
@@ -36,8 +36,11 @@ BRONZE: Final = pa.schema(
 """The columns of `bronze_<source>`: Kafka's, and what was read from the record or why it was refused."""
 
 RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
-"""The last column of bronze: how many bytes key, value and headers of a record have. Whoever plans what to read into
-memory goes by it, since the files do not tell: there, values are packed. Null in rows of earlier versions."""
+"""The last column of bronze: how many bytes key, value and headers of a record have, as they are kept. Whoever plans what to
+read into memory goes by it, since the files do not tell: there, values are packed. Null in rows of earlier versions."""
+
+MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
+"""How many bytes a value may have where nothing else is said."""
 
 MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
 """Units of event times that are numbers: how many milliseconds each is, as a power of ten."""
@@ -56,6 +59,7 @@ def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> p
 class Reason(str, Enum):
     """Why a record is quarantined; the first that applies, in this order."""
 
+    TOO_LARGE = "too_large"
     UNDECODABLE = "undecodable"
     NO_KEY = "no_key"
     NO_TENANT = "no_tenant"
@@ -77,7 +81,8 @@ class ReadingRules:
     decoded is passed over, since another source of the topic refuses it. `tenant`: where a record says whose it is; None where
     there are no tenants. A heartbeat that does not say it is nobody's; another source's record that does not is passed over.
     `other_keys`, `other_event_times`: paths of which the first counts that leads to something, where the one before does not.
-    `reads_text`: whether a number in a string is an event time in the `unit`.
+    `reads_text`: whether a number in a string is an event time in the `unit`. `max_record_bytes`: what a value may have, and key
+    and headers together; the value of a larger record is not kept.
     """
 
     event_time: Path
@@ -93,6 +98,7 @@ class ReadingRules:
     other_keys: tuple[Path, ...] = ()
     other_event_times: tuple[Path, ...] = ()
     reads_text: bool = False
+    max_record_bytes: int = MAX_RECORD_BYTES
 
     @property
     def keys(self) -> tuple[Path, ...]:
@@ -124,7 +130,8 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
     A record that was read has an event time and either a merge key or, as a heartbeat, none; `reason` and `detail` are null.
     A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
-    heartbeat. A tombstone that is skipped has neither: no key, no event time, no reason. Where there are tenants, the rows have
+    heartbeat; one that is too large has no value, and neither key nor headers where these are what is. A tombstone that is
+    skipped has neither: no key, no event time, no reason. Where there are tenants, the rows have
     the column `TENANT` too, which is only null for a record that was refused or skipped, and for a heartbeat of nobody's. Never
     raises because of a record, whatever its bytes. Where values name the schema that they were written with, the rows have the
     column `WRITER_SCHEMA` too, and what `AvroSchema.writers` raises for an id passes through.
@@ -132,8 +139,11 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     schema = pa.schema([*BRONZE, *(TENANT if rules.tenant is not None else [])])
+    table, too_large = _without_large(table, rules.max_record_bytes)
     read = [_read_batch(batch, look, placed, schema) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
     bronze = pa.Table.from_batches(read, schema)
+    if too_large:
+        bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
     bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
@@ -143,12 +153,54 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
 def record_bytes(kafka: pa.Table) -> Int64s:
     """How many bytes key, value and headers of each record have."""
-    headers, total = kafka["headers"].combine_chunks(), np.zeros(kafka.num_rows, np.int64)
+    return lengths(kafka["value"]) + _bytes_beside_values(kafka)
+
+
+def _bytes_beside_values(kafka: pa.Table) -> Int64s:
+    """How many bytes key and headers of each record have."""
+    headers, total = kafka["headers"].combine_chunks(), lengths(kafka["key"])
     parents, flat = int64s(headers.value_parent_indices()), headers.flatten()
     for name in ("key", "value"):
-        total += lengths(kafka[name])
         np.add.at(total, parents, lengths(flat.field(name)))
     return total
+
+
+def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int, str]]:
+    """The records without what is too large of them; and by the row of each such record, one sentence.
+
+    It loses its value in any case. Key and headers are kept unless it is they that are too large.
+    """
+    values, others = lengths(kafka["value"]), _bytes_beside_values(kafka)
+    is_wide, is_large = others > max_bytes, (values > max_bytes) | (others > max_bytes)
+    if not is_large.any():
+        return kafka, {}
+    too_large = {}
+    for row in np.flatnonzero(is_large).tolist():
+        has = f"the value has {values[row]} bytes" + (f", key and headers {others[row]}" if is_wide[row] else "")
+        too_large[row] = f"{has}; kafka.max_record_bytes is {max_bytes}"
+    for name, is_gone in (("value", is_large), ("key", is_wide), ("headers", is_wide)):
+        if is_gone.any():
+            column = kafka[name].combine_chunks()
+            kept = pc.if_else(pa.array(is_gone), pa.scalar(None, column.type), column)
+            kafka = kafka.set_column(kafka.schema.get_field_index(name), kafka.schema.field(name), kept)
+    return kafka, too_large
+
+
+def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) -> pa.Table:
+    """Rows of bronze, of which some are too large: each has its detail, and one that has none is skipped."""
+    is_large = np.zeros(bronze.num_rows, np.bool_)
+    is_large[list(rows)] = True
+    mask = pa.array(is_large)
+    for at in range(len(KAFKA), bronze.num_columns):
+        field, column = bronze.schema.field(at), bronze.column(at).combine_chunks()
+        new: pa.Array = pa.scalar(None, field.type)
+        if field.name == "heartbeat":
+            new = pa.scalar(False)
+        elif field.name in ("reason", "detail") and details:
+            texts = [details.get(row) for row in range(bronze.num_rows)]
+            new = pa.array(texts, pa.string()) if field.name == "detail" else pa.scalar(Reason.TOO_LARGE.value)
+        bronze = bronze.set_column(at, field, pc.if_else(mask, new, column))
+    return bronze
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:

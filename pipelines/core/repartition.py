@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, times_ms
 from pipelines.core.letters import LETTERS, NEXT_OFFSETS, REDRIVEN, next_offsets, numbers_by_name
-from pipelines.core.reading import KAFKA, ReadingRules, merge_keys, read_records
+from pipelines.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
 from pipelines.core.types import HEADERS, TIME
 
 ORIGIN = "watersmeet.origin"
@@ -78,7 +78,7 @@ def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
     Position and place follow from the source's own rules. A refused record has no event time, but goes where its key says as far
     as it has one: it may be sent there once more.
     """
-    read = read_records(kafka, rules).select([*KAFKA.names, "merge_key", "event_time", "heartbeat"])
+    read = _named(read_records(kafka, rules)).select([*KAFKA.names, "merge_key", "event_time", "heartbeat"])
     keys = read["merge_key"].combine_chunks()
     is_refused = pc.and_(pc.is_null(keys), pc.invert(pc.fill_null(read["heartbeat"], False)))
     if pc.any(is_refused).as_py():
@@ -88,6 +88,17 @@ def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
     hashes = pa.array([murmur2(key.encode()) for key in known.dictionary.to_pylist()], pa.int64())
     routed = read.drop_columns("merge_key").append_column("hash", hashes.take(known.indices))
     return routed.cast(ROUTED)
+
+
+def _named(read: pa.Table) -> pa.Table:
+    """Records of which those that are too large have as their value why they are refused: so they are refused in the copy, too,
+    whatever becomes of records without a value there.
+    """
+    is_large = pc.fill_null(pc.equal(read["reason"], Reason.TOO_LARGE.value), False)
+    if not pc.any(is_large).as_py():
+        return read
+    values = pc.if_else(is_large, read["detail"].cast(pa.binary()), read["value"])
+    return read.set_column(read.schema.get_field_index("value"), read.schema.field("value"), values)
 
 
 @dataclass

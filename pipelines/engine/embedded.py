@@ -60,7 +60,11 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 _ROWS_AT_ONCE: Final = 8_192
 """So many rows readers unpack at a time: DataFusion's default."""
 
-_WRITER: Final = WriterProperties(compression="SNAPPY")  # as Spark writes them
+STATISTICS_BYTES: Final = 64
+"""What statistics of a file keep of the smallest and the largest text or bytes: whole ones would triple small files, and no
+reader opens a file where they have some hundred megabytes."""
+
+_WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)  # as Spark writes them
 
 
 class EmbeddedEngine:
@@ -336,7 +340,8 @@ def _writer(rows: pa.Table) -> WriterProperties:
     size = rows.nbytes // max(1, rows.num_rows)
     if size * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
         return _WRITER
-    return WriterProperties(compression="SNAPPY", max_row_group_size=max(1, ROW_GROUP_BYTES // size))
+    size_of_group = max(1, ROW_GROUP_BYTES // size)
+    return WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=size_of_group)
 
 
 class _How(TypedDict):

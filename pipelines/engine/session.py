@@ -74,6 +74,8 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
     "parquet.enable.dictionary#value": "false",
     "parquet.enable.dictionary#merge_key": "false",
+    # The smallest and the largest value of a file are no use, and whole ones triple small files.
+    "parquet.statistics.truncate.length": "64",
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }

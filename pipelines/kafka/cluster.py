@@ -31,11 +31,14 @@ TIMEOUT_S = 15.0
 SETTLING_S = 15.0
 """How long an open transaction of another producer may take to end."""
 
-LARGEST_RECORD = 100_000_000
-"""How many bytes librdkafka takes from a broker at a time (`receive.message.max.bytes`): no record that was read is larger."""
-
 BESIDE_VALUES = 1024 * 1024
 """So many bytes are granted to key and headers."""
+
+LARGEST_RECORD = 1_000_000_000 - BESIDE_VALUES
+"""librdkafka sends no larger one."""
+
+AFTER_MAX = "message.timestamp.after.max.ms"
+"""The topic setting that bounds how far ahead of a broker's clock a producer may set a timestamp."""
 
 _TRANSACTION_LOG = "__transaction_state"
 _REPLICAS = "transaction.state.log.replication.factor"
@@ -288,7 +291,7 @@ def sink_settings(settings: Settings) -> dict[str, str]:
         "cleanup.policy": "delete",
         "retention.ms": str(settings.publish.retention_ms or -1),
         "message.timestamp.type": "CreateTime",
-        "message.timestamp.after.max.ms": str(max(settings.merge.max_future_ms, 3_600_000)),
+        AFTER_MAX: str(max(settings.merge.max_future_ms, 3_600_000)),
         "message.timestamp.before.max.ms": _UNBOUNDED,
         "max.message.bytes": str(settings.publish.max_bytes + BESIDE_VALUES),
     }
@@ -305,7 +308,7 @@ def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
         "message.timestamp.type": "CreateTime",
-        "message.timestamp.after.max.ms": _UNBOUNDED,
+        AFTER_MAX: _UNBOUNDED,
         "message.timestamp.before.max.ms": _UNBOUNDED,
         "max.message.bytes": str(largest + BESIDE_VALUES),
     }

@@ -20,8 +20,12 @@ from pipelines.settings import KafkaSettings
 # Where a broker dies, librdkafka asks for the leaders at once, mostly before there are new ones, and then as rarely as this says:
 # every five minutes, if it were left to it.
 _DEFAULTS = {"topic.metadata.refresh.interval.ms": 5_000}
+LARGEST_UNPACKED = "receive.message.max.bytes"
+"""How many bytes records that were sent together may have, unpacked (zstd), and how many a broker may answer at a time."""
+
 _READER_DEFAULTS = {
     **_DEFAULTS,
+    LARGEST_UNPACKED: 2**31 - 1,  # as many as there can be: with librdkafka's default, a few kB of zstd would end every reader
     "queued.min.messages": 200_000,  # messages that are fetched ahead
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended

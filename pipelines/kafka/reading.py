@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from pipelines.core.reading import KAFKA
 from pipelines.core.types import HEADERS, TIME
-from pipelines.errors import DataLossError, TopicChangedError, WatersmeetError
+from pipelines.errors import DataLossError, TopicChangedError, UnreadableRecordsError, WatersmeetError
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster
 from pipelines.kafka.failures import failure
 from pipelines.kafka.options import ListeningConsumer
@@ -35,7 +35,10 @@ _LARGEST_SPAN: Final = 20_000
 
 
 BATCH_BYTES: Final = 16 * 1024 * 1024
-"""About so many bytes of values go into an Arrow batch."""
+"""About so many bytes of records, unpacked, go into an Arrow batch, and are taken from the client at a time."""
+
+_FIRST_COUNT: Final = 100
+"""So many messages are taken first: nobody knows how large they are."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,14 @@ def read_range(
     """The committed records of a range in offset order, as batches of at most `max_records`, and of about `BATCH_BYTES` at most,
     with the columns of `KAFKA`.
 
-    Yields nothing for a range without records. Raises DataLossError where Kafka has deleted offsets of the range,
+    Yields nothing for a range without records. Raises UnreadableRecordsError where the client cannot unpack records,
+    DataLossError where Kafka has deleted offsets of the range,
     TopicChangedError where the partition ends before it begins, KafkaAccessError at once where the client is refused, and
     KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
     """
-    held: list[Message] = []
+    held: list[_Record] = []
     for messages in _messages(kafka, wanted, max_records, timeout_s):
-        held += messages
+        held += map(_record, messages)
         while count := _filling(held, max_records):
             yield _batch(wanted, held[:count])
             held = held[count:]
@@ -73,32 +77,53 @@ def read_range(
         yield _batch(wanted, held)
 
 
-def _filling(messages: Sequence[Message], max_records: int) -> int:
-    """How many of these messages fill a batch; 0 where they do not."""
-    size = sum(map(len, messages))
-    if size >= BATCH_BYTES:
-        return min(max_records, max(1, len(messages) * BATCH_BYTES // size))
-    return max_records if len(messages) >= max_records else 0
+class _Record(NamedTuple):
+    message: Message
+    headers: list[tuple[str, Any]]
+    size: int
+
+
+def _record(message: Message) -> _Record:
+    headers = headers_of(message)
+    return _Record(message, headers, _size(message) + sum(len(name) + len(value or b"") for name, value in headers))
+
+
+def _size(message: Message) -> int:
+    """How many bytes key and value have."""
+    return len(message) + len(message.key() or b"")
+
+
+def _filling(records: Sequence[_Record], max_records: int) -> int:
+    """How many of these records, which come first, fill a batch; 0 where they do not."""
+    total = 0
+    for count, record in enumerate(records[:max_records]):
+        total += record.size
+        if total > BATCH_BYTES:
+            return max(1, count)
+    return max_records if len(records) >= max_records else 0
 
 
 def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float) -> Iterator[list[Message]]:
-    """The committed messages of a range as they come, at most `max_records` at once."""
+    """The committed messages of a range as they come, at most `max_records` at once, and fewer where they are large."""
     if wanted.size == 0:
         return
     with _borrowed(kafka) as consumer:
         position, since, is_ended = wanted.from_offset, time.monotonic(), False
+        count = min(max_records, _FIRST_COUNT)
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
         while position < wanted.until_offset and not is_ended:
-            found = consumer.consume(min(max_records, wanted.until_offset - position), _POLL_S)
+            found = consumer.consume(min(count, wanted.until_offset - position), _POLL_S)
             records = [message for message in found if message.error() is None]
-            if len(records) < len(found):
-                is_ended = any(_is_end(kafka, error, event, wanted, position) for event in found if (error := event.error()))
             if records:
                 since, position = time.monotonic(), (records[-1].offset() or 0) + 1
+                size = sum(map(_size, records))
+                count = min(max_records, 4 * count, max(1, len(records) * BATCH_BYTES // max(1, size)))
                 if position > wanted.until_offset:
                     records = [message for message in records if (message.offset() or 0) < wanted.until_offset]
                 yield records
-            elif not is_ended:
+            if len(records) < len(found) and position < wanted.until_offset:
+                is_ended = any(_is_end(kafka, error, event, wanted, position) for event in found if (error := event.error()))
+            if not records and not is_ended:
                 consumer.heard.check(since, timeout_s, "READ", f"topic {wanted.topic}")
 
 
@@ -111,6 +136,9 @@ def _is_end(kafka: KafkaSettings, error: KafkaError, event: Message, wanted: Ran
         return False
     if code == KafkaError._AUTO_OFFSET_RESET:
         raise _lost(kafka, wanted, position)
+    if code == KafkaError._BAD_COMPRESSION:
+        end = _end_of_unreadable(kafka, wanted, position, event.offset())
+        raise UnreadableRecordsError(wanted.topic, wanted.partition, position, end)
     raise failure(kafka, error, "READ", f"topic {wanted.topic}")
 
 
@@ -125,8 +153,32 @@ def _lost(kafka: KafkaSettings, wanted: Range, position: int) -> WatersmeetError
     )
 
 
-def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
-    count = len(messages)
+def _end_of_unreadable(kafka: KafkaSettings, wanted: Range, position: int, first: int | None) -> int:
+    """Where the records end that were sent together, cannot be unpacked and include `position`; `first` is where they begin."""
+
+    def is_among_them(offset: int) -> bool:
+        """Whether a client that is to read from this offset on meets the same records. One that hears nothing has met others."""
+        deadline = time.monotonic() + TIMEOUT_S
+        consumer.assign([TopicPartition(wanted.topic, wanted.partition, offset)])
+        while time.monotonic() < deadline:
+            for event in consumer.consume(1, _POLL_S):
+                error = event.error()
+                return error is not None and error.code() == KafkaError._BAD_COMPRESSION and event.offset() == first
+        return False
+
+    with _borrowed(kafka) as consumer:
+        known, end = position, Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition][1]
+        while end - known > 1:
+            middle = min(known + (end - known) // 2, 2 * known - position + 1)
+            if is_among_them(middle):
+                known = middle
+            else:
+                end = middle
+    return end
+
+
+def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
+    count, messages = len(records), [record.message for record in records]
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp: what microseconds cannot hold ends at the last that they can.
     times_us = np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
@@ -138,7 +190,7 @@ def _batch(wanted: Range, messages: Sequence[Message]) -> pa.RecordBatch:
         pa.array(np.array(kinds, np.int32) - 1),  # librdkafka counts from 0 (none), Spark and Kafka from -1
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        pa.array([headers_of(message) or None for message in messages], pa.map_(pa.string(), pa.binary())).cast(HEADERS),
+        pa.array([record.headers or None for record in records], pa.map_(pa.string(), pa.binary())).cast(HEADERS),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
 

@@ -81,7 +81,9 @@ def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
     return [
         name
         for name in settings.repartitioned
-        if any(field == "merge.max_future" or field.startswith(f"sources.{name}.") for field in changed)
+        if any(
+            field in ("kafka.max_record_bytes", "merge.max_future") or field.startswith(f"sources.{name}.") for field in changed
+        )
     ]
 
 

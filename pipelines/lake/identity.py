@@ -14,6 +14,7 @@ from contextlib import suppress
 import orjson
 
 from pipelines.configuration.sources import EventTime
+from pipelines.core.reading import MAX_RECORD_BYTES
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
@@ -28,7 +29,7 @@ _ATTEMPTS = 20
 _LATER = {"tombstone": "quarantine", "where": "null"}
 """What a lake was begun with by a version that did not know this fact of a source yet, and so did not keep it."""
 
-_LATER_OF_ALL = {"merge.window": "null"}
+_LATER_OF_ALL = {"merge.window": "null", "kafka.max_record_bytes": str(MAX_RECORD_BYTES)}
 """The same for a fact of the lake."""
 
 _NO_TENANTS = ""
@@ -93,6 +94,7 @@ def _tenants(settings: Settings) -> dict[str, str]:
 def rules_of_layout_1(settings: Settings) -> dict[str, str]:
     """By dotted path, the rules as lakes of layout 1 keep them, in which they never changed."""
     facts = {
+        "kafka.max_record_bytes": str(settings.kafka.max_record_bytes),
         "merge.timeout": "null" if settings.merge.timeout_ms is None else f"{settings.merge.timeout_ms} ms",
         "merge.window": "null" if settings.merge.window_by_gap is None else str(settings.merge.window.encoded()),
         "merge.max_future": f"{settings.merge.max_future_ms} ms",

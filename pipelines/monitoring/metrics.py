@@ -53,6 +53,12 @@ METRICS: Final = (
     Metric("owner_token", "gauge", ("layer",), "The fencing token of this process: of two owners, the larger one is right."),
     Metric("clock_seconds", "gauge", ("partition",), "The clock of the merge, in event time."),
     Metric("head_seconds", "gauge", ("topic", "partition"), "The largest event time that the merge has seen."),
+    Metric(
+        "head_in_future_seconds",
+        "gauge",
+        ("topic", "partition"),
+        "How far the head is ahead of the wall clock, beyond merge.max_future; 0 where it is not.",
+    ),
     Metric("lead_seconds", "gauge", ("topic", "partition"), "How far the head is ahead of the clock."),
     Metric("lag_records", "gauge", ("layer", "topic", "partition"), "Offsets in Kafka that the layer has not passed yet."),
     Metric("lag_seconds", "gauge", ("topic", "partition"), "Age of the last record merged, in event time; 0 without a lag."),
@@ -184,6 +190,8 @@ class Metrics:
                 self._of("source_state", *place, state).set(state == at.state)
             if at.head is not None:
                 self._of("head_seconds", *place).set(at.head / 1000)
+                allowed = time.time() + self._settings.merge.max_future_ms / 1000
+                self._of("head_in_future_seconds", *place).set(max(0.0, at.head / 1000 - allowed))
                 if clock is not None:
                     self._of("lead_seconds", *place).set((at.head - clock) / 1000)
         self._lags()

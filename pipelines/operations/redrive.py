@@ -56,6 +56,11 @@ class Redrive:
         """Asks Kafka. Raises ConfigurationError for an unknown reason, and where a topic is not that which the lake has read."""
         if self.reason not in (known := [reason.value for reason in Reason]):
             raise ConfigurationError(f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}")
+        if self.reason == Reason.TOO_LARGE.value:
+            raise ConfigurationError(
+                "--reason: the values of records that are `too_large` are not kept, so that they cannot be sent again; raise "
+                "kafka.max_record_bytes, and have their producers send them"
+            )
         for name in self.settings.repartitioned:
             if self.reason in (Reason.UNDECODABLE, Reason.NO_KEY) and self.settings.sources[name].key is not None:
                 origins = " or ".join(self.settings.repartitioned[name].from_topics)

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.core.inputs import of_source
+from pipelines.core.reading import Reason
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
@@ -24,6 +25,7 @@ LAST = 5
 """The records of so many of the last offsets in bronze are compared."""
 
 _RECORD = ["offset", "kafka_timestamp", "key", "value"]
+_KEPT = [*_RECORD, "reason"]
 
 
 def moved_topics(questions: Questions, settings: Settings, partitions: int, facts: Mapping[str, str]) -> set[str]:
@@ -51,7 +53,7 @@ def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster,
         since = max(first, offset - LAST + 1)
         if not since <= offset < end:
             return False
-        rows = questions.rows(table, _RECORD, [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]])
+        rows = questions.rows(table, _KEPT, [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]])
         read = read_range(settings.kafka, Range(topic, p, since, offset + 1))
         in_kafka = {row["offset"]: row for batch in read for row in pa.table(batch.select(_RECORD)).to_pylist()}
         pairs = [(row, in_kafka[row["offset"]]) for row in rows.to_pylist() if row["offset"] in in_kafka]
@@ -61,6 +63,6 @@ def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster,
 
 
 def _is_same(kept: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether a row of bronze is a record of Kafka; one that was forgotten has its place and time alone."""
-    is_erased = kept["key"] is None and kept["value"] is None
+    """Whether a row of bronze is a record of Kafka; one that was forgotten, or is too large, has its place and time alone."""
+    is_erased = kept["value"] is None and (kept["key"] is None or kept["reason"] == Reason.TOO_LARGE.value)
     return all(kept[column] == record[column] for column in (_RECORD[:2] if is_erased else _RECORD))

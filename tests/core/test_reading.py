@@ -783,6 +783,7 @@ def test_without_the_field_or_the_setting_a_record_is_no_heartbeat() -> None:
 # -- the order of reasons
 
 FAULTS: dict[Reason, dict[str, Any]] = {
+    Reason.TOO_LARGE: {"s": "x" * 100},
     Reason.UNDECODABLE: {"n": "no integer"},
     Reason.NO_KEY: {"k": ""},
     Reason.NO_TENANT: {"g": ""},
@@ -798,11 +799,18 @@ def test_of_several_faults_the_first_in_order_is_the_reason(chosen: int) -> None
     document: dict[str, Any] = {"k": "a", "g": "x", "ts": 1}
     for fault in reversed(faults):  # no event time is both unreadable and in the future
         document |= FAULTS[fault]
-    assert reason(orjson.dumps(document), kafka_time=0, schema=SCHEMA, tenant=("g",)) == faults[0].value
+    assert reason(orjson.dumps(document), kafka_time=0, schema=SCHEMA, tenant=("g",), max_record_bytes=100) == faults[0].value
 
 
 def test_reasons_are_named_and_ordered_as_the_contract_has_them() -> None:
-    assert [reason.value for reason in Reason] == ["undecodable", "no_key", "no_tenant", "no_event_time", "event_time_in_future"]
+    assert [reason.value for reason in Reason] == [
+        "too_large",
+        "undecodable",
+        "no_key",
+        "no_tenant",
+        "no_event_time",
+        "event_time_in_future",
+    ]
 
 
 # -- the sources of one topic

@@ -112,7 +112,12 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (BRONZE, "kafka_timestamp is never null", READ, setting(kafka_timestamp=None)),
     (BRONZE, "heartbeat is never null", READ, setting(heartbeat=None)),
     (BRONZE, "partition and offset together are unique", READ, twice),
-    (BRONZE, "a reason is undecodable, no_key, no_event_time or event_time_in_future", REFUSED, setting(reason="dull")),
+    (
+        BRONZE,
+        "a reason is too_large, undecodable, no_key, no_event_time or event_time_in_future",
+        REFUSED,
+        setting(reason="dull"),
+    ),
     (BRONZE, "a record that is refused has a detail", REFUSED, setting(detail=None)),
     (BRONZE, "a record that was read has an event_time", READ, setting(event_time=None)),
     (BRONZE, "a record that is refused has no event_time", REFUSED, setting(event_time=TIME)),
@@ -209,7 +214,7 @@ SECOND = timedelta(seconds=1)
 PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (
         BRONZE,
-        "a reason is undecodable, no_key, no_tenant, no_event_time or event_time_in_future",
+        "a reason is too_large, undecodable, no_key, no_tenant, no_event_time or event_time_in_future",
         REFUSED,
         setting(reason="dull"),
     ),
