@@ -151,14 +151,10 @@ class SparkEngine:
             F.col("invalid_reason")
         )
         if value is not None:
-<<<<<<< HEAD
             names = [field.name for field in rows.schema if field.dataType == StringType()]  # a source may be called so
             tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
-            size = message_bytes(F.coalesce(F.octet_length(F.expr(value)), F.lit(0)), F.octet_length("merge_key"), tenant)
+            size = message_bytes(F.coalesce(F.octet_length(pure(rows, value)), F.lit(0)), F.octet_length("merge_key"), tenant)
             is_too_large = F.coalesce(size > max_bytes, F.lit(False))
-=======
-            is_too_large = F.coalesce(F.octet_length(pure(rows, value)) > max_bytes, F.lit(False))
->>>>>>> 5aa634eb937938fb4450ed455e369475ea12f298
             reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
         return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
             "valid", F.when(is_finished, F.col("invalid_reason").isNull())
