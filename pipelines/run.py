@@ -120,6 +120,12 @@ class Run:
         self.patience = Patience(self.reporter, self.stopping, self.patience_s, check_store, self.tell)
         self.reporter.tell("lake", "ready")
 
+    def _widen_shared(self, *names: str) -> None:
+        """Widen tables that owners of other layers, which may start too, write to as well."""
+        for name in names:
+            with suppress_conflict():
+                widen(self.engine, [name])
+
     def _begins_anew(self, questions: Questions, epochs: Epochs) -> bool:
         """Whether other rules than the lake's need no `evolve`: nothing was read, and no other process has a layer."""
         return set(LAYERS) <= set(self.layers) and may_begin_anew(questions, epochs, self.settings)
@@ -202,8 +208,7 @@ class Run:
             """The largest fencing token that the last commits of the layers' tables name; 0 where they name none."""
             return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
 
-        with suppress_conflict():  # another process, which starts too, has added them
-            widen(self.engine, [tables.LEASES])
+        self._widen_shared(tables.LEASES)
         lease.take(largest_known)
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
@@ -215,6 +220,7 @@ class Run:
             if "bronze" in self.layers:
                 of_bronze = map(tables.bronze, self.settings.sources)
                 widen(self.engine, [*of_bronze, tables.QUARANTINE, tables.RECOVERED])
+            self._widen_shared(*{table for table, _ in written})
             fence_all(owner, written)  # in columns that may be new
             keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
             keep_identity(questions, self.engine.append, self.settings, facts)
