@@ -6,7 +6,8 @@ found: a refused record waits for no other source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -86,7 +87,7 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
         said = orjson.loads(headers[header])
     except (KeyError, TypeError, orjson.JSONDecodeError):
         said = None
-    if not isinstance(said, dict) or not all(type(number) is int and number >= 0 for number in said.values()):
+    if not isinstance(said, dict) or not all(type(number) is int and 0 <= number < 2**63 for number in said.values()):
         raise ValueError(f"{header} is no object of whole numbers")
     return said
 
@@ -103,9 +104,23 @@ def again(rows: pa.Table) -> pa.Table:
     return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)
 
 
-def redriven_offsets(topic: str, partition: int, headers: Iterable[tuple[str, bytes | None]]) -> Iterator[int]:
-    """The offsets, in this partition of a topic, of the refused records that a record with these headers was."""
-    for name, value in headers:
+Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
+
+
+def redriven_offsets(topic: str, partition: int, headers: Headers) -> Iterator[tuple[int, int]]:
+    """The offsets, in this partition of a topic, of the refused records that a record with these headers says that it was, each
+    with how many headers it had then. Whoever writes to the topic may say so: `fingerprint` tells whether it is true.
+    """
+    for count, (name, value) in enumerate(headers):
         of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
         if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal() and len(offset) < _TOO_MANY_DIGITS:
-            yield int(offset)
+            yield int(offset), count
+
+
+def fingerprint(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
+    """A digest of what a record is, whatever its place and time: equal for a refused record and the same one sent again."""
+    found = hashlib.sha256()
+    for part in (key, value, *(each for name, content in headers for each in (name.encode(), content))):
+        found.update(b"null" if part is None else b"%d:" % len(part))
+        found.update(part or b"")
+    return found.digest()

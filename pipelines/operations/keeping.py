@@ -30,7 +30,7 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Condition, Questions, Where, in_portions
 from pipelines.lake.stretches import longest, read_lived
-from pipelines.operations.redrive import redriven_in_bronze
+from pipelines.operations.redrive import Refused, redriven_in_bronze
 from pipelines.running.extent import not_out
 from pipelines.running.letters import not_sent
 from pipelines.running.owner import Owner, now_ms
@@ -148,7 +148,7 @@ def _redriven(questions: Questions, settings: Settings, source: str, ends: Mappi
         refused.setdefault(p, set()).add(offset)
     ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
     needed: dict[int, list[int]] = {}
-    for p, at, offset in redriven_in_bronze(questions, settings, source, ranges):
+    for p, at, offset in redriven_in_bronze(questions, settings, Refused(questions, source), ranges):
         if offset in refused.get(p, ()):
             needed.setdefault(p, []).append(at)
     return needed

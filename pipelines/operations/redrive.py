@@ -1,7 +1,8 @@
 """Redrive: refused records are sent to their source topic again, as they came, each once.
 
 A record that is sent says which one it was (`watersmeet.redriven`), so the source topic itself tells what was redriven: bronze
-has the headers of what was read, and Kafka what was not. Nothing is kept beside it that could disagree. For each source:
+has the headers of what was read, and Kafka what was not. Nothing is kept beside it that could disagree. Any producer may write
+that header: it counts where key, value and the headers before it are those of the refused record. For each source:
 
 1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends. While `forget` erases a key,
    nothing is sent at all, and it fences a redrive that has begun before;
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import Int64s, int64s
-from pipelines.core.letters import again, redriven_offsets
+from pipelines.core.letters import again, fingerprint, redriven_offsets
 from pipelines.core.reading import Reason, merge_keys
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, TransactionTimeoutError
@@ -95,7 +96,8 @@ class Redrive:
         if not len(offsets):
             return told
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
-        redriven = set(self._redriven(source, first, is_settled=apply))
+        refused = Refused(self.questions, source)
+        redriven = set(self._redriven(source, refused, first, is_settled=apply))
         is_left = np.array([place not in redriven for place in zip(partitions.tolist(), offsets.tolist(), strict=True)], np.bool_)
         told["before"] = told["after"] = len(offsets) - int(is_left.sum())
         pieces = list(pieces_of(self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]))
@@ -147,16 +149,17 @@ class Redrive:
 
     # -- what was redriven
 
-    def _redriven(self, source: str, first: Mapping[int, int], *, is_settled: bool) -> Iterator[tuple[int, int]]:
+    def _redriven(
+        self, source: str, refused: Refused, first: Mapping[int, int], *, is_settled: bool
+    ) -> Iterator[tuple[int, int]]:
         """The (partition, offset) of each record that was redriven, from the `first` in question of each partition on: what
         bronze has of later records, what is not in bronze yet, and what was passed over on purpose and is still in Kafka.
         """
         topic, until = self.settings.inputs[source], 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
         unread = Beginning(self.questions, self.settings, self.partitions).next_offsets(source)
-        for p, _, offset in redriven_in_bronze(
-            self.questions, self.settings, source, {p: (at + 1, until) for p, at in first.items()}
-        ):
+        of_bronze = {p: (at + 1, until) for p, at in first.items()}
+        for p, _, offset in redriven_in_bronze(self.questions, self.settings, refused, of_bronze):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
         skipped = self.questions.select(tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]])
@@ -165,7 +168,7 @@ class Redrive:
             if p in first:
                 begin = max(since, first[p] + 1, bounds[p][0])
                 for batch in read_range(self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))):
-                    for _, _, offset in _said(topic, pa.Table.from_batches([batch])):
+                    for _, _, offset in refused.confirmed(topic, pa.Table.from_batches([batch])):
                         yield p, offset
 
     @cached_property
@@ -173,23 +176,68 @@ class Redrive:
         return Cluster(self.settings.kafka)
 
 
+class Refused:
+    """The records of a source that `quarantine` has, and what they were: read as they are asked for, each once."""
+
+    def __init__(self, questions: Questions, source: str) -> None:
+        self.source, self._questions = source, questions
+        self._fingerprints: dict[tuple[int, int], bytes | None] = {}
+        """By partition and offset; None where quarantine does not have it, or it was forgotten."""
+
+    def confirmed(self, topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
+        """Of these whole records of the topic, those that were redriven: partition, offset, and the offset of what each was."""
+        said = list(_said(topic, rows))
+        self._read({(p, offset) for p, _, offset, _ in said})
+        records = {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if said else {}
+        for p, at, offset, count in said:
+            if self._fingerprints[p, offset] == _fingerprint(records[p, at], count):
+                yield p, at, offset
+
+    def _read(self, places: Iterable[tuple[int, int]]) -> None:
+        new = {place for place in places if place not in self._fingerprints}
+        self._fingerprints |= dict.fromkeys(new)
+        of_source: list[Condition] = [("source", "=", self.source), NOT_FORGOTTEN]
+        for rows in _records(self._questions, self.source, tables.QUARANTINE, new, of_source):
+            self._fingerprints |= {(row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()}
+
+
+def _records(
+    questions: Questions, source: str, table: str, places: Iterable[tuple[int, int]], conditions: Sequence[Condition] = ()
+) -> Iterator[pa.Table]:
+    """Records of a table at these partitions and offsets, as much at a time as fits into memory."""
+    found = np.array(sorted(place for place in places if place[1] < 2**63), np.int64).reshape(-1, 2)
+    for piece in pieces_of(questions, source, table, found[:, 0], found[:, 1]):
+        yield read_piece(questions, piece, ["partition", "offset", "key", "value", "headers"], conditions)
+
+
+def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
+    headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
+    return fingerprint(row["key"], row["value"], headers[:count])
+
+
 def redriven_in_bronze(
-    questions: Questions, settings: Settings, source: str, ranges: Mapping[int, tuple[int, int]]
+    questions: Questions, settings: Settings, refused: Refused, ranges: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
     """The redriven records that bronze has at these offsets `[from, until)` by partition, and perhaps a few more: each as its
-    partition, its own offset and that of the refused record which it was. The headers of a span of offsets are read at a time.
+    partition, its own offset and that of the refused record which it was. The headers of a span of offsets are read at a time,
+    and whole records of those alone that say that they were redriven.
     """
+    source = refused.source
     table, topic, begins = tables.bronze(source), settings.inputs[source], {p: at for p, (at, _) in ranges.items()}
     step = max(1, SPAN // max(1, len(ranges)))
     while begins := {p: at for p, at in first_offsets(questions, table, "offset", begins).items() if at < ranges[p][1]}:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
         with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        yield from _said(topic, questions.select(table, ["partition", "offset", "headers"], with_headers))
+        said = _said(topic, questions.select(table, ["partition", "offset", "headers"], with_headers))
+        for rows in _records(questions, source, table, {(p, at) for p, at, *_ in said}):
+            yield from refused.confirmed(topic, rows)
         begins = {p: until for p, (_, until) in spans.items()}
 
 
-def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
-    """Of these rows of a topic, those that were redriven: partition, offset, and the offset of the record that each was."""
+def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
+    """Of these rows of a topic, those that say that they were redriven: partition, offset, the offset of the record that each
+    was, and how many headers that had.
+    """
     for partition, at, headers in zip(*(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True):
         said = [(one["key"], one["value"]) for one in headers or ()]
-        yield from ((partition, at, offset) for offset in redriven_offsets(topic, partition, said))
+        yield from ((partition, at, *found) for found in redriven_offsets(topic, partition, said))

@@ -62,6 +62,36 @@ def test_what_a_record_says_of_a_redrive_stops_no_redrive(kafka: str, tmp_path: 
     assert redrive.run(apply=True)["sent"] == 0
 
 
+@pytest.mark.promise("N50")
+def test_only_a_record_with_the_bytes_of_the_refused_one_counts_as_redriven(kafka: str, tmp_path: Path) -> None:
+    """Whatever any producer says of itself: read, unread, before and after the record was redriven."""
+    river = River.make(kafka, tmp_path, "claimed", partitions=1)
+    tracking = river.topic("tracking")
+    own = (b"of", b"1")
+    claim = (b"watersmeet.redriven", tracking.encode() + b"/0/0")
+
+    def lie() -> None:
+        produce_raw(kafka, tracking, keyed("a", 10), [own, claim])
+        produce_raw(kafka, tracking, b"{", [claim])
+        produce_raw(kafka, tracking, b"{", [own, own, claim])
+        produce_raw(kafka, tracking, b"{", [own, claim], key=b"another")
+
+    produce_raw(kafka, tracking, b"{", [own])
+    lie()
+    produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
+    river.finish("bronze")
+    lie()
+    wanted = Redrive(river.questions, river.settings, "undecodable")
+    before = wanted.run(apply=False)["records"][0]
+    assert (before["found"], before["before"]) == (4, 0)
+    assert wanted.run(apply=True)["sent"] == 4
+    lie()
+    assert wanted.run(apply=True)["sent"] == 0
+    river.finish("bronze")
+    redriven = wanted.run(apply=False)["records"][0]
+    assert (redriven["found"], redriven["before"]) == (4 + 6 + 4, 4), "what was refused again counts as one of its own"
+
+
 def test_any_timestamp_that_a_producer_sends_is_kept_as_far_as_a_column_can(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "raw-times", partitions=1)
     tracking, orders = (river.topic(source) for source in ("tracking", "orders"))
