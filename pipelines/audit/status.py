@@ -9,6 +9,8 @@ from operator import itemgetter
 from typing import Any
 
 from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
+from pipelines.audit.problems import Problem
+from pipelines.audit.show import utc
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError
@@ -23,6 +25,7 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
 from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
+from pipelines.lake.schemas import unknown_schemas
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.tenants import NOBODY, Slowest, clocks_at, slowest, tenants_of, unfinished
 from pipelines.settings import Settings
@@ -104,8 +107,24 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
-    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result()]]
+    problems = [*_unknown_schemas(questions, settings), *(unmet.result() or []), *odd.result()]
+    warnings = [problem._asdict() for problem in problems]
     return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
+
+
+def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
+    """The schemas that records name and the registry did not have when it was last asked."""
+    return [
+        Problem(
+            f"since {utc(since)} the registry does not have schema {schema_id}, which a record was written with; the source "
+            "waits for it, or its records are refused once registry.unknown_after is over",
+            f"sources.{name}.registry",
+            "register it under this id; or set registry.unknown_after; or jump over the record with `watersmeet reset`",
+        )
+        for name, source in settings.sources.items()
+        if source.registry is not None
+        for schema_id, since in unknown_schemas(questions, name).items()
+    ]
 
 
 def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]) -> list[Row]:
