@@ -13,7 +13,7 @@ which offsets it was, and completes the note; that carries the transaction versi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.configuration.sources import RegistrySettings
+from pipelines.core.avro_schema import UNKNOWN
 from pipelines.core.columns import int64s
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import WRITER_SCHEMA
 from pipelines.engine import Engine, KafkaInput, Rows, Running
-from pipelines.errors import QuarantineLimitError
+from pipelines.errors import QuarantineLimitError, unknown_schema_of
 from pipelines.faults import reach
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.lake import tables
@@ -42,7 +43,7 @@ from pipelines.lake.commits import (
 )
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
-from pipelines.lake.schemas import known_schemas
+from pipelines.lake.schemas import known_schemas, unknown_schemas
 from pipelines.monitoring.events import Counts, Handled, Reached
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.owner import Owner, now_ms
@@ -52,9 +53,9 @@ QUARANTINE_SAMPLE = 1000
 """The share of refused records is looked at once so many were read: of a few, half may well be bad."""
 
 
-def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int]) -> KafkaInput:
-    """What is read of an input: from these offsets on, by partition."""
-    kafka, rules = settings.kafka, rules_of(settings, source_of(source))
+def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int], given_up: Collection[int] = ()) -> KafkaInput:
+    """What is read of an input: from these offsets on, by partition. `given_up`: schemas that are not waited for any longer."""
+    kafka, rules = settings.kafka, rules_of(settings, source_of(source), given_up)
     return KafkaInput(source, kafka, settings.inputs[source], dict(offsets), kafka.max_offsets_per_batch, rules)
 
 
@@ -72,6 +73,11 @@ class Bronze:
     """Whether the last batch failed, so that only the table knows whether its commit was made, and its note."""
     _kept_schemas: set[int] = field(default_factory=set)
     """The ids of schemas that `writer_schemas` surely has."""
+    _running: Running | None = None
+    _given_up: set[int] = field(default_factory=set)
+    """The ids of schemas that are not waited for any longer."""
+    _waiting_since: int | None = None
+    """Since when the source has stood still for schemas that the registry does not have (epoch ms)."""
 
     @property
     def table(self) -> str:
@@ -90,8 +96,28 @@ class Bronze:
         """
         self.complete()
         self._tell_reached(offsets)
-        source = kafka_input(self.settings, self.source, offsets)
-        return self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
+        self._note_unknown_schema()
+        source = kafka_input(self.settings, self.source, offsets, self._given_up)
+        self._running = self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
+        return self._running
+
+    def _note_unknown_schema(self) -> None:
+        """Notes in `writer_schemas` which schema the registry did not have where reading has ended for that, and since when; and
+        gives it up once a source has stood still for `registry.unknown_after`.
+        """
+        failure = self._running.failure if self._running is not None else None
+        schema_id = unknown_schema_of(failure) if failure is not None else None
+        if schema_id is None or self._registry is None:
+            return
+        since = unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id)
+        if since is None:
+            since = now_ms()
+            row = (source_of(self.source), schema_id, None, since)
+            self._engine.append(tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows([row]))
+        self._waiting_since = min(since, self._waiting_since or since)
+        after_ms = self._registry.unknown_after_ms
+        if after_ms is not None and now_ms() - self._waiting_since >= after_ms:
+            self._given_up.add(schema_id)
 
     def _take(self, rows: Rows) -> None:
         if self._is_unsure:
@@ -114,7 +140,7 @@ class Bronze:
         self.reporter.tell(self.table, f"{records} records, {refused} refused", records=records, refused=refused)
         if self.maintenance is not None:
             self.maintenance.after_commit()
-        self._is_unsure = False
+        self._is_unsure, self._waiting_since = False, None
 
     def counted(self, rows: Rows) -> pa.Table:
         """By partition, reason and whether they are heartbeats (with a registry by `writer_schema`, too): how many `records`
@@ -157,12 +183,14 @@ class Bronze:
     def _keep_schemas(self, registry: RegistrySettings, wanted: set[int]) -> None:
         """Afterwards `writer_schemas` has the schemas with these ids."""
         if new := wanted - self._kept_schemas:
-            new -= known_schemas(self._engine.questions, source_of(self.source)).keys()
-            if new:
-                schemas, layout = Registry(registry), self._engine.lake.layout[tables.WRITER_SCHEMAS]
-                rows = [(source_of(self.source), schema_id, schemas[schema_id], now_ms()) for schema_id in sorted(new)]
+            known = known_schemas(self._engine.questions, source_of(self.source))
+            new -= {schema_id for schema_id, text in known.items() if text != UNKNOWN}
+            schemas, layout = Registry(registry, self._given_up), self._engine.lake.layout[tables.WRITER_SCHEMAS]
+            texts = {schema_id: text for schema_id in sorted(new) if (text := schemas[schema_id]) != UNKNOWN}
+            if texts:
+                rows = [(source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()]
                 self._engine.append(tables.WRITER_SCHEMAS, layout.rows(rows))
-            self._kept_schemas |= wanted
+            self._kept_schemas |= wanted - (new - texts.keys())
 
     def note(self, commit: Commit) -> None:
         """Step 2. What is written already is skipped."""

@@ -107,6 +107,8 @@ class UnknownWriterSchemaError(RegistryError):
     """A record names a schema that the registry does not have. It may come yet: registries are copied from others."""
 
     retriable = True
+    ID = re.compile(r"a record was written with schema (\d+),")
+    """How its sentence begins: from a worker of Spark, the sentence is all that comes."""
 
     def __init__(self, url: str, schema_id: int) -> None:
         super().__init__(
@@ -356,6 +358,15 @@ def is_of_registry(error: BaseException) -> bool:
     """Whether a schema registry was in trouble."""
     own = _own(error)
     return own is not None and issubclass(own[0], RegistryError)
+
+
+def unknown_schema_of(error: BaseException) -> int | None:
+    """The id of the schema that a registry does not have, where that was the trouble."""
+    own = _own(error)
+    if own is None or own[0] is not UnknownWriterSchemaError:
+        return None
+    found = UnknownWriterSchemaError.ID.match(own[1])
+    return int(found[1]) if found else None
 
 
 def is_data_loss(error: BaseException) -> bool:

@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
 
+<<<<<<< HEAD
 from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
+=======
+from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
+from pipelines.audit.problems import Problem
+from pipelines.audit.show import utc
+>>>>>>> 11849bc00b56182b073b1ad96570f81701aa0ba9
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError, UnreadableRecordsError
@@ -24,6 +30,7 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
 from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
+from pipelines.lake.schemas import unknown_schemas
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.tenants import NOBODY, Slowest, clocks_at, slowest, tenants_of, unfinished
 from pipelines.settings import Settings
@@ -105,11 +112,31 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
+<<<<<<< HEAD
     found_heads = {TopicPartition(name, row["partition"]): at["head"] for row in answers for name, at in row["sources"].items()}
     last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
     ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
     warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result(), *ahead]]
+=======
+    problems = [*_unknown_schemas(questions, settings), *(unmet.result() or []), *odd.result()]
+    warnings = [problem._asdict() for problem in problems]
+>>>>>>> 11849bc00b56182b073b1ad96570f81701aa0ba9
     return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
+
+
+def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
+    """The schemas that records name and the registry did not have when it was last asked."""
+    return [
+        Problem(
+            f"since {utc(since)} the registry does not have schema {schema_id}, which a record was written with; the source "
+            "waits for it, or its records are refused once registry.unknown_after is over",
+            f"sources.{name}.registry",
+            "register it under this id; or set registry.unknown_after; or jump over the record with `watersmeet reset`",
+        )
+        for name, source in settings.sources.items()
+        if source.registry is not None
+        for schema_id, since in unknown_schemas(questions, name).items()
+    ]
 
 
 def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]) -> list[Row]:

@@ -107,6 +107,7 @@ class RegistrySettings(Part):
 
     url: kinds.Url = Field(examples=["http://127.0.0.1:8081"], repr=False)
     options: kinds.RegistryOptions = {}
+    unknown_after_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="unknown_after")
 
 
 class RepartitionSettings(Part):

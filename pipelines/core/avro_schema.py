@@ -44,6 +44,9 @@ MAX_TYPES: Final = 2_000
 MAX_DEPTH: Final = 100
 """Bounds of a schema that values are written with, far beyond those in use: whoever may register one may not be trusted."""
 
+UNKNOWN: Final = ""
+"""Stands for a schema that nobody has."""
+
 _STEPS_PER_BYTE: Final = 16
 _FREE_STEPS: Final = 10_000
 """How many steps reading a value may take for each of its bytes, and how many more for a value as a whole. A null and a record
@@ -183,6 +186,8 @@ def self_contained(text: str, references: Sequence[str]) -> str:
 def _decoder(written_with: str, read_with: str) -> Decode:
     """A function of bytes without a frame, which were written with one schema and are read as another."""
     reader = parsed(orjson.loads(read_with))
+    if written_with == UNKNOWN:
+        return _refusing("the registry did not have the schema that it was written with")
     try:
         writer = _bounded(written_with)
     except UnsafeError as error:

@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from pipelines.configuration.sources import RegistrySettings
-from pipelines.core.avro_schema import MAX_BYTES, AvroSchema, self_contained
+from pipelines.core.avro_schema import MAX_BYTES, UNKNOWN, AvroSchema, self_contained
 from pipelines.core.reading import ReadingRules
 from pipelines.errors import (
     ConfigurationError,
@@ -37,29 +37,43 @@ _texts: dict[str, dict[int, str]] = {}
 """By registry: an id stands for the same schema for ever, so nothing is asked for twice by a process."""
 
 
-def rules_of(settings: Settings, source: str) -> ReadingRules:
-    """How a source's records are read, with the schemas of their writers where a registry has them."""
+def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) -> ReadingRules:
+    """How a source's records are read, with the schemas of their writers where a registry has them.
+
+    `given_up`: see `Registry`.
+    """
     of_source = settings.sources[source]
     rules = settings.reading_rules(source)
     if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
-        rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry)))
+        rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry, given_up)))
     return rules
 
 
 class Registry(Mapping[int, str]):
     """By id, the schemas of a registry, each with all that it refers to. It pickles.
 
+    `given_up`: ids that have been waited for long enough. Where the registry still does not have one, it is `UNKNOWN`.
+
     To ask for one raises UnknownWriterSchemaError where there is none, RegistryAccessError where the client is refused,
     RegistryUnreachableError where there is no answer, and ConfigurationError for options that the client does not take.
     """
 
-    def __init__(self, settings: RegistrySettings) -> None:
-        self._settings, self._name = settings, settings.model_dump_json()
+    def __init__(self, settings: RegistrySettings, given_up: Collection[int] = ()) -> None:
+        self._settings, self._name, self._given_up = settings, settings.model_dump_json(), frozenset(given_up)
+        self._missing: set[int] = set()
 
     def __getitem__(self, schema_id: int) -> str:
         known = _texts.setdefault(self._name, {})
+        if schema_id in self._missing:
+            return UNKNOWN
         if schema_id not in known:
-            known[schema_id] = str(self._ask(schema_id))
+            try:
+                known[schema_id] = str(self._ask(schema_id))
+            except UnknownWriterSchemaError:
+                if schema_id not in self._given_up:
+                    raise
+                self._missing.add(schema_id)
+                return UNKNOWN
         return known[schema_id]
 
     def __iter__(self) -> Iterator[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.avro_schema import UNKNOWN, AvroSchema
+from pipelines.core.columns import times_ms
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions
@@ -21,10 +22,24 @@ class _Kept(dict[int, str]):
 
 
 def known_schemas(questions: Questions, source: str) -> Mapping[int, str]:
-    """By id, the schemas that the lake keeps of a source; to ask for another one raises WatersmeetError."""
+    """By id, the schemas that the lake keeps of a source, `UNKNOWN` for one that the registry did not have.
+
+    To ask for another one raises WatersmeetError.
+    """
     of_source = [[("source", "=", source)]]
     found = questions.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema"], of_source)
-    return _Kept(zip(found["writer_schema"].to_pylist(), found["schema"].to_pylist(), strict=True))
+    rows = list(zip(found["writer_schema"].to_pylist(), found["schema"].to_pylist(), strict=True))
+    return _Kept({schema_id: text or UNKNOWN for schema_id, text in sorted(rows, key=lambda row: row[1] is not None)})
+
+
+def unknown_schemas(questions: Questions, source: str) -> dict[int, int]:
+    """The ids of schemas that records of a source name and the registry did not have so far, and since when (epoch ms)."""
+    if not questions.exists(tables.WRITER_SCHEMAS):
+        return {}
+    found = questions.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]])
+    rows = list(zip(found["writer_schema"].to_pylist(), found["schema"].to_pylist(), times_ms(found["seen_at"]), strict=True))
+    known = {schema_id for schema_id, text, _ in rows if text is not None}
+    return {schema_id: int(at) for schema_id, _, at in sorted(rows, key=lambda row: -row[2]) if schema_id not in known}
 
 
 def avro_schemas(questions: Questions, settings: Settings) -> dict[str, AvroSchema]:

@@ -179,7 +179,7 @@ _NOT_QUARANTINED = ("timestamp_type", "merge_key", "event_time", "heartbeat")
 _QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not in _NOT_QUARANTINED]
 
 # The schemas in a registry that records of bronze name, each with all that it refers to: kept before the first such record, so
-# that nothing after bronze needs the registry. A row may come twice.
+# that nothing after bronze needs the registry. A row may come twice. One without a schema: the registry did not have it then.
 _WRITER_SCHEMAS = Table(WRITER_SCHEMAS, schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"))
 
 _OTHERS = (

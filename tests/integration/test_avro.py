@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import jsonschema_rs
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.audit.status import status
 from pipelines.core.message_schema import message_schema
 from pipelines.engine.spark import SparkEngine
 from pipelines.errors import WatersmeetError
@@ -219,6 +221,38 @@ def test_an_unknown_id_stops_the_run_after_a_while_and_nothing_is_lost(
     registry.register("later", schema)
     river.finish()
     assert_whole(river)
+
+
+@pytest.mark.promise("C62")
+def test_an_unknown_id_is_named_at_once_and_its_records_are_refused_after_a_time(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
+    schemas = register(registry)
+    unknown = max(schemas) + 1000
+    river = registered_river(kafka, tmp_path, "avro-given-up", registry)
+    send(river, schemas)
+    river.finish()
+    for schema_id in (unknown, unknown + 1):
+        river.encode = partial(_framed_record, schema_id)
+        river.send("tracking", 0, b'{"ts":5000,"k":"a","n":40}')
+    settings = river.settings
+    with pytest.raises(WatersmeetError, match=f"schema {unknown}"):
+        Run(settings, LAYERS, Reporter(), patience_s=1.0).once()
+    [warning] = [each for each in status(river.questions, settings)["warnings"] if "does not have schema" in each["what"]]
+    assert f"does not have schema {unknown}, which a record was written with" in warning["what"]
+    tracking = settings.sources["tracking"]
+    assert tracking.registry is not None
+    impatient = tracking.changed(registry=tracking.registry.changed(unknown_after_ms=1))
+    settings = settings.changed(sources={**settings.sources, "tracking": impatient})
+    Run(settings, LAYERS, Reporter(), patience_s=30.0).once()
+    refused = river.questions.select(tables.QUARANTINE, ["reason", "detail"]).to_pylist()
+    said = "the registry did not have the schema that it was written with (written with schema {})"
+    assert {said.format(each) for each in (unknown, unknown + 1)} <= {row["detail"] for row in refused}
+    assert river.broken_promises() == []
+
+
+def _framed_record(schema_id: int, _: bytes | None) -> bytes:
+    return framed(schema_id, encoded(CASE_SCHEMA, _RECORD))
 
 
 _RECORD = {"ts": 5_000, "k": "a", "type": None, "n": 40, "price": Decimal(0), "tags": {}}

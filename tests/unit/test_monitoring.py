@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
+from pipelines.errors import kinds
 from pipelines.monitoring.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone, TenantsSampled
 from pipelines.monitoring.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
@@ -20,6 +21,7 @@ PACKAGE = ROOT / "pipelines"
 PAGE = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
 OF_PROCESS = re.compile("process_(start_time_seconds|resident_memory_bytes|cpu_seconds_total)")
 KNOWN_VALUES = {
+    "kind": set(kinds()),
     "layer": {"bronze", "silver", "gold"},
     "outcome": {
         *("accepted", "heartbeat", "skipped", "quarantined", "merged", "late", "recovered", "published", "copied"),
