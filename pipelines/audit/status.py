@@ -9,13 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from typing import Any
 
-<<<<<<< HEAD
 from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
-=======
-from pipelines.audit.doubts import odd_times_in_lake, unmet_in_lake
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
->>>>>>> 11849bc00b56182b073b1ad96570f81701aa0ba9
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError, UnreadableRecordsError
@@ -112,15 +108,11 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
-<<<<<<< HEAD
     found_heads = {TopicPartition(name, row["partition"]): at["head"] for row in answers for name, at in row["sources"].items()}
     last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
     ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
-    warnings = [problem._asdict() for problem in [*(unmet.result() or []), *odd.result(), *ahead]]
-=======
-    problems = [*_unknown_schemas(questions, settings), *(unmet.result() or []), *odd.result()]
+    problems = [*_unknown_schemas(questions, settings), *(unmet.result() or []), *odd.result(), *ahead]
     warnings = [problem._asdict() for problem in problems]
->>>>>>> 11849bc00b56182b073b1ad96570f81701aa0ba9
     return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
 
 
