@@ -158,7 +158,7 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
 
 
 def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
-    return (0, key, status, time, time, [(time, time * 1000, "{}")], [], None, None, batch)
+    return (0, key, status, time, time, [(time, time * 1000, "{}")], [], None, None, batch, 2)
 
 
 @pytest.fixture(scope="module")
