@@ -181,7 +181,7 @@ def test_sparks_workers_ask_the_registry_themselves(
     caplog.set_level(logging.INFO, "watersmeet")
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(Run(river.settings, LAYERS, Reporter()).once)
-        reason = f"the schema registry does not answer at {registry.url}"
+        reason = f"the schema registry does not answer at {registry.address}"
         until(lambda: reason in caplog.text or run.done(), "the reason why it waits")
         registry.start()
         register(registry)
@@ -197,7 +197,7 @@ def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, regis
     send(river, schemas)
     registry.kill()
     run = river.run("--once")
-    until(lambda: f"the schema registry does not answer at {registry.url}" in river.run_log, "the reason why it waits")
+    until(lambda: f"the schema registry does not answer at {registry.address}" in river.run_log, "the reason why it waits")
     registry.start()
     assert register(registry).keys() == schemas.keys()
     assert run.wait() == 0, run.said()

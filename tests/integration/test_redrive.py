@@ -233,7 +233,7 @@ def test_behind_an_open_transaction_nothing_is_sent_since_nobody_knows_what_was(
 
 
 def test_a_reason_that_there_is_none_of_is_bad_usage(river: River) -> None:
-    with pytest.raises(ConfigurationError, match="no record is refused as `late`; use undecodable, no_key"):
+    with pytest.raises(ConfigurationError, match="no record is refused as `late`; use too_large, undecodable, no_key"):
         redrive(river, reason="late")
 
 

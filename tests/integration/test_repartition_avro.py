@@ -103,7 +103,7 @@ def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, regis
         raw.flow(1, 0)
     registry.kill()
     process = river.run("--once", command="repartition")
-    until(lambda: f"the schema registry does not answer at {registry.url}" in river.run_log, "the reason why it waits")
+    until(lambda: f"the schema registry does not answer at {registry.address}" in river.run_log, "the reason why it waits")
     registry.start()
     assert register(registry).keys() == schemas.keys()
     assert process.wait() == 0, process.said()

@@ -154,7 +154,7 @@ def _read(river: River) -> int:
     return len(river.questions.select(table, ["offset"])) if river.questions.exists(table) else 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.promise("R51")
 def test_a_few_kilobytes_that_unpack_to_hundreds_of_megabytes_end_nothing_and_take_bounded_memory(
     kafka: str, tmp_path: Path

@@ -40,8 +40,13 @@ class TestRegistry:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def address(self) -> str:
+        """What errors say of its URL."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}{API}"
+        return f"{self.address}{API}"
 
     def start(self) -> None:
         """Returns once it answers, on the same port each time; it is empty."""
