@@ -213,14 +213,15 @@ class Run:
         try:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell, is_observed=bool(self.observers))
-            if "silver" in self.layers and widen(self.engine, [tables.SILVER, tables.PROGRESS]):
-                create_view(self.engine)
-            if "gold" in self.layers:
-                widen(self.engine, [tables.PUBLISHED])
-            if "bronze" in self.layers:
-                of_bronze = map(tables.bronze, self.settings.sources)
-                widen(self.engine, [*of_bronze, tables.QUARANTINE, tables.RECOVERED])
-            self._widen_shared(*{table for table, _ in written})
+            own = {
+                "bronze": [*map(tables.bronze, self.settings.sources), tables.QUARANTINE, tables.RECOVERED],
+                "silver": [tables.SILVER, tables.PROGRESS],
+                "gold": [tables.PUBLISHED],
+            }
+            for layer in self.layers:
+                if widen(self.engine, own[layer]) and layer == "silver":
+                    create_view(self.engine)
+            self._widen_shared(*{table for table, _ in written}.difference(*[own[layer] for layer in self.layers]))
             fence_all(owner, written)  # in columns that may be new
             keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
             keep_identity(questions, self.engine.append, self.settings, facts)
