@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.rivers import FOLDER, Losses, River
+from tests.support.standalone import executors_of
 
 pytestmark = pytest.mark.long
 
 OWN_JVM = {"spark.master": "local-cluster[1,1,1024]", "spark.executor.memory": "700m", "spark.sql.shuffle.partitions": "2"}
-
-
-EXECUTOR = "executor.CoarseGrainedExecutorBackend"
-
-
-def command_of(process: psutil.Process) -> str:
-    """Nothing of one that has just ended: Spark's start has many of those."""
-    with suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
-    return ""
 
 
 @pytest.mark.promise("A13")
@@ -32,7 +22,7 @@ def test_an_executor_lost_with_the_batch_that_it_held_loses_and_repeats_nothing(
         river.flow()
     run = river.run("--once", point="bronze.append")
     run.await_held()
-    [executor] = [process for process in run.family() if EXECUTOR in command_of(process)]
+    [executor] = executors_of(run.family())
     executor.kill()
     psutil.wait_procs([executor], timeout=30)
     run.let_go()

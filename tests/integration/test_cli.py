@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -33,6 +33,7 @@ from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process
 from tests.support.configurations import settings_for
 from tests.support.lakes import engine_for
+from tests.support.rivers import until
 from tests.support.topics import Published, create_topics, produce, published
 
 TRACKING, ORDERS = "cli_tracking", "cli_orders"
@@ -40,13 +41,6 @@ PARTITIONS = 2
 DEADLINE_S = 300
 AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
 """Without the settings of Spark that make the other tests quick."""
-
-
-def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {deadline_s} s"
-        time.sleep(0.2)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,9 +81,7 @@ class StandaloneCluster:
 
     def executors(self) -> list[psutil.Process]:
         """The JVMs that run tasks, one for each worker while a driver has them."""
-        return [
-            process for process in _with_children(self._processes) if "org.apache.spark.executor" in " ".join(_command(process))
-        ]
+        return executors_of(_with_children(self._processes))
 
     def lose_executors(self) -> int:
         """Kills them with all that they hold; the workers start new ones. How many there were."""
@@ -104,6 +102,11 @@ def end(processes: Sequence[psutil.Process]) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(family, timeout=30)
+
+
+def executors_of(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of some processes that run Spark's tasks."""
+    return [process for process in processes if "org.apache.spark.executor" in " ".join(_command(process))]
 
 
 def _with_children(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
