@@ -54,7 +54,7 @@ from pipelines.lake.epochs import Passed, passed, read_epochs
 from pipelines.lake.floors import last_reset
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
-from pipelines.lake.questions import Where, first_offsets, within
+from pipelines.lake.questions import Where, first_offsets, row_count, within
 from pipelines.lake.restored import check_table
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived, read_since
@@ -292,8 +292,7 @@ class Silver:
     def _drop_undecided(self, last: int) -> None:
         """Delete late records of batches that a crash has kept from being committed."""
         undecided: Where = [[("batch", ">", last)]]
-        found = self._engine.questions.summary(tables.LATE, [], {"rows": ("count", "*")}, undecided)
-        if found["rows"][0].as_py():
+        if row_count(self._engine.questions, tables.LATE, undecided):
             self.owner.change(tables.LATE, DELETING, partial(self._engine.delete, tables.LATE, undecided))
 
     def _tell(self, plan: BatchPlan | None) -> None:

@@ -38,7 +38,7 @@ from pipelines.core.reading import KAFKA, ReadingRules, read_records
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.types import TENANT
 from pipelines.errors import KafkaAccessError
-from pipelines.kafka.cluster import AFTER_MAX, Cluster
+from pipelines.kafka.cluster import AFTER_MAX, Cluster, after_max
 from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
@@ -216,7 +216,6 @@ def unbounded_times(settings: Settings) -> Iterator[Problem]:
         repartition = settings.repartitioned.get(name)
         at = f"sources.{name}.topic" if repartition is None else f"sources.{name}.repartition.from"
         topics |= dict.fromkeys(source.topics if repartition is None else repartition.from_topics, at)
-    bound_ms = max(settings.merge.max_future_ms, 3_600_000)
     for topic, where in topics.items():
         try:
             found = cluster.topic_settings(topic)
@@ -227,7 +226,7 @@ def unbounded_times(settings: Settings) -> Iterator[Problem]:
             what = (
                 f"producers choose event time and timestamp of {topic} without a bound: one record of the year 9999 silences it"
             )
-            fix = f"set {AFTER_MAX} to {bound_ms} on it (kafka-configs.sh), or message.timestamp.type to LogAppendTime"
+            fix = f"set {AFTER_MAX} to {after_max(settings)} on it (kafka-configs.sh), or message.timestamp.type to LogAppendTime"
             yield Problem(what, where, fix)
 
 

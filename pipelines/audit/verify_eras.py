@@ -29,7 +29,7 @@ from pipelines.lake.floors import Floors, History, read_floors, read_history
 from pipelines.lake.inputs import named
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch, progress_rows
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import Questions, Where, row_count
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.stretches import read_lived
@@ -193,7 +193,7 @@ def read_evidence(questions: Questions, settings: Settings, partitions: int, *, 
         eras.append(Era(begin, until, clocks, heads, None if ended is None else ended.committed_at, through))
         begin = begin if ended is None else dict.fromkeys(every, 0) | dict(ended.begin)
     bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
-    counts = [questions.summary(name, [], {"rows": ("count", "*")})["rows"][0].as_py() for name in bronze]
+    counts = [row_count(questions, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
     known = _read_recovered(questions, settings, batch)
     # Messages are noted before the lake's first batch, or with a reset, whose progress is noted after them.

@@ -34,7 +34,7 @@ from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.questions import VersionGoneError, Where, answer
-from pipelines.lake.tables import Table
+from pipelines.lake.tables import STATISTICS_BYTES, Table
 
 if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
@@ -59,10 +59,6 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 
 _ROWS_AT_ONCE: Final = 8_192
 """So many rows readers unpack at a time: DataFusion's default."""
-
-STATISTICS_BYTES: Final = 64
-"""What statistics of a file keep of the smallest and the largest text or bytes: whole ones would triple small files, and no
-reader opens a file where they have some hundred megabytes."""
 
 _WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)  # as Spark writes them
 

@@ -64,12 +64,12 @@ _IN_EVERY_RUN: Final = "gives something else in every run, so a replay would not
 
 def _impurity(rows: DataFrame, text: str) -> str | None:
     """Why an expression over these rows, of which there are none, may give something else in another run."""
+    if (found := next(impurities(text), None)) is not None:
+        return f"gives something else in every run, or may: {found}"
     try:
-        plans = [_plan_of(rows.select(F.expr(text).alias("value"))) for _ in range(2)] if _is_text_pure(text) else []
+        plans = [_plan_of(rows.select(F.expr(text).alias("value"))) for _ in range(2)]
     except PySparkException as error:
         return f"is not SQL over these columns: {next(iter(lines_of(error)), type(error).__name__)}"
-    if not plans:
-        return f"gives something else in every run, or may: {next(impurities(text))}"
     if not _is_deterministic(rows, text) or _OF_THE_MOMENT.search(plans[0]) or len({_ID.sub("", p) for p in plans}) > 1:
         return _IN_EVERY_RUN
     analyzed = plans[0].partition("== Analyzed")[2].partition("== Optimized")[0]
@@ -93,10 +93,6 @@ def _moments(analyzed: str) -> Iterator[str]:
         source, _, kind = inside.rpartition(" as ") if match[1] == "cast" else (inside.partition(",")[0], "", "date")
         if kind.startswith(("date", "timestamp")) and not _HAS_COLUMN.search(source) and not is_fixed_time(source):
             yield f"`{source}`"
-
-
-def _is_text_pure(text: str) -> bool:
-    return next(impurities(text), None) is None
 
 
 def _is_deterministic(rows: DataFrame, text: str) -> bool:

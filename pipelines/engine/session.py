@@ -29,6 +29,7 @@ from pipelines.engine.jvm import SPARK_JAVA_OPTIONS, start_jvm
 from pipelines.errors import ConfigurationError
 from pipelines.jvm.artifacts import SPARK, jars
 from pipelines.kafka.workers import SAFE_PATH
+from pipelines.lake.tables import STATISTICS_BYTES
 
 JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
 """The environment variable with further options for the JVM of a local session."""
@@ -74,8 +75,7 @@ LAYER_SETTINGS: Mapping[str, str] = {
     # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
     "parquet.enable.dictionary#value": "false",
     "parquet.enable.dictionary#merge_key": "false",
-    # The smallest and the largest value of a file are no use, and whole ones triple small files.
-    "parquet.statistics.truncate.length": "64",
+    "parquet.statistics.truncate.length": str(STATISTICS_BYTES),
     # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }

@@ -282,6 +282,11 @@ def written_topics(settings: Settings) -> dict[str, str]:
     return {"topic": settings.publish.topic, **letters}
 
 
+def after_max(settings: Settings) -> str:
+    """How far after the broker's clock a topic lets timestamps lie that event times are vouched for by (ms)."""
+    return str(max(settings.merge.max_future_ms, 3_600_000))
+
+
 def sink_settings(settings: Settings) -> dict[str, str]:
     """The topic settings that the sink needs. Its messages carry event time, so retention by age would delete a backfill, and the
     configuration alone gives it one. A backlog may be published ahead of the broker's clock by `max_future`; and headers and key
@@ -291,7 +296,7 @@ def sink_settings(settings: Settings) -> dict[str, str]:
         "cleanup.policy": "delete",
         "retention.ms": str(settings.publish.retention_ms or -1),
         "message.timestamp.type": "CreateTime",
-        AFTER_MAX: str(max(settings.merge.max_future_ms, 3_600_000)),
+        AFTER_MAX: after_max(settings),
         "message.timestamp.before.max.ms": _UNBOUNDED,
         "max.message.bytes": str(settings.publish.max_bytes + BESIDE_VALUES),
     }

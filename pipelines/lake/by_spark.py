@@ -29,6 +29,7 @@ from pipelines.lake.questions import (
     check_question,
     plain_schema,
     restored_to,
+    row_count,
 )
 
 _GONE: Final = frozenset(
@@ -118,7 +119,7 @@ class SparkQuestions(Questions):
 
     def row_bytes(self, table: str) -> int:
         """See `Questions`."""
-        rows = self.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py()
+        rows = row_count(self, table)
         return math.ceil(self._detail(table, "sizeInBytes") / rows) if rows else 0
 
     def _detail(self, table: str, column: str) -> Any:

@@ -24,7 +24,7 @@ from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.heads import Heads, moment_of
 from pipelines.lake.identity import check_rules_of_layout_1
-from pipelines.lake.questions import Questions
+from pipelines.lake.questions import Questions, row_count
 from pipelines.settings import Settings
 
 _APPLICATION = "watersmeet-epochs"
@@ -122,7 +122,7 @@ def may_begin_anew(questions: Questions, epochs: Epochs, settings: Settings) -> 
         return False
     with_rows = [tables.SILVER, tables.PROGRESS, tables.RECOVERED, *map(tables.bronze, settings.sources)]
     existing = [table for table in with_rows if questions.exists(table)]
-    return not any(questions.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py() for table in existing)
+    return not any(row_count(questions, table) for table in existing)
 
 
 def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> pa.Table:

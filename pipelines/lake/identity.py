@@ -20,7 +20,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.questions import Questions, row_count
 from pipelines.settings import Settings
 
 _APPLICATION = "watersmeet-configuration"
@@ -153,7 +153,7 @@ def keep_moved(questions: Questions, append: Append, settings: Settings, facts: 
     changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
     if changed:
         rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
-        append(tables.CONFIGURATION, rows, Commit(_APPLICATION, 0, _rows(questions) + len(changed)))
+        append(tables.CONFIGURATION, rows, Commit(_APPLICATION, 0, row_count(questions, tables.CONFIGURATION) + len(changed)))
 
 
 def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
@@ -178,7 +178,8 @@ def keep_facts(questions: Questions, append: Append, settings: Settings, facts: 
         if not missing:
             break
         with suppress_conflict():  # of two first starts, one writes
-            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, _rows(questions) + len(missing)))
+            number = row_count(questions, tables.CONFIGURATION) + len(missing)
+            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
     return kept
 
 
@@ -205,10 +206,6 @@ def _kept(questions: Questions) -> dict[str, str]:
     kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the last one: a topic may have moved
     without = {f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS for field in kept if field.endswith(".topic")}
     return {**without, **kept}
-
-
-def _rows(questions: Questions) -> int:
-    return int(questions.summary(tables.CONFIGURATION, [], {"rows": ("count", "*")})["rows"][0].as_py())
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:

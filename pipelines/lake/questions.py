@@ -206,6 +206,11 @@ def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int
     return first
 
 
+def row_count(asked: Questions, table: str, where: Where = ()) -> int:
+    """How many rows of a table meet the conditions."""
+    return int(asked.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
+
+
 def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
     """How many bytes each of some rows has in memory, as `record_bytes` says it, and beside that `ROW_BYTES`.
 

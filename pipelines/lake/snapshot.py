@@ -58,10 +58,6 @@ class Snapshot(Questions):
         self._before: frozenset[str] = frozenset()
         """The tables of which a version before that moment's is read (`before`)."""
 
-    def has_moved(self, table: str, version: int) -> bool:
-        """See `Questions`. The moment never moves."""
-        return self.version(table) != version
-
     @property
     def is_past(self) -> bool:
         """Whether a table has another version by now, or is there that was not."""

@@ -39,6 +39,9 @@ LAYOUT = "watersmeet.layout"
 LAYOUT_VERSION = 2
 """The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
 
+STATISTICS_BYTES = 64
+"""What statistics of a file keep of the smallest and the largest text or bytes: whole ones would triple small files, and no
+reader opens a file where they have some hundred megabytes."""
 
 _ADDED = {
     SILVER: frozenset([*DUE.names, RECORD_BYTES.name]),

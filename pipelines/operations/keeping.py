@@ -28,7 +28,7 @@ from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Condition, Questions, Where, in_portions
+from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count
 from pipelines.lake.stretches import longest, read_lived
 from pipelines.operations.redrive import Refused, redriven_in_bronze
 from pipelines.running.extent import not_out
@@ -176,13 +176,12 @@ def _note(owner: Owner, table: str, floors: Mapping[int, tuple[int | None, int |
 
 def _count(questions: Questions, table: str, terms: Where) -> int:
     """How many rows meet one of the terms, which exclude one another."""
-    found = [questions.summary(table, [], {"rows": ("count", "*")}, some)["rows"][0].as_py() for some in in_portions(terms)]
-    return sum(found)
+    return sum(row_count(questions, table, some) for some in in_portions(terms))
 
 
 def _is_worth_it(questions: Questions, table: str, rows: int) -> bool:
     """Whether so many rows are a worthwhile share of their table, or of a file."""
-    of_table = questions.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py()
+    of_table = row_count(questions, table)
     of_file = FILE_BYTES // max(1, questions.row_bytes(table))
     return rows > 0 and rows * SHARE >= min(of_table, of_file)
 
