@@ -43,7 +43,7 @@ from pipelines.lake.commits import (
 )
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
-from pipelines.lake.schemas import known_schemas, unknown_schemas
+from pipelines.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
 from pipelines.monitoring.events import Counts, Handled, Reached
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.owner import Owner, now_ms
@@ -96,30 +96,50 @@ class Bronze:
         """
         self.complete()
         self._tell_reached(offsets)
-        self._note_unknown_schema()
+        self._note_unknown_schema(None if self._running is None else self._running.failure)
         source = kafka_input(self.settings, self.source, offsets, self._given_up)
         self._running = self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
         return self._running
 
-    def _note_unknown_schema(self) -> None:
-        """Notes in `writer_schemas` which schema the registry did not have where reading has ended for that, and since when; and
-        gives it up once a source has stood still for `registry.unknown_after`.
+    def has_given_up(self, failure: Exception) -> bool:
+        """Whether what was missing is a schema that is no longer waited for: reading that begins anew does without."""
+        return unknown_schema_of(failure) in self._given_up
+
+    def _note_unknown_schema(self, failure: Exception | None) -> None:
+        """Notes in `writer_schemas` which schema the registry did not have where that was the failure, and since when; and gives
+        it up once a source has stood still for `registry.unknown_after`. What the lake says was given up stays so.
         """
-        failure = self._running.failure if self._running is not None else None
-        schema_id = unknown_schema_of(failure) if failure is not None else None
-        if schema_id is None or self._registry is None:
+        registry = self._registry
+        if registry is None:
             return
-        since = unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id)
+        after_ms = registry.unknown_after_ms
+        if after_ms is not None:
+            self._given_up |= given_up_schemas(self._engine.questions, source_of(self.source))
+        schema_id = None if failure is None else unknown_schema_of(failure)
+        if schema_id is None or schema_id in self._given_up:
+            return
+        now, since = now_ms(), unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id)
         if since is None:
-            since = now_ms()
-            row = (source_of(self.source), schema_id, None, since)
-            self._engine.append(tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows([row]))
+            since = now
+            self._note_schemas({schema_id: None})
         self._waiting_since = min(since, self._waiting_since or since)
-        after_ms = self._registry.unknown_after_ms
-        if after_ms is not None and now_ms() - self._waiting_since >= after_ms:
+        if after_ms is not None and now - self._waiting_since >= after_ms:
             self._given_up.add(schema_id)
+            self._note_schemas({schema_id: UNKNOWN})
+
+    def _note_schemas(self, texts: Mapping[int, str | None]) -> None:
+        """Notes schemas by their ids; None: the source waits for it, `UNKNOWN`: no longer."""
+        rows = [(source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()]
+        self._engine.append(tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows))
 
     def _take(self, rows: Rows) -> None:
+        try:
+            self._take_batch(rows)
+        except Exception as failure:  # an engine may read a batch as late as this
+            self._note_unknown_schema(failure)
+            raise
+
+    def _take_batch(self, rows: Rows) -> None:
         if self._is_unsure:
             self.complete()  # of what was read again, Kafka may have lost the refused records
         with self._engine.held(rows) as kept:
@@ -185,11 +205,10 @@ class Bronze:
         if new := wanted - self._kept_schemas:
             known = known_schemas(self._engine.questions, source_of(self.source))
             new -= {schema_id for schema_id, text in known.items() if text != UNKNOWN}
-            schemas, layout = Registry(registry, self._given_up), self._engine.lake.layout[tables.WRITER_SCHEMAS]
+            schemas = Registry(registry, self._given_up)
             texts = {schema_id: text for schema_id in sorted(new) if (text := schemas[schema_id]) != UNKNOWN}
             if texts:
-                rows = [(source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()]
-                self._engine.append(tables.WRITER_SCHEMAS, layout.rows(rows))
+                self._note_schemas(texts)
             self._kept_schemas |= wanted - (new - texts.keys())
 
     def note(self, commit: Commit) -> None:

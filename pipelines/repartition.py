@@ -40,6 +40,7 @@ from pipelines.errors import (
     TopicChangedError,
     TransactionTimeoutError,
     WatersmeetError,
+    unknown_schema_of,
 )
 from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
@@ -93,13 +94,14 @@ def repartition(
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(problems[0])
-    for name in settings.repartitioned:
-        if (registry := settings.sources[name].registry) is not None:
-            Registry(registry).check_options()
+    registries = [of for name in settings.repartitioned if (of := settings.sources[name].registry) is not None]
+    for registry in registries:
+        Registry(registry).check_options()
     tell = all_of(observers)
     if not settings.repartitioned:
         raise ConfigurationError("sources: none of them is repartitioned; add `repartition: {from: ..., partitions: ...}` to one")
-    patience = Patience(reporter, stopping, patience_s, tell=tell)
+    longest_ms = max((registry.unknown_after_ms or 0 for registry in registries), default=0)
+    patience = Patience(reporter, stopping, patience_s + longest_ms / 1000, tell=tell)
     with ThreadPoolExecutor(1) as reader:
         stages = [Repartition(settings, name, reader, reporter, tell) for name in settings.repartitioned]
         for stage in stages:
@@ -154,6 +156,10 @@ class Repartition:
     _counts: Mapping[str, int] = field(default_factory=dict)
     _is_warned: bool = False
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(_SHARES, _SHARES))
+    _given_up: set[int] = field(default_factory=set)
+    """The ids of schemas that are not waited for any longer."""
+    _waiting_since: float | None = None
+    """Since when a schema is waited for that the registry does not have (monotonic)."""
 
     @property
     def _offsets_at_once(self) -> int:
@@ -274,13 +280,29 @@ class Repartition:
     def _end_reading(self, state: _State) -> None:
         """Takes what has been read, once it has. Raises what reading it has raised."""
         reading, state.reading = state.reading, None
-        for rows, reached in reading.result() if reading else ():
+        try:
+            found = reading.result() if reading else ()
+        except Exception as failure:
+            self._note_unknown_schema(failure)
+            raise
+        self._waiting_since = None
+        for rows, reached in found:
             state.lockstep.add(rows)
             state.offsets |= reached
 
+    def _note_unknown_schema(self, failure: Exception) -> None:
+        """Gives up a schema that the registry does not have, once it was waited for as long as `registry.unknown_after` says."""
+        registry, schema_id = self.settings.sources[self.source].registry, unknown_schema_of(failure)
+        if registry is None or registry.unknown_after_ms is None or schema_id is None:
+            return
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since or now
+        if now - self._waiting_since >= registry.unknown_after_ms / 1000:
+            self._given_up.add(schema_id)
+
     def _read(self, ranges: Sequence[Range]) -> list[_Read]:
         """The records of ranges, topic by topic, as far as there is room for them."""
-        decode, found = partial(route, rules=rules_of(self.settings, self.source)), []
+        decode, found = partial(route, rules=rules_of(self.settings, self.source, self._given_up)), []
         for topic in self.origins:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
             room = READ_BYTES * self._size.limit // self._size.largest * len(of_topic) // len(self._bounds)

@@ -50,7 +50,7 @@ from pipelines.running.letters import DeadLetters
 from pipelines.running.moved import moved_topics
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
-from pipelines.running.streams import Gate, Patience, Stream, following, never, start_all
+from pipelines.running.streams import Gate, Patience, Stream, following, start_all
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
@@ -352,7 +352,12 @@ class Owned:
             return bronze.start(beginning.checked_offsets(source), take, once=once)
 
         goes_on = self._settings.kafka.on_data_loss == "continue"
-        return Stream(Gate(run.patience, passes_on=is_data_loss if goes_on else never), begin, ends=once)
+
+        def passes_on(failure: Exception) -> bool:
+            """Whether reading that begins anew would not fail again."""
+            return bronze.has_given_up(failure) or (goes_on and is_data_loss(failure))
+
+        return Stream(Gate(run.patience, passes_on), begin, ends=once)
 
     def drain_silver(self) -> None:
         """Merges what there is."""

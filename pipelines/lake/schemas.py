@@ -26,20 +26,27 @@ def known_schemas(questions: Questions, source: str) -> Mapping[int, str]:
 
     To ask for another one raises WatersmeetError.
     """
-    of_source = [[("source", "=", source)]]
-    found = questions.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema"], of_source)
-    rows = list(zip(found["writer_schema"].to_pylist(), found["schema"].to_pylist(), strict=True))
-    return _Kept({schema_id: text or UNKNOWN for schema_id, text in sorted(rows, key=lambda row: row[1] is not None)})
+    return _Kept({schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(questions, source).items()})
 
 
 def unknown_schemas(questions: Questions, source: str) -> dict[int, int]:
-    """The ids of schemas that records of a source name and the registry did not have so far, and since when (epoch ms)."""
+    """The ids of schemas that a source waits for, since the registry lacks them so far, and since when (epoch ms)."""
+    return {schema_id: since for schema_id, (text, since) in _rows(questions, source).items() if text is None}
+
+
+def given_up_schemas(questions: Questions, source: str) -> set[int]:
+    """The ids of schemas that a source no longer waits for, although the registry did not have them."""
+    return {schema_id for schema_id, (text, _) in _rows(questions, source).items() if text == UNKNOWN}
+
+
+def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]]:
+    """By id, a schema with when it was seen (epoch ms). One that nobody has is None while it is waited for, then `UNKNOWN`."""
     if not questions.exists(tables.WRITER_SCHEMAS):
         return {}
     found = questions.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]])
-    rows = list(zip(found["writer_schema"].to_pylist(), found["schema"].to_pylist(), times_ms(found["seen_at"]), strict=True))
-    known = {schema_id for schema_id, text, _ in rows if text is not None}
-    return {schema_id: int(at) for schema_id, _, at in sorted(rows, key=lambda row: -row[2]) if schema_id not in known}
+    columns = found["writer_schema"].to_pylist(), found["schema"].to_pylist(), times_ms(found["seen_at"]).tolist()
+    rows = sorted(zip(*columns, strict=True), key=lambda row: (bool(row[1]), row[2], row[1] is not None))
+    return {schema_id: (text, at) for schema_id, text, at in rows}
 
 
 def avro_schemas(questions: Questions, settings: Settings) -> dict[str, AvroSchema]:

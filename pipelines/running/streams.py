@@ -40,13 +40,15 @@ class Patience:
     check_store: Callable[[], None] | None = None
     tell: Observer = ignore
 
-    def bear(self, work: Callable[[], None]) -> None:
-        """Does the work. Raises what it raised last once the limit is passed, and at once what is not retriable."""
+    def bear(self, work: Callable[[], None], passes_on: Callable[[Exception], bool] = lambda _: False) -> None:
+        """Does the work. Raises what it raised last once the limit is passed; at once what is not retriable, or `passes_on`."""
         since, where, unexplained = None, "", 0
         while True:
             try:
                 work()
             except Exception as failure:
+                if passes_on(failure):
+                    raise
                 error = self.cause(failure)
                 # A store that has just come back may fail still, and be well when it is asked.
                 unexplained = 0 if is_retriable(error) else unexplained + 1
@@ -120,7 +122,7 @@ class Gate:
             if self.stopping.is_set():
                 return
             try:
-                self.patience.bear(work)
+                self.patience.bear(work, self.passes_on)
                 self.passed += 1
             except Exception as failure:
                 if self.passes_on(failure):

@@ -127,3 +127,21 @@ def test_an_unknown_id_stops_it_after_a_while_and_nothing_is_lost(kafka: str, tm
     registry.register("later", later)
     river.finish_repartition()
     assert_written(river, inputs)
+
+
+@pytest.mark.promise("C62")
+def test_records_of_an_unknown_id_go_on_once_it_was_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+    """Several such ids; in the copy, bronze refuses them."""
+    schemas = register(registry)
+    river = avro_confluence(kafka, tmp_path, "repartition-avro-given-up", registry)
+    river.config["sources"]["tracking"]["registry"]["unknown_after"] = "1s"
+    river.write()
+    inputs = inputs_of(river, schemas)
+    for raw in inputs.values():
+        raw.flow(1, 0)
+    last, unknown = inputs["tracking"][0], max(schemas) + 1000
+    for schema_id in (unknown, unknown + 1):
+        last.encode = lambda _, schema_id=schema_id: framed(schema_id, b"anything")  # type: ignore[misc]
+        last.send([(0, None)])
+    repartition(river.settings, Reporter(), threading.Event(), once=True, patience_s=5.0)
+    assert_written(river, inputs)
