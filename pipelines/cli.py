@@ -6,6 +6,7 @@ Each command imports what it needs: `--help` and what only reads a lake with a p
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -25,6 +26,9 @@ from pipelines.errors import ConfigurationError, WatersmeetError, missing_packag
 from pipelines.memory import keep_little
 from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import load_settings, parse_duration
+
+OF_OTHERS = 0o007
+"""What nobody but the owner and the group of a file may do, whatever the umask of the caller: lakes and pages hold records."""
 
 app = typer.Typer(
     name="watersmeet",
@@ -431,6 +435,7 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 def main() -> None:
     """Runs the command; whatever fails ends as one sentence and the exit status of the contract."""
     keep_little()
+    os.umask(os.umask(0) | OF_OTHERS)
     try:
         app()
     except SystemExit as done:
