@@ -285,9 +285,11 @@ class ForeignMessageError(WatersmeetError):
 class PublishingError(WatersmeetError):
     """A publication failed before its commit; nothing of it is seen by readers of committed messages."""
 
-    def __init__(self, topic: str, reason: str, *, retriable: bool = True) -> None:
+    def __init__(self, topic: str, reason: str, *, retriable: bool = True, is_too_large: bool = False) -> None:
         super().__init__(f"publishing to {topic} failed: {reason}")
         self.topic, self.reason, self.retriable = topic, reason, retriable
+        self.is_too_large = is_too_large
+        """Whether the topic does not take a message for its size."""
 
 
 class TransactionTimeoutError(WatersmeetError):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_eras import NEVER, Evidence, Ints
 from pipelines.audit.verify_evidence import Partition
-from pipelines.core.letters import LATE, NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, next_offsets
+from pipelines.core.letters import LATE, NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES, next_offsets
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import FORGOTTEN
 from pipelines.kafka.cluster import Cluster
@@ -121,7 +121,11 @@ def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findi
             what = f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which record it was"
             findings.add(what, where, box.refill)
             continue
-        content = {"key": key, "value": value, "headers": own[: -len(_COORDINATES)], "reason": ours[REASON]}
+        rest = own[: -len(_COORDINATES)]
+        content = {"key": key, "value": value, "headers": rest, "reason": ours[REASON]}
+        if rest and rest[-1][0] == VALUE_BYTES:  # the topic did not take it
+            size, is_bare = (rest.pop()[1] or b"").decode(errors="replace"), not rest and key is None
+            content = {"bytes": size, **({} if is_bare else {"key": key, "headers": rest}), "reason": ours[REASON]}
         place = evidence.at(TopicPartition(source, p), int(offset))
         yield Letter(f"{where}: {place}", source, int(offset), content)
 
@@ -156,6 +160,7 @@ def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[L
             findings.add(f"{box.table} has no such record", letter.where, box.refill)
         elif record is not None:  # else check 1 says so
             right = {**record, "headers": [(header["key"], header["value"]) for header in record["headers"] or []]}
+            right["bytes"] = str(len(record["value"] or b""))
             right["reason"] = LATE if box.table == tables.LATE else record["reason"]
             if differing := [name for name, value in letter.content.items() if value != right[name]]:
                 verb = "differs" if len(differing) == 1 else "differ"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.reading import record_bytes
 from pipelines.core.types import HEADERS
 
 REASON = "watersmeet.reason"
@@ -21,6 +23,9 @@ TOPIC = "watersmeet.topic"
 PARTITION = "watersmeet.partition"
 OFFSET = "watersmeet.offset"
 NEXT_OFFSETS = "watersmeet.next_offsets"
+
+VALUE_BYTES = "watersmeet.value_bytes"
+"""Of a dead letter without its record's value, which the topic would not take: how many bytes that has."""
 
 REDRIVEN = "watersmeet.redriven"
 """Of a refused record that was sent to its source again: `topic/partition/offset` of the refused one."""
@@ -42,23 +47,40 @@ LETTERS: Final = pa.schema(
 _TOO_MANY_DIGITS: Final = 20
 """No offset has so many; Python refuses to make a number of some thousand."""
 
+CODEC: Final = "zstd"
+"""By which records are packed that are sent once more."""
+
+_OWN_BYTES: Final = 4096
+"""What a dead letter's own headers and its frame may take."""
+
+
+class Room(NamedTuple):
+    """How many bytes a topic takes as one message, `is_packed`: as the message is sent; else as the topic keeps it, unpacked."""
+
+    most_bytes: int
+    is_packed: bool = True
+
+
 Standing: TypeAlias = Mapping[int, Mapping[str, int]]
 """Where a topic of dead letters stands: by partition and source, the offset from which on records are not there yet."""
 
 
-def letters(rows: pa.Table, after: Standing) -> pa.Table:
+def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Table:
     """The dead letters of some records, in order of (partition, source, offset): the columns of `LETTERS`.
 
     `rows`: source, topic, partition, offset, kafka_timestamp (ms), key, value, headers and reason of each record. A letter has
     the record's own headers, then those that say why and where; the last of a partition also says where it stands `after` it.
+    A letter for which there is no `room` comes without its value, or without anything of the record's own.
     """
     rows = rows.sort_by([("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")])
+    rows, left_out = (rows, {}) if room is None else _fitting(rows, room)
     partitions = rows["partition"].to_pylist()
     lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
     own = zip(*(rows[name].to_pylist() for name in ("headers", "reason", "topic", "offset")), strict=True)
     headers = []
     for i, (had, reason, topic, offset) in enumerate(own):
-        said = {REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
+        size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
+        said = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
         ours = [(name, str(value).encode()) for name, value in said.items()]
         if i in lasts:
             ours.append((NEXT_OFFSETS, orjson.dumps(dict(after[partitions[i]]), option=orjson.OPT_SORT_KEYS)))
@@ -71,6 +93,32 @@ def letters(rows: pa.Table, after: Standing) -> pa.Table:
         "headers": pa.array(headers, HEADERS),
     }
     return pa.table(columns).cast(LETTERS)
+
+
+def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
+    """The rows without what a topic would not take of them, packed; and by the number of each such row how many bytes its value
+    has.
+    """
+    codec, left_out, most_bytes = pa.Codec(CODEC), dict[int, int](), room.most_bytes - _OWN_BYTES
+    kept = {name: rows[name].to_pylist() for name in ("key", "value", "headers")}
+
+    def packed(*parts: bytes | None) -> int:
+        """How many bytes some parts of a record have, packed, with some room."""
+        found = b"".join(part or b"" for part in parts)
+        return len(codec.compress(found)) * 65 // 64 if room.is_packed and len(found) > most_bytes else len(found)
+
+    for i in np.flatnonzero(record_bytes(rows) > most_bytes).tolist():
+        beside = [kept["key"][i], *(part for one in kept["headers"][i] or [] for part in (one["key"].encode(), one["value"]))]
+        value = kept["value"][i]
+        if packed(value, *beside) > most_bytes:
+            left_out[i], kept["value"][i] = len(value or b""), None
+            if packed(*beside) > most_bytes:
+                kept["key"][i], kept["headers"][i] = None, None
+    if left_out:
+        for name, values in kept.items():
+            field = rows.schema.field(name)
+            rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
+    return rows, left_out
 
 
 def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:

@@ -98,7 +98,7 @@ def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
     if CLOSED_AT not in headers:
         return None, None
     try:
-        return int(headers[DUE]), int(headers[CLOSED_AT])
+        return _number(headers[DUE], -1), _number(headers[CLOSED_AT], -1)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no {CLOSED_AT} and {DUE}: {error}") from None
 
@@ -109,18 +109,30 @@ def standing(headers: Mapping[str, Any]) -> Tail:
     """
     try:
         if FORGOTTEN not in headers:
-            seq, identity, closed = int(headers[SEQ]), headers[ID].decode(), closing(headers)
+            seq, identity, closed = _number(headers[SEQ]), headers[ID].decode(), closing(headers)
             tenant = headers.get(TENANT, b"").decode()
         else:
             said = orjson.loads(headers[FORGOTTEN])
-            seq, identity, closed = int(said["seq"]), said["id"], (said.get("due"), said.get("closed_at"))
+            seq, identity = _number(said["seq"]), said["id"]
+            due, closed_at = (None if said.get(name) is None else _number(said[name], -1) for name in ("due", "closed_at"))
+            closed = due, closed_at
             tenant = said.get("tenant", "")
         _, event_time, key, named = parse_message_id(identity, has_tenant=bool(tenant))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no {SEQ} and {ID}: {error}") from None
+    if not 0 <= event_time < 2**63:
+        raise ValueError(f"{ID} has no event time: {event_time}")
     if named != tenant:
         raise ValueError(f"{ID} and {TENANT} name two tenants: {named!r} and {tenant!r}")
     return Tail(seq, event_time, key, None, *closed, tenant)
+
+
+def _number(said: Any, least: int = 0) -> int:
+    """A number that a header says, and that a column can have: a topic's writers may say anything. Raises ValueError."""
+    number = int(said)
+    if not least <= number < 2**63:
+        raise ValueError(f"a number of a header is out of its bounds: {number}")
+    return number
 
 
 def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:

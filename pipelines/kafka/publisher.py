@@ -17,7 +17,7 @@ its caller has noted before what it sends, and never sends it again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
@@ -25,6 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from pipelines.core.letters import CODEC
 from pipelines.core.sequence import Tail, standing
 from pipelines.errors import (
     FencedError,
@@ -94,13 +95,21 @@ class Publisher:
     """
 
     def __init__(
-        self, kafka: KafkaSettings, name: str, topic: str, max_bytes: int, *, role: str = "", is_transactional: bool = True
+        self,
+        kafka: KafkaSettings,
+        name: str,
+        topic: str,
+        max_bytes: int,
+        *,
+        role: str = "",
+        is_transactional: bool = True,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         self._kafka, self._topic, self._max_bytes = kafka, topic, max_bytes
         self.transactional_id = transactional_id(name, topic, role)
         """By which Kafka tells an earlier publisher from a later one."""
         self._former_id = former_transactional_id(name, topic, role)
-        self._is_transactional = is_transactional
+        self._is_transactional, self._options = is_transactional, options or {}
         self._producer: ListeningProducer | None = None
         self._began: float | None = None
         """When the transaction under way began (monotonic)."""
@@ -132,6 +141,7 @@ class Publisher:
             delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
             message_max_bytes=largest,
             queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),  # the largest message fits, alone
+            **self._options,
             **own,
         )
 
@@ -304,7 +314,7 @@ class Publisher:
         if code in _TOO_LARGE:
             wanted = f"set max.message.bytes of {self._topic} to {self._max_bytes} or more"
             why = f"a message is too large for it ({error.name()}); {wanted}"
-            return PublishingError(self._topic, why, retriable=False)
+            return PublishingError(self._topic, why, retriable=False, is_too_large=True)
         told = failure(self._kafka, error, "WRITE", resource)
         if not isinstance(told, KafkaRequestError):
             return told
@@ -320,8 +330,12 @@ def sink_publisher(settings: Settings) -> Publisher:
 
 
 def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
-    """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold."""
-    return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role)
+    """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold.
+
+    They are packed: a record that was packed when it came may be many times as large as a topic takes.
+    """
+    packed = {"compression_type": CODEC}
+    return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role, options=packed)
 
 
 def fence_records(settings: Settings, topic: str, *roles: str) -> None:

@@ -26,9 +26,16 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.columns import int64s
-from pipelines.core.letters import LATE, NEXT_OFFSETS, Standing, letters, next_offsets
+from pipelines.core.letters import LATE, NEXT_OFFSETS, Room, Standing, letters, next_offsets
 from pipelines.engine import Engine
-from pipelines.errors import ForeignMessageError, SinkReplacedError, TransactionTimeoutError, kind_of
+from pipelines.errors import (
+    ForeignMessageError,
+    KafkaAccessError,
+    PublishingError,
+    SinkReplacedError,
+    TransactionTimeoutError,
+    kind_of,
+)
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
@@ -42,6 +49,9 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.running.pieces import NOT_FORGOTTEN, PIECE_ROWS, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
+
+DEFAULT_MESSAGE_BYTES = 1_048_588
+"""Of `max.message.bytes`, Kafka's own."""
 
 log = logging.getLogger("watersmeet.gold")
 
@@ -74,6 +84,8 @@ class DeadLetters:
     _sink: str = ""
     """The topic, as `dead_letters` names it."""
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(PIECES, PIECES))
+    _room: Room | None = None
+    """How much the topic takes as one message, where there was one that it did not take."""
     _version: int | None = field(default=None, repr=False)
     """The version of the table all of whose records are out."""
 
@@ -97,6 +109,13 @@ class DeadLetters:
                 if not self._size.timed_out(len(pieces)):
                     raise
                 log.warning("%s: at most %d records", error, self._size.limit * PIECE_ROWS)
+                self.owner.tell(Failed(kind_of(error), is_retried=True))
+                continue
+            except PublishingError as error:
+                if not error.is_too_large or (self._room is not None and not self._room.is_packed):
+                    raise
+                self._room = Room(self._taken_bytes(), is_packed=self._room is None)
+                log.warning("%s; what is larger than %d bytes goes there without its value", error, self._room.most_bytes)
                 self.owner.tell(Failed(kind_of(error), is_retried=True))
                 continue
             self._size.succeeded(self.now_s() - began, is_full=len(pieces) > count)
@@ -124,7 +143,7 @@ class DeadLetters:
         self._sink = self._identified()
         noted = last_letters(self._engine.questions, self._sink)
         self._publisher.begin()
-        found = {p: self._stands_at(message) for p, message in self._publisher.tails(self.partitions).items()}
+        found = {p: self._stands_at(message, noted) for p, message in self._publisher.tails(self.partitions).items()}
         self._note(found, noted)
         return noted | found
 
@@ -160,7 +179,7 @@ class DeadLetters:
                 for p, offsets in piece.offsets.items():
                     after[p][piece.source] = int(offsets[-1]) + 1
                 sent += rows.num_rows
-                yield letters(rows, after)
+                yield letters(rows, after, self._room)
 
         reach("letters.publish")
         with self.owner.step("gold", "publish"):
@@ -186,15 +205,25 @@ class DeadLetters:
 
     # -- where the topic stands
 
-    def _stands_at(self, message: Message) -> dict[str, int]:
+    def _stands_at(self, message: Message, noted: Standing) -> dict[str, int]:
+        """Where a partition stands, as its last message says, as far as that can be: never before what this lake has noted of the
+        topic; nor, where it has noted anything, beyond what its table has. Raises ForeignMessageError.
+        """
+        place = message.topic() or "", message.partition() or 0, message.offset() or 0
+        mine = noted.get(place[1], {})
         try:
             said = next_offsets(dict(headers_of(message)))
         except ValueError:
             said = {}
         if not said or not said.keys() <= self.settings.inputs.keys():
-            place = message.topic() or "", message.partition() or 0, message.offset() or 0
             raise ForeignMessageError(*place, NEXT_OFFSETS)
-        return said
+        beyond = {source: offset for source, offset in said.items() if offset > mine.get(source, 0)}
+        if beyond and noted:
+            ends = self._engine.questions.summary(self.table, ["source", "partition"], {"last": ("max", "offset")}).to_pylist()
+            lasts = {row["source"]: row["last"] for row in ends if row["partition"] == place[1]}
+            if any(offset > lasts.get(source, -1) + 1 for source, offset in beyond.items()):
+                raise ForeignMessageError(*place, NEXT_OFFSETS)
+        return {**mine, **{source: max(offset, mine.get(source, 0)) for source, offset in said.items()}}
 
     def _note(self, now: Standing, before: Standing) -> None:
         """Step 4: what has changed."""
@@ -215,6 +244,13 @@ class DeadLetters:
     def _identified(self) -> str:
         """The topic as it is now: one that is made again begins anew."""
         return self._cluster.identified(self.topic)
+
+    def _taken_bytes(self) -> int:
+        """How much the topic takes as one message; Kafka's default, where it does not show its settings."""
+        try:
+            return int(self._cluster.topic_settings(self.topic)["max.message.bytes"])
+        except KafkaAccessError:
+            return DEFAULT_MESSAGE_BYTES
 
     def _check_topic(self) -> None:
         """Raises SinkReplacedError where the topic is not the one whose standing was read."""

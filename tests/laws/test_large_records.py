@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.support.cases import SOURCES, Case, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.lakes import folder_of
 from tests.support.rivers import ENGINES, WATERSMEET, River
-from tests.support.topics import create_topics, dead_letters, delete_records
+from tests.support.topics import consume, create_topics, dead_letters, delete_records
 
 kind = one_of([QUICK, SPARK_FOLDER])
 MIB = 2**20
@@ -147,6 +148,41 @@ def test_what_the_client_cannot_unpack_is_named_and_passed_over_as_the_sentence_
     keys = river.questions.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
     assert "last" in keys
     assert river.broken_promises() == []
+
+
+@pytest.mark.promise("N70")
+def test_a_dead_letter_that_its_topic_does_not_take_stops_nothing(kafka: str, tmp_path: Path) -> None:
+    """What was packed is packed again; what is still too large goes without its value, or without anything of its own. A topic
+    may also unpack what it gets.
+    """
+    name = "large-letters"
+    letters: dict[str, str] = {f"{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+    changes: dict[str, Any] = {f"publish__{key}": topic for key, topic in letters.items()}
+    river = River.make(kafka, tmp_path, name, partitions=1, **changes)
+    small = {"max.message.bytes": "60000"}
+    create_topics(kafka, letters["quarantine_topic"], partitions=1, **small)
+    create_topics(kafka, letters["late_topic"], partitions=1, **{**small, "compression.type": "uncompressed"})
+    tracking, orders = map(river.topic, SOURCES)
+    rng = random.Random(1)
+    packs, noise, packs_well = b"{" * 3 * MIB, rng.randbytes(100_000), keyed("a", 10, text="x" * 100_000)
+    produce_packed(kafka, tracking, [packs], "gzip", b"key", [("name", b"1")])
+    produce_packed(kafka, tracking, [noise], "none", b"key", [("name", b"2")])
+    produce_packed(kafka, tracking, [noise], "none", noise, [("name", b"3")])
+    produce_packed(kafka, tracking, [heartbeat(10_000), packs_well, keyed("b", 10)], "none")
+    produce_packed(kafka, orders, [heartbeat(10_000)], "none")
+    river.finish()
+    river.finish()
+    sent = {topic: consume(kafka, topic, 1) for topic in letters.values()}
+    found = [(m.value(), m.key(), dict(m.headers()).get("name"), _value_bytes(m)) for m in sent[letters["quarantine_topic"]]]
+    assert found == [(packs, b"key", b"1", None), (None, b"key", b"2", b"100000"), (None, None, None, b"100000")]
+    late = [(m.value(), _value_bytes(m)) for m in sent[letters["late_topic"]]]
+    assert late == [(None, b"%d" % len(packs_well)), (keyed("b", 10), None)]
+    assert river.broken_promises() == []
+
+
+def _value_bytes(message: Any) -> bytes | None:
+    found: bytes | None = dict(message.headers()).get("watersmeet.value_bytes")
+    return found
 
 
 def _read(river: River) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from pipelines.errors import ForeignMessageError
 from pipelines.lake import tables
@@ -182,6 +183,28 @@ def test_where_nothing_is_new_nothing_is_sent_noted_or_read(river: River) -> Non
     version = river.lake.questions.version(tables.DEAD_LETTERS)
     assert river.send() == 0
     assert river.lake.questions.version(tables.DEAD_LETTERS) == version
+
+
+@pytest.mark.promise("N71")
+def test_what_somebody_else_says_of_where_a_topic_stands_repeats_nothing_and_skips_nothing_to_come(
+    river: River, kafka: str
+) -> None:
+    topic, before = river.lake.settings.publish.dead_letter_topics[tables.QUARANTINE], river.sent()
+
+    def say(next_offset: int) -> None:
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("watersmeet.next_offsets", b'{"tracking":%d,"orders":%d}' % (next_offset, next_offset))
+        ]
+        producer = Producer({"bootstrap.servers": kafka})
+        producer.produce(topic, b"foreign", partition=3, headers=headers)
+        assert producer.flush(30) == 0
+
+    say(0)
+    assert sum(river.box(tables.QUARANTINE).drain()) == 0
+    assert len(consume(kafka, topic, PARTITIONS)) == len(before[tables.QUARANTINE]) + 1
+    say(2**62)
+    with pytest.raises(ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"):
+        list(river.box(tables.QUARANTINE).drain())
 
 
 def test_a_topic_that_others_write_to_is_refused(river: River, kafka: str) -> None:

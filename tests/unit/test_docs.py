@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pipelines.audit.show import duration, utc
 from pipelines.cli import app
 from pipelines.configuration.values import COLUMNS_OF_TENANTS, COLUMNS_OF_WINDOWS
-from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC
+from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
 from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
@@ -387,7 +387,7 @@ def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
     of_sink, of_letters = (
         [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, EPOCHS, NO_RECOVERY, FORGOTTEN],
-        [REASON, TOPIC, PARTITION, OFFSET, NEXT_OFFSETS],
+        [REASON, TOPIC, PARTITION, OFFSET, VALUE_BYTES, NEXT_OFFSETS],
     )
     assert described == [*of_sink, *of_letters, ORIGIN, FROM, POSITIONS]
 
