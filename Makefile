@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Every process that a test starts would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install lock demo test test-long test-all test-core planted faults cluster-test s3-test check format bench soak clean
+.PHONY: help install lock demo test test-long test-all test-core planted faults hostile cluster-test s3-test check format bench soak clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
@@ -19,6 +19,7 @@ help:
 	@echo "make planted   plants a fault in each layer, and sees the tests catch it (four minutes)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
+	@echo "make hostile   hostile records, registries and connections beside good records, for half an hour (ENGINE=embedded, MINUTES=10, SEED=2)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
 	@echo "make s3-test   a lake on a real S3 server, written by both engines in turns (fetches 654 MB for Spark the first time)"
 	@echo "make check     lint, format check, types"
@@ -83,12 +84,16 @@ $(VENV)/jars/s3: tests/stores/ivy.xml | install
 
 SEED ?= 1
 KILLS ?= 48
+MINUTES ?= 30
 LAKE ?= all
 
 # KILLS on each kind of lake; LAKE=embedded, LAKE=folder or LAKE=catalog (the latter two with Spark) for one of them.
 faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
+
+hostile: install $(VENV)/jars/registry
+	$(BIN)/python -m tests.faults.hostile --engine $(ENGINE) --minutes $(MINUTES) --seed $(SEED)
 
 # `make test-long` kills an executor in a JVM of its own, without a cluster.
 cluster-test: install
@@ -108,8 +113,6 @@ BENCH ?=
 
 bench: install $(VENV)/jars/benchmarks
 	$(BIN)/python -m benchmarks $(BENCH)
-
-MINUTES ?= 30
 
 soak: install
 	$(BIN)/python -m benchmarks.soak --engine $(ENGINE) --minutes $(MINUTES)

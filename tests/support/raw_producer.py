@@ -23,9 +23,16 @@ def _library() -> Any:
 
 
 def produce_raw(
-    kafka: str, topic: str, value: bytes, headers: list[tuple[bytes, bytes]], *, key: bytes = b"", timestamp: int = 1
+    kafka: str,
+    topic: str,
+    value: bytes,
+    headers: list[tuple[bytes, bytes]],
+    *,
+    key: bytes = b"",
+    timestamp: int = 1,
+    partition: int = 0,
 ) -> None:
-    """Sends one record to partition 0 of a topic; returns once the broker has it."""
+    """Sends one record to a partition of a topic; returns once the broker has it."""
     library, fault = _library(), ctypes.create_string_buffer(512)
     conf = ctypes.c_void_p(library.rd_kafka_conf_new())
     assert library.rd_kafka_conf_set(conf, b"bootstrap.servers", kafka.encode(), fault, 512) == 0, fault.value
@@ -34,7 +41,7 @@ def produce_raw(
     size = ctypes.c_ssize_t
     for name, content in headers:
         assert library.rd_kafka_header_add(made, name, size(len(name)), content, size(len(content))) == 0
-    said: list[Any] = [_TOPIC, topic.encode(), _PARTITION, 0, _MSGFLAGS, _COPY]
+    said: list[Any] = [_TOPIC, topic.encode(), _PARTITION, partition, _MSGFLAGS, _COPY]
     said += [_VALUE, value, ctypes.c_size_t(len(value)), _KEY, key, ctypes.c_size_t(len(key))]
     said += [_TIMESTAMP, ctypes.c_int64(timestamp), _HEADERS, made, _END]
     assert library.rd_kafka_producev(producer, *said) == 0

@@ -1,0 +1,333 @@
+"""`make hostile`: whoever may write to a topic, answer as a registry, or connect to a port does the worst, and a run goes on.
+
+A broker, a registry and `watersmeet run` are real. Records of every kind that may hurt and random changes of good ones arrive
+beside good ones; the registry trickles, floods and falls silent for seconds; hundreds of connections are held open; and SIGTERM
+comes at any moment. The seed decides what comes; how much of it, the time. At the end an undisturbed run takes what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+from confluent_kafka import Producer
+
+import tests.conftest  # noqa: F401  # quick starts
+from pipelines.dev import broker
+from pipelines.dev.processes import free_port
+from pipelines.lake import tables
+from pipelines.operations.redrive import Redrive
+from tests.faults.soak import say
+from tests.support.cases import SOURCES, expected_late, expected_messages
+from tests.support.commands import here
+from tests.support.hostile_records import HOSTILE_SCHEMAS, MAX_RECORD_BYTES, READER, WRITERS, Hostile, Producers
+from tests.support.hostile_registry import HostileGate
+from tests.support.lakes import late_of
+from tests.support.raw_producer import produce_raw
+from tests.support.registry import TestRegistry
+from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, committed_batches, noted_batches
+from tests.support.topics import dead_letters, published
+
+LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
+
+MEMORY_BYTES = {"embedded": 2048 * 2**20, "spark": 4096 * 2**20}
+"""What all processes of a run may have together, each shared page counted once."""
+
+STOP_S = {"embedded": 10.0, "spark": 30.0}
+"""Within that a run must end when it is asked to: with Spark the batch under way may be the first of a cold JVM."""
+
+STARTING_S = 3.0
+"""Until then a process may not have come as far as to listen to signals."""
+
+CONNECTIONS = 200
+
+
+@dataclass
+class Siege:
+    """A river whose records, registry and connections are hostile."""
+
+    engine: str
+    river: River
+    gate: HostileGate
+    producers: Producers
+    rng: random.Random
+    port: int
+    sent: dict[tuple[int, str, int], Hostile] = field(default_factory=dict)
+    """What is at each offset of a partition of an input."""
+    problems: list[str] = field(default_factory=list)
+    most_bytes: int = 0
+    longest_stop_s: float = 0.0
+    stops: int = 0
+    _connections: list[socket.socket] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        """Sends, attacks and stops for so long, then lets a run take what is left."""
+        end = time.monotonic() + seconds
+        while not self.problems and (left := end - time.monotonic()) > 0:
+            self._suffer(min(left, self.rng.uniform(1, 25 if self.engine == "embedded" else 60)))
+        self.gate.mood = None
+        last = self.river.run("--once")
+        with self._watched(last):
+            if last.wait() != 0:
+                self.problems.append(f"the last run failed: {last.said()}")
+
+    def _suffer(self, seconds: float) -> None:
+        """A run that is asked to stop after some seconds in which all goes on."""
+        self.flow(with_bomb=self.rng.random() < 0.25)
+        process, began = self.river.run(), time.monotonic()
+        with self._watched(process):
+            while (lasted := time.monotonic() - began) < seconds and process.process.poll() is None:
+                self._attack()
+                time.sleep(min(self.rng.uniform(0, 2), max(0.0, seconds - lasted)))
+            if process.process.poll() is not None:
+                self.problems.append(f"the run ended by itself: {process.said()}")
+                return
+            asked = time.monotonic()
+            process.process.terminate()
+            code, took_s = process.wait(60), time.monotonic() - asked
+        self.stops, self.longest_stop_s = self.stops + 1, max(self.longest_stop_s, took_s)
+        say(f"{self.engine}: stop {self.stops} after {lasted:.0f} s, in {took_s:.1f} s; the registry: {self.gate.mood or 'well'}")
+        if code != 0 and not (code == -signal.SIGTERM and lasted < STARTING_S):
+            self.problems.append(f"the run that was asked to stop ended with {code}: {process.said()}")
+        if took_s > STOP_S[self.engine]:
+            self.problems.append(f"a stop took {took_s:.1f} s after {lasted:.0f} s of a run, and the registry {self.gate.mood}")
+
+    def _attack(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.6:
+            self.flow()
+        elif choice < 0.75:
+            self.gate.mood = self.rng.choice([None, *self.gate.moods])
+        elif choice < 0.9:
+            self._connect()
+        else:
+            self._ask()
+
+    def _connect(self) -> None:
+        """Holds connections to the metrics open, instead of those before."""
+        for each in self._connections:
+            each.close()
+        self._connections = []
+        for _ in range(CONNECTIONS):
+            with suppress(OSError):  # there is no run, or it has had enough
+                self._connections.append(socket.create_connection(("127.0.0.1", self.port), 1))
+
+    def _ask(self) -> None:
+        if self.river.questions.exists(tables.PROGRESS):
+            answer = orjson.loads(here(self.river, "status", "--json"))
+            if len(answer["partitions"]) != self.river.partitions:
+                self.problems.append(f"status answers {answer}")
+
+    # -- records
+
+    def flow(self, *, with_bomb: bool = False, is_large: bool = False) -> None:
+        """Sends the next stretch of event time: good records, late ones, bad ones among them, and a heartbeat at its end."""
+        rng, river = self.rng, self.river
+        begin, river.chunks = river.chunks * 1000, river.chunks + 1
+        for source in SOURCES:
+            for partition in range(river.partitions):
+                records = []
+                for _ in range(12):
+                    late_by = rng.choice([0, 0, 0, 0, 50, 900])
+                    at = max(0, begin + rng.randrange(1000) - late_by)
+                    is_bad = rng.random() < 0.3
+                    records.append(self.producers.bad(source, begin) if is_bad else self.producers.good(source, at))
+                if with_bomb:
+                    records.insert(rng.randrange(len(records)), self.producers.bomb(is_large=is_large))
+                self._send(source, partition, [*records, self.producers.beat(source, begin + 1000)])
+
+    def _send(self, source: str, partition: int, records: list[Hostile]) -> None:
+        """Sends records to the end of a topic-partition, in this order."""
+        topic, case = self.river.topic(source), self.river.cases[partition]
+        for record in records:
+            offset = len(case.values[source])
+            self.sent[partition, source, offset] = record
+            case.values[source].append(record.told)
+            case.arrivals.append(source)
+            if record.is_raw:
+                at_ms = time.time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+                headers = list(record.headers)
+                key, value = record.key or b"", record.value or b""
+                produce_raw(str(self.river.kafka), topic, value, headers, key=key, timestamp=at_ms, partition=partition)
+            else:
+                self._produce(topic, partition, record)
+
+    def _produce(self, topic: str, partition: int, record: Hostile) -> None:
+        producer = _producer(str(self.river.kafka), record.codec)
+        failed: list[Any] = []
+        producer.produce(
+            topic,
+            record.value,
+            record.key,
+            partition,
+            headers=[(name.decode(), value) for name, value in record.headers],
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
+        assert producer.flush(60) == 0
+        assert failed == []
+
+    # -- judging
+
+    @contextmanager
+    def _watched(self, process: RunProcess) -> Iterator[None]:
+        """Looks at the memory of a run, all of its processes together, until the end."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(0.25):
+                total = 0
+                for each in process.family():
+                    with suppress(psutil.Error):
+                        total += each.memory_full_info().pss
+                self.most_bytes = max(self.most_bytes, total)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
+    def judge(self) -> list[str]:
+        """What is otherwise than it must be, in words."""
+        river, problems = self.river, self.problems
+        if self.most_bytes > MEMORY_BYTES[self.engine]:
+            problems.append(f"a run took {self.most_bytes / 2**20:.0f} MiB")
+        problems += self._differing(
+            {
+                "messages": (published(river.kafka, river.sink, river.partitions), expected_messages(river.cases)),
+                "late": (late_of(river.questions), self._expected_late()),
+                "quarantine": (self._quarantined(), self._expected_refused()),
+                "dead letters": (self._letters(), self._expected_refused()),
+                "progress": (noted_batches(river.questions), committed_batches(river.questions)),
+            }
+        )
+        refused = Redrive(river.questions, river.settings, "undecodable").run(apply=False)["records"]
+        problems += [f"{row} counts as redriven" for row in refused if row["before"]]
+        verified = here_or_problem(lambda: here(river, "verify", "--full"))
+        return [*problems, *([verified] if verified else [])]
+
+    def _differing(self, compared: dict[str, tuple[Any, Any]]) -> list[str]:
+        found = []
+        for name, rows in compared.items():
+            seen, expected = (Counter(map(repr, each)) for each in rows)
+            missing, more = expected - seen, seen - expected
+            if missing or more:
+                some = [text[:300] for text in (*[*missing][:2], *[*more][:2])]
+                found.append(f"{name}: {missing.total()} missing, {more.total()} too many, of {expected.total()}: {some}")
+        return found
+
+    def _expected_late(self) -> list[tuple[object, ...]]:
+        """Each with its value as it was sent."""
+        return [(*row[:-1], self.sent[row[0], row[1], row[2]].value) for row in expected_late(self.river.cases)]  # type: ignore[index]
+
+    def _expected_refused(self) -> list[tuple[object, ...]]:
+        return [
+            (p, source, offset, one.reason, None if one.reason == "too_large" else (one.value or None))
+            for (p, source, offset), one in self.sent.items()
+            if one.reason is not None
+        ]
+
+    def _quarantined(self) -> list[tuple[object, ...]]:
+        columns = ["partition", "source", "offset", "reason", "value"]
+        found = self.river.questions.select(tables.QUARANTINE, columns).to_pylist()
+        return [(*[*row.values()][:-1], row["value"] or None) for row in found]
+
+    def _letters(self) -> list[tuple[object, ...]]:
+        sources = {self.river.topic(source): source for source in SOURCES}
+        found = dead_letters(
+            self.river.kafka, self.river.settings.publish.dead_letter_topics["quarantine"], self.river.partitions
+        )
+        return [(one.partition, sources[one.source_topic], one.offset, one.reason, one.value or None) for one in found]
+
+
+def here_or_problem(ask: Callable[[], str]) -> str | None:
+    """What a command says where it fails."""
+    try:
+        ask()
+    except AssertionError as error:
+        return str(error)[:2000]
+    return None
+
+
+_producers: dict[tuple[str, str], Producer] = {}
+
+
+def _producer(kafka: str, codec: str) -> Producer:
+    options: dict[str, Any] = {"compression.type": codec, "message.max.bytes": 10**9, "queue.buffering.max.kbytes": 2**21 - 1}
+    if (kafka, codec) not in _producers:
+        _producers[kafka, codec] = Producer({"bootstrap.servers": kafka, "linger.ms": 0, **options})
+    return _producers[kafka, codec]
+
+
+@contextmanager
+def siege(kafka: str, folder: Path, name: str, engine: str, seed: int) -> Iterator[Siege]:
+    """A river, its registry and the gate before that."""
+    registry = TestRegistry(_made(folder / "registry"))
+    registry.start()
+    try:
+        ids = {registry.register(f"{name}-{n}", schema): schema for n, schema in enumerate(WRITERS)}
+        gate = HostileGate(registry, HOSTILE_SCHEMAS)
+        with gate.serving() as url:
+            (_made(folder / "river") / "orders.avsc").write_bytes(orjson.dumps(READER))
+            port = free_port()
+            changes: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+            changes |= {"sources__orders__format": "avro", "sources__orders__schema": "orders.avsc"}
+            changes |= {"sources__orders__registry": {"url": url, "unknown_after": "1s"}}
+            changes |= {"kafka__max_record_bytes": MAX_RECORD_BYTES, "metrics": {"port": port}}
+            river = River.make(kafka, folder / "river", name, lake=LAKES[engine], seed=seed, **changes)
+            rng = random.Random(f"{seed}/{engine}")
+            rules = {source: river.settings.reading_rules(source) for source in SOURCES}
+            producers = Producers(rng, ids, rules, river.topic("tracking"))
+            yield Siege(engine, river, gate, producers, rng, port)
+    finally:
+        registry.kill()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--engine", choices=[*LAKES], default="spark")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        started = broker.start(Path(folder) / "broker")
+        stack.callback(broker.stop, Path(folder) / "broker")
+        assert started.bootstrap_servers is not None
+        sieges = siege(started.bootstrap_servers, Path(folder) / "siege", "hostile", options.engine, options.seed)
+        one = stack.enter_context(sieges)
+        one.flow(with_bomb=True, is_large=True)
+        one.run(options.minutes * 60)
+        problems = one.judge()
+        reasons = Counter(record.reason or "good" for record in one.sent.values())
+        sys.stdout.write(
+            f"seed {options.seed}, {options.engine}: {len(one.sent)} records ({dict(reasons)}), {one.stops} stops, "
+            f"the longest {one.longest_stop_s:.1f} s, at most {one.most_bytes / 2**20:.0f} MiB, {len(problems)} problems\n"
+        )
+        for problem in problems:
+            sys.stdout.write(f"  {problem}\n")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Records as whoever may write to a topic may make them, with what must become of each.
+
+Of `tracking` values are JSON, of `orders` Avro with a registry. Event times are those of a stretch of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from pipelines.core.avro_schema import UNKNOWN, AvroSchema
+from pipelines.core.columns import times_ms
+from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
+from pipelines.core.times import LAST_EVENT_TIME_MS
+from tests.core.test_avro_writers import EMPTY, chain, doubling, dropping, nested
+from tests.support.avro import encoded, framed
+from tests.support.cases import BAD_VALUES, HOLE, heartbeat, keyed, spelled
+from tests.support.hostile_registry import schema
+
+MIB: Final = 2**20
+MAX_RECORD_BYTES: Final = 4 * MIB
+
+READER: Final[dict[str, Any]] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "ts", "type": "long"},
+        {"name": "k", "type": ["null", "string"], "default": None},
+        {"name": "type", "type": ["null", "string"], "default": None},
+        {"name": "n", "type": ["null", "long"], "default": None},
+    ],
+}
+DROPPED: Final = {"name": "dropped", "type": {"type": "array", "items": "string"}}
+WRITERS: Final = (READER, {**READER, "fields": [*READER["fields"], DROPPED]})
+"""What orders are written with: the reader's schema, and one with a last field that it lacks."""
+
+KEYS: Final = (
+    *(
+        "a",
+        "é",
+        "\U0001f600",
+        "${env:HOME}",
+        "${spark.app.name}",
+        "'; DROP TABLE silver; --",
+        "`a`",
+        '"',
+        "\\",
+        "%s{}",
+        "a/b",
+        " ",
+    ),
+    *("\x1b[2J\x1b[31m", "\x9b31m", "\u202eabc", "a\nb\r\n", "\x00", "null", "__HIVE_DEFAULT_PARTITION__", "k" * 2000),
+)
+"""All of them are good."""
+
+REDRIVEN: Final = "watersmeet.redriven"
+LIES: Final = (b"9" * 5000, "²".encode(), b"", b"-1", b"\xff", b"99999999999999999999", b"0")
+"""Offsets that a record may say it was redriven from."""
+
+NOT_UTF_8: Final = [(b"first", b"1"), (b"\xff\xfe", b"2")]
+
+FIRST_HOSTILE_ID, UNKNOWN_IDS = 9_000_000, (9_100_000, 9_100_001, 2**32 - 1)
+_HOSTILE: Final[tuple[tuple[bytes, bytes], ...]] = (
+    (schema(doubling(40, "int")), b"\x02"),
+    (schema(doubling(40, "null")), b"\x02"),
+    (schema(dropping({"type": "array", "items": EMPTY})), b"\x02\x02\x00"),
+    (schema(chain(400)), b"\x02"),
+    (json.dumps({"id": 1, "schema": nested(2000)}).encode(), b"\x02\x00"),
+    (schema({**READER, "doc": "x" * MIB}), b"\x02"),
+    (schema(dropping("endless0"), "endless0"), b"\x02\x02"),
+    (json.dumps({"id": 1, "schema": 'syntax = "proto3";', "schemaType": "PROTOBUF"}).encode(), b"\x02"),
+)
+"""What a registry may answer, and a value that was written with it."""
+
+HOSTILE_SCHEMAS: Final = {FIRST_HOSTILE_ID + n: answer for n, (answer, _) in enumerate(_HOSTILE)}
+_HOSTILE_TEXTS: Final = {schema_id: json.loads(answer)["schema"] for schema_id, answer in HOSTILE_SCHEMAS.items()}
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A record as it is sent, and what must become of it: it is refused for a `reason`, or what the model is `told` of it counts.
+
+    `timestamp`: None for the time of its sending; `headers` by name, in UTF-8 or not.
+    """
+
+    value: bytes | None
+    told: bytes = HOLE
+    reason: str | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    timestamp: int | None = None
+    codec: str = "none"
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether only the C library sends it."""
+        return self.timestamp is not None or self.headers == tuple(NOT_UTF_8)
+
+
+def refused(reason: Reason, value: bytes | None, **more: Any) -> Hostile:
+    """A record that must be refused."""
+    return Hostile(value, reason=reason.value, **more)
+
+
+class Producers:
+    """Makes the records of both sources. `ids`: of the schemas in `WRITERS`, as the registry has them."""
+
+    def __init__(
+        self, rng: random.Random, ids: Mapping[int, dict[str, Any]], rules: Mapping[str, ReadingRules], topic: str
+    ) -> None:
+        """`rules`: by source, how the run reads it; `topic`: that of `tracking`, as a record that lies of itself names it."""
+        self._rng, self._ids, self._topic = rng, ids, topic
+        texts = {schema_id: json.dumps(of) for schema_id, of in ids.items()} | _HOSTILE_TEXTS
+        self._rules = {source: _with_writers(of, _Texts(texts)) for source, of in rules.items()}
+
+    def good(self, source: str, time_ms: int) -> Hostile:
+        """A record that must be merged, or is late: with keys, headers and Kafka keys of any kind."""
+        rng = self._rng
+        key, n = rng.choice(KEYS), rng.randrange(10**6)
+        value = keyed(key, time_ms, n=n) if source == "tracking" else _order(ts=time_ms, k=key, n=n)
+        headers = rng.choice([(), (), (), tuple(NOT_UTF_8), self._lie(), ((b"watersmeet.seq", b"9" * 5000),)])
+        kafka_key = rng.choice([None, b"", b"\xff\x00", b"${env:HOME}", b"k" * 100])
+        return Hostile(self._written(source, value), value, None, kafka_key, headers, codec=rng.choice(["none", "gzip", "zstd"]))
+
+    def beat(self, source: str, time_ms: int) -> Hostile:
+        """A heartbeat."""
+        value = heartbeat(time_ms) if source == "tracking" else _order(ts=time_ms, type="heartbeat")
+        return Hostile(self._written(source, value), value)
+
+    def bad(self, source: str, begin: int) -> Hostile:
+        """A record that must be refused for a known reason, or a good one that was changed somewhere."""
+        makers: list[Callable[[str, int], Hostile]] = [self._timeless, self._of_the_future, self._mutated, self._mutated]
+        makers += (
+            [self._bad_json, self._nested] if source == "tracking" else [self._of_hostile_schema, self._cut_short, self._unknown]
+        )
+        return self._rng.choice(makers)(source, begin)
+
+    def bomb(self, *, is_large: bool) -> Hostile:
+        """A record of a few kilobytes that unpacks to megabytes; `is_large`: to more than the client would take of itself."""
+        if is_large:
+            codec, size = self._rng.choice([("zstd", 150), ("gzip", 70)])
+            return refused(Reason.TOO_LARGE, bytes(size * MIB), codec=codec)
+        if self._rng.random() < 0.5:
+            return refused(Reason.TOO_LARGE, bytes(MAX_RECORD_BYTES + 1), codec="gzip")
+        return refused(Reason.UNDECODABLE, b"{" * (3 * MIB), codec="zstd")
+
+    def _written(self, source: str, value: bytes, *, with_schema: int | None = None) -> bytes:
+        """A value of the model as it is sent."""
+        if source == "tracking":
+            return value
+        schema_id = with_schema or self._rng.choice([*self._ids])
+        return framed(schema_id, encoded(self._ids[schema_id], {"dropped": ["x"], **orjson.loads(value)}))
+
+    def _lie(self) -> tuple[tuple[bytes, bytes], ...]:
+        return ((REDRIVEN.encode(), f"{self._topic}/0/".encode() + self._rng.choice(LIES)),)
+
+    # -- records that are refused
+
+    def _timeless(self, source: str, begin: int) -> Hostile:
+        return replace(self.good(source, begin), told=HOLE, reason=Reason.EVENT_TIME_IN_FUTURE.value, headers=(), timestamp=-1)
+
+    def _of_the_future(self, source: str, _: int) -> Hostile:
+        time_ms = self._rng.choice([LAST_EVENT_TIME_MS, LAST_EVENT_TIME_MS + 1, 2**62])
+        reason = Reason.EVENT_TIME_IN_FUTURE if time_ms == LAST_EVENT_TIME_MS else Reason.NO_EVENT_TIME
+        return replace(self.good(source, time_ms), told=HOLE, reason=reason.value)
+
+    def _bad_json(self, source: str, _: int) -> Hostile:
+        return self._as_read(source, self._rng.choice(BAD_VALUES))
+
+    def _nested(self, _: str, begin: int) -> Hostile:
+        deep = self._rng.choice([b"[", b'{"a":']) * 100_000
+        return refused(Reason.UNDECODABLE, b'{"ts":%d,"k":"a","x":' % begin + deep, codec="gzip")
+
+    def _of_hostile_schema(self, _: str, __: int) -> Hostile:
+        n = self._rng.randrange(len(_HOSTILE))
+        return refused(Reason.UNDECODABLE, framed(FIRST_HOSTILE_ID + n, _HOSTILE[n][1]))
+
+    def _unknown(self, source: str, begin: int) -> Hostile:
+        of = self.good(source, begin)
+        return replace(of, value=framed(self._rng.choice(UNKNOWN_IDS), (of.value or b"")[5:]), told=HOLE, reason="undecodable")
+
+    def _cut_short(self, source: str, begin: int) -> Hostile:
+        """In the field that the reader skips."""
+        value = self._written(source, _order(ts=begin, k="a", n=1), with_schema=max(self._ids))
+        return refused(Reason.UNDECODABLE, value[: -self._rng.randint(1, 3)])
+
+    # -- random changes
+
+    def _mutated(self, source: str, begin: int) -> Hostile:
+        """A good record, changed at random. Where it can be read still, what it says is of the same stretch of time."""
+        while True:
+            good = self.good(source, begin + self._rng.randrange(1000))
+            framing = 0 if source == "tracking" else 5
+            assert good.value is not None
+            found = self._as_read(source, good.value[:framing] + self._changed(good.value[framing:]))
+            if found.reason is not None:
+                return replace(found, key=good.key, headers=good.headers, codec=good.codec)
+            if (told := model_value(found.told)) is not None and begin - 1000 <= told[0] <= begin + 1000:
+                return replace(found, key=good.key, headers=good.headers, codec=good.codec)
+
+    def _changed(self, value: bytes) -> bytes:
+        rng, changed = self._rng, bytearray(value)
+        for _ in range(rng.choice([1, 1, 1, 2, 5])):
+            at, until = sorted(rng.randrange(len(changed) + 1) for _ in range(2))
+            until = min(until, at + 8)
+            match rng.randrange(5):
+                case 0 if at < len(changed):
+                    changed[at] ^= 1 << rng.randrange(8)
+                case 1:
+                    del changed[at:until]
+                case 2:
+                    changed[at:at] = rng.randbytes(rng.randint(1, 4))
+                case 3:
+                    changed[at:at] = changed[at:until]
+                case _:
+                    changed[at:until] = rng.choice([b"", b"null", b"1e999", b"-0", b"\x00", b'"', b"\\u0000", b"\xed\xa0\x80"])
+        return bytes(changed)
+
+    def _as_read(self, source: str, value: bytes | None) -> Hostile:
+        """A value with what the pure function of reading says of it."""
+        now_us = time.time_ns() // 1000
+        row = {"topic": "t", "partition": 0, "offset": 0, "kafka_timestamp": now_us, "timestamp_type": 0, "value": value}
+        rules = self._rules[source]
+        found = read_records(pa.Table.from_pylist([row], KAFKA), rules)
+        [key], [reason] = found["merge_key"].to_pylist(), found["reason"].to_pylist()
+        if reason is not None:
+            return Hostile(value, reason=reason)
+        told = _order(**rules.schema.decoder()(value)) if isinstance(rules.schema, AvroSchema) else value or HOLE
+        is_alike = model_value(told) == (int(times_ms(found["event_time"])[0]), key)
+        return Hostile(value, told if is_alike else HOLE)
+
+
+def _order(**fields: Any) -> bytes:
+    """An order as its message has it: all fields of `READER`, in their order."""
+    return spelled(orjson.dumps({field["name"]: fields.get(field["name"]) for field in READER["fields"]}))
+
+
+def model_value(value: bytes) -> tuple[int, Any] | None:
+    """Event time and key, where the model would find them as reading has: it knows numbers and texts alone."""
+    try:
+        document = orjson.loads(value)
+        time_ms, key, is_beat = document["ts"], document.get("k"), document.get("type") == "heartbeat"
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_plain = type(time_ms) is int and (key is None if is_beat else isinstance(key, str) and key != "") and "g" not in document
+    return (time_ms, key) if is_plain else None
+
+
+class _Texts(dict[int, str]):
+    def __missing__(self, schema_id: int) -> str:
+        return UNKNOWN
+
+
+def _with_writers(rules: ReadingRules, texts: Mapping[int, str]) -> ReadingRules:
+    return replace(rules, schema=replace(rules.schema, writers=texts)) if isinstance(rules.schema, AvroSchema) else rules
