@@ -32,7 +32,7 @@ DEADLINE_S: Final = 6.0
 """How long a registry has for a whole answer, with all that a schema refers to: less than a stop of the run may take."""
 
 QUIET_S: Final = 5.0
-"""How long a process does not ask a registry again that has not answered: so a stop waits for one answer, not for several."""
+"""How long a process does not ask a registry again that has not answered, or with too much: a stop waits for one answer alone."""
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
@@ -147,14 +147,15 @@ class _Helper:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._quiet_until: dict[str, float] = {}
-        """By URL of a registry that has not answered (monotonic)."""
+        self._quiet: dict[str, tuple[float, dict[str, Any] | None]] = {}
+        """By URL of a registry that has not answered, or with too much: until when that counts (monotonic)."""
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer; None where there is none before the deadline."""
         with self._lock:
-            if time.monotonic() < self._quiet_until.get(question["url"], 0.0):
-                return None
+            until, last = self._quiet.get(question["url"], (0.0, None))
+            if time.monotonic() < until:
+                return last
             if self._process is None or self._process.poll() is not None:
                 # Isolated: nothing of the current folder is imported. Memory that threads would only reserve counts, too.
                 self._process = subprocess.Popen(
@@ -172,8 +173,7 @@ class _Helper:
             if answer is None or "too_large" in answer:
                 self._process.kill()
                 self._process.wait()
-            if answer is None:
-                self._quiet_until[question["url"]] = time.monotonic() + QUIET_S
+                self._quiet[question["url"]] = time.monotonic() + QUIET_S, answer
             return answer
 
     @staticmethod

@@ -103,6 +103,9 @@ def test_what_an_expression_gives_does_not_depend_on_the_session_that_is_given(g
         "${env:HOME}",
     ]
     assert all(one != other for one, other in zip(theirs, ours, strict=True)), "each depends on the session"
+    given.udf.register("upper", lambda _: "theirs")
+    sessions = given, spark_session({})
+    assert [each.range(1).select(F.expr("upper('a')")).collect()[0][0] for each in sessions] == ["A", "A"], "Spark's own"
 
 
 def test_a_session_of_our_own_has_the_settings_under_spark(root_session: SparkSession) -> None:

@@ -543,6 +543,13 @@ def test_every_promise_names_the_tests_that_quote_its_id() -> None:
         assert named == {test for test, marks in marked.items() if identity in marks.promises}, identity
 
 
+def test_every_line_of_who_is_trusted_with_what_names_a_promise() -> None:
+    shown_by = [row[-1].strip("| ") for row in rows(page("security.md"))]
+    assert len(shown_by) > 12
+    for cell in [*shown_by, *re.findall(r"\(([A-Z]\d+(?:, [A-Z]\d+)*)\)", page("security.md"))]:
+        assert set(cell.split(", ")) <= promised_tests().keys(), cell
+
+
 def test_every_promise_has_a_test_that_runs_for_every_submission() -> None:
     marked = marked_tests()
     for identity, named in promised_tests().items():
