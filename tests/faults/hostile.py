@@ -105,7 +105,7 @@ class Siege:
             f"{self.engine}: stop {self.stops} after {lasted:.0f} s, in {took_s:.1f} s at {load:.1f} of load; "
             f"the registry: {self.gate.mood or 'well'}"
         )
-        if code != 0 and not (code == -signal.SIGTERM and lasted < STARTING_S):
+        if code != 0 and not (code == -signal.SIGTERM and lasted < STARTING_S * max(1.0, load)):
             self.problems.append(f"the run that was asked to stop ended with {code}: {process.said()}")
         if took_s > STOP_S * max(1.0, load):
             self.problems.append(f"a stop took {took_s:.1f} s after {lasted:.0f} s of a run, and the registry {self.gate.mood}")
