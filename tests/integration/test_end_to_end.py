@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def nasty_case() -> Case:
     return Case({"tracking": values, "orders": [heartbeat(500)]}, TIMEOUT_MS)
 
 
+@cache
 def inputs() -> dict[int, Case]:
     """Random cases, the nasty one, and one whose tracking records came in transactions, some of them aborted."""
     richest = sorted(range(300), key=lambda seed: -len(random_case(seed, TIMEOUT_MS).merged().timed_out))
