@@ -51,9 +51,10 @@ ENGINE ?= spark
 demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
-# Four processes, since much of the time is waiting. Files stay together, and so do the tests that share the Spark session
-# (tests/conftest.py); what takes minutes begins first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+# More processes than cores, since much of the time is waiting. Files stay together, and so do the tests that share the Spark
+# session (tests/conftest.py); what takes minutes begins first.
+PROCESSES ?= 6
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 test: install
 	$(PYTEST) -m "not long and not nightly"

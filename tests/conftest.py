@@ -34,7 +34,7 @@ os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 SHARED_FOLDER = pytest.StashKey[Path]()
 
 SPARK = "spark"
-"""How the groups of the tests begin that need a Spark session: the laws' and all others', in two processes of a run."""
+"""How the groups of the tests begin that need a Spark session: of laws and of all others, each in a process of a run."""
 
 SPARK_TESTS = (
     "tests/integration/test_analyst_docs.py",
@@ -60,14 +60,31 @@ SPARK_TESTS = (
 for tables.
 """
 
-TAKE_LONGEST = (SPARK, "property", "faults", "integration", "audit", "laws")
+IN_PROCESSES_OF_THEIR_OWN = (
+    "tests/faults/",
+    "tests/integration/test_connect.py",
+    "tests/integration/test_secrets.py",
+    "tests/kafka/test_secured",
+)
+"""How the ids begin of tests whose runs with Spark are never in the process of the tests."""
+
+LAWS_FOR_EVERY_CHANGE = tuple(f"tests/laws/test_{name}.py" for name in ("engine", "rebuild", "sessions", "silver", "touched"))
+"""The laws of which `make test` tries some on Spark; those of the other files are long, and have a session of their own."""
+
+TAKE_LONGEST = (
+    *(SPARK, "faults", "installed", "lower_bounds", "secured", "transaction_size", "repartition", "forget", "notebooks"),
+    *("verify", "explain", "property", "integration", "quality", "audit", "laws"),
+)
 
 
 def group_of(test: str) -> str:
     """Return which tests are together in one process of a run: those that need Spark's session, or those of a file."""
-    if SPARK in test or test.startswith(SPARK_TESTS):
-        return f"{SPARK}, {'laws' if '/laws/' in test else 'others'}"
-    return test.partition("::")[0]
+    file = test.partition("::")[0]
+    if test.startswith(IN_PROCESSES_OF_THEIR_OWN) or not (SPARK in test or test.startswith(SPARK_TESTS)):
+        return file
+    if "/laws/" not in file:
+        return f"{SPARK}, others"
+    return f"{SPARK}, {'laws' if file in LAWS_FOR_EVERY_CHANGE else 'other laws'}"
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]

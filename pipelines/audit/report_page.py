@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 
 import vl_convert
@@ -41,6 +42,12 @@ _ACTIONS = {"export": True, "source": False, "compiled": False, "editor": False}
 _OPTIONS = {"mode": "vega-lite", "renderer": "svg", "config": _CONFIG, "actions": _ACTIONS}
 
 
+@cache
+def _library() -> str:
+    """The charts' library, which takes a second to bundle and is the same for every page."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
+
+
 def page(report: Report) -> str:
     """The whole page. What comes out of the lake is text in it and nothing else, whatever it looks like."""
     specs: dict[str, Spec] = {}
@@ -55,8 +62,7 @@ def page(report: Report) -> str:
             elif rows:
                 body.append(_table(rows))
             body.append(f"<figcaption>{escape(caption)}</figcaption>\n</figure>")
-    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    body.append(_SCRIPTS.format(library=library, charts=_as_script(specs), options=_as_script(_OPTIONS)))
+    body.append(_SCRIPTS.format(library=_library(), charts=_as_script(specs), options=_as_script(_OPTIONS)))
     return document(f"Watersmeet: {report.name}", "\n".join(body), _STYLE, _POLICY)
 
 

@@ -63,8 +63,8 @@ class Cluster:
     KafkaRequestError for any other refusal.
     """
 
-    def __init__(self, kafka: KafkaSettings, timeout_s: float = TIMEOUT_S, settling_s: float | None = None) -> None:
-        self.kafka, self.timeout_s = kafka, timeout_s
+    def __init__(self, kafka: KafkaSettings, timeout_s: float | None = None, settling_s: float | None = None) -> None:
+        self.kafka, self.timeout_s = kafka, TIMEOUT_S if timeout_s is None else timeout_s
         self.settling_s = SETTLING_S if settling_s is None else settling_s
         self._is_used = False
         """Whether the client has been asked before."""

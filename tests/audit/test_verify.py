@@ -536,13 +536,15 @@ def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int
 
 
 @pytest.mark.promise("A3")
-@pytest.mark.parametrize("sources", [(), ("tracking",), ("orders",)], ids=["all", "tracking", "orders"])
+@pytest.mark.parametrize(
+    "sources", [(), pytest.param(("tracking",), marks=pytest.mark.long), ("orders",)], ids=["all", "tracking", "orders"]
+)
 @pytest.mark.parametrize("is_recovered", [False, True], ids=["a later start", "a recovery"])
 def test_a_jump_back_before_a_lakes_beginning_breaks_no_promise(
     tmp_path: Path, is_recovered: bool, sources: tuple[str, ...]
 ) -> None:
     """What it reads for the first time was not there for what was merged before it."""
-    lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(5))))
+    lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(3))))
     if is_recovered:
         out = [(p, r.key, r.event_time) for p, case in lake.cases.items() for r in case.merged().published_order()[:4]]
         lake.recover(out, dict.fromkeys(lake.tps, 7))

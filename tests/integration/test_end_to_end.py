@@ -6,11 +6,13 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipelines.audit.status import status
@@ -27,7 +29,7 @@ from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
-from tests.support.lakes import KINDS, delta_table, engine_for, place_of
+from tests.support.lakes import KINDS, engine_for, folder_of, place_of
 from tests.support.topics import consume, create_topics, produce, produce_transaction, published
 
 PARTITIONS = 7
@@ -56,6 +58,7 @@ def nasty_case() -> Case:
     return Case({"tracking": values, "orders": [heartbeat(500)]}, TIMEOUT_MS)
 
 
+@cache
 def inputs() -> dict[int, Case]:
     """Random cases, the nasty one, and one whose tracking records came in transactions, some of them aborted."""
     richest = sorted(range(300), key=lambda seed: -len(random_case(seed, TIMEOUT_MS).merged().timed_out))
@@ -268,7 +271,7 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spa
         return last_decision(questions, table)
 
     before, batch, out = noted(), decided(tables.SILVER), consume(runs.kafka, runs.sink, PARTITIONS)
-    delta_table(spark, Lake(runs.at_once), tables.PUBLISHED).delete("partition = 0")
+    DeltaTable(f"{folder_of(runs.at_once)}/{tables.PUBLISHED}").delete("partition = 0")
     assert noted() != before
     run_once(runs.at_once)
     assert noted() == before

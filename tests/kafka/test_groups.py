@@ -42,6 +42,7 @@ def test_each_layer_commits_its_offsets_to_its_group(settings: KafkaSettings, to
     until(lambda: are({0: 6, 1: 3}, {0: 4, 1: 0}), "the offset after another batch")
 
 
+@pytest.mark.long
 def test_a_group_that_may_not_be_committed_to_is_one_warning(
     secured: SecuredBroker, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,7 +82,10 @@ def test_a_group_that_somebody_has_joined_is_one_warning(
     assert len([record for record in caplog.records if record.name == "watersmeet.groups"]) == 1
 
 
-def test_a_broker_that_is_away_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_is_away_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.kafka.groups.TIMEOUT_S", 1.5)
     groups = Groups(settings_of(tmp_path, "any", KafkaSettings(bootstrap_servers="127.0.0.1:1")))
     groups(Reached({TopicPartition("tracking", 0): 1}))
     groups.commit()

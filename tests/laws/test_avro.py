@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.location import Lake
 from tests.laws.conftest import MakeLake
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text, avro_case, decoded, in_a_column
-from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
+from tests.support.cases import SOURCES, Case, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, late_of, silver_of
 
 pytestmark = pytest.mark.promise("C11")
 
-CASES = rich_cases(12, 300)
+
+@cache
+def cases() -> dict[int, Case]:
+    return rich_cases(12, 300)
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +29,8 @@ def lake(new_lake: MakeLake, tmp_path_factory: pytest.TempPathFactory) -> CaseLa
     """`tracking` is Avro, `orders` JSON; filled and merged in two stretches."""
     file = tmp_path_factory.mktemp("schema") / "tracking.avsc"
     file.write_bytes(as_text(CASE_SCHEMA))
-    cases = {p: avro_case(case, "tracking") for p, case in CASES.items()}
-    lake = new_lake(cases, sources__tracking__format="avro", sources__tracking__schema=str(file))
+    sent = {p: avro_case(case, "tracking") for p, case in cases().items()}
+    lake = new_lake(sent, sources__tracking__format="avro", sources__tracking__schema=str(file))
     for share in (0.6, 1.0):
         lake.arrive(share)
         lake.merge()
@@ -46,7 +50,7 @@ def with_maps(row: tuple[Any, ...], at: int) -> tuple[Any, ...]:
 
 
 def test_silver_is_what_the_merge_model_makes_of_the_decoded_values(lake: CaseLake) -> None:
-    found, expected = [with_maps(row, 5) for row in lake.silver()], [as_fields(row, 5) for row in expected_silver(CASES)]
+    found, expected = [with_maps(row, 5) for row in lake.silver()], [as_fields(row, 5) for row in expected_silver(cases())]
     by_place = sorted(found, key=lambda row: row[:5])
     assert by_place == sorted(expected, key=lambda row: row[:5])
     assert sum(len(row[5]) for row in found) > 50
@@ -56,8 +60,8 @@ def test_late_and_refused_records_are_kept_as_they_came(lake: CaseLake) -> None:
     def as_sent(source: str, value: bytes | None) -> bytes | None:
         return as_avro(value) if source == "tracking" else value
 
-    assert lake.late() == sorted((*row[:6], as_sent(row[1], row[6])) for row in expected_late(CASES))  # type: ignore[arg-type]
-    refused = [(p, source, offset, as_sent(source, value)) for p, source, offset, value in expected_quarantine(CASES)]  # type: ignore[arg-type]
+    assert lake.late() == sorted((*row[:6], as_sent(row[1], row[6])) for row in expected_late(cases()))  # type: ignore[arg-type]
+    refused = [(p, source, offset, as_sent(source, value)) for p, source, offset, value in expected_quarantine(cases())]  # type: ignore[arg-type]
     assert lake.quarantined() == sorted(refused, key=repr)
     assert {row[1] for row in refused} == set(SOURCES)
 

@@ -19,8 +19,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
-from pipelines.engine import Engine
-from pipelines.engine.embedded import CLEAN_UP_EVERY
+from pipelines.engine import Engine, embedded
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
@@ -31,10 +30,12 @@ from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
 from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings, one_of
-from tests.support.lakes import OpenSpark, delta_table, engine_for, folder_of
+from tests.support.lakes import OpenSpark, engine_for, folder_of
 
 APPLICATION = "test"
 DEADLINE_S = 120
+CLEAN_UP_EVERY = 15
+"""Of the test of it."""
 NAMES = (tables.PUBLISHED, tables.SILVER, tables.RESETS)
 
 
@@ -93,7 +94,7 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 # -- tables
 
 
-def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: Engine, spark: SparkSession) -> None:
+def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: Engine) -> None:
     wanted = layout(engine.lake.settings)
     versions = {name: engine.questions.version(name) for name in wanted}
     for name in NAMES:
@@ -102,8 +103,8 @@ def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: 
     for name, table in wanted.items():
         assert engine.questions.columns(name) == table.schema, name
         assert dict(table.properties).items() <= engine.questions.properties(name).items()
-    detail = delta_table(spark, engine.lake, tables.SILVER).detail().collect()[0]
-    assert tuple(detail.partitionColumns) == wanted[tables.SILVER].partitioned_by
+    silver = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}")
+    assert tuple(silver.metadata().partition_columns) == wanted[tables.SILVER].partitioned_by
 
 
 # -- appending
@@ -359,9 +360,14 @@ def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded-folder"], indirect=True)
-def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(engine: Engine) -> None:
+def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "CLEAN_UP_EVERY", CLEAN_UP_EVERY)
     log = Path(folder_of(engine.lake.settings), tables.SILVER, "_delta_log")
-    engine.set_properties(tables.SILVER, {"delta.logRetentionDuration": "interval 0 seconds"})
+    engine.set_properties(
+        tables.SILVER, {"delta.logRetentionDuration": "interval 0 seconds", "delta.checkpointInterval": str(CLEAN_UP_EVERY - 1)}
+    )
     reader = DeltaRsQuestions(engine.lake)
     known, lengths = reader.version(tables.SILVER), list[int]()
     for number in range(1, 2 * CLEAN_UP_EVERY + 1):

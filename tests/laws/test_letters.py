@@ -21,7 +21,7 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import KAFKA_TIME_US, CaseLake, headers_of, key_of
 from tests.support.topics import Letter, consume, create_topics, dead_letters, delete_records, delete_topic, produce
 
-PARTITIONS = 6
+PARTITIONS = 4
 EMPTIED = 2
 TABLES = (tables.LATE, tables.QUARANTINE)
 

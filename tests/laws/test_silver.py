@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 
 import orjson
 import pytest
@@ -15,13 +16,17 @@ from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
-from tests.support.cases import SOURCES, expected_late, expected_quarantine, expected_silver, rich_cases
+from tests.support.cases import SOURCES, Case, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, delta_table
 
 PARTITIONS = 60
-CASES = rich_cases(PARTITIONS)
 MAX_BYTES = 455
 SHARE = 20
+
+
+@cache
+def cases() -> dict[int, Case]:
+    return rich_cases(PARTITIONS)
 
 
 kind = one_of(IN_FOLDERS_OF_BOTH)
@@ -33,7 +38,7 @@ def lake(new_lake: MakeLake, kind: str) -> CaseLake:
     by size.
     """
     lake = new_lake(
-        CASES,
+        cases(),
         merge__max_records_per_batch=(SHARE if kind == QUICK else 50 * SHARE) * PARTITIONS * len(SOURCES),
         silver={"change_data_feed": True},
         publish__valid="orders[0].offset >= 0",
@@ -46,7 +51,7 @@ def lake(new_lake: MakeLake, kind: str) -> CaseLake:
 
 
 def test_random_cases_cover_every_rule() -> None:
-    models = [case.merged() for case in CASES.values()]
+    models = [case.merged() for case in cases().values()]
     assert sum(len(model.timed_out) for model in models) > 100
     assert sum(len(model.open) for model in models) > 40
     assert sum(len(model.late) for model in models) > 20
@@ -59,17 +64,17 @@ def test_random_cases_cover_every_rule() -> None:
 @pytest.mark.promise("R3")
 def test_silver_equals_the_merge_model_however_the_input_is_cut(lake: CaseLake, kind: str) -> None:
     assert len(lake.plans) >= (4 if kind == QUICK else 2)
-    assert lake.silver() == expected_silver(CASES)
+    assert lake.silver() == expected_silver(cases())
 
 
 @pytest.mark.promise("R3")
 def test_late_equals_the_merge_model(lake: CaseLake) -> None:
-    assert lake.late() == expected_late(CASES)
+    assert lake.late() == expected_late(cases())
 
 
 @pytest.mark.promise("R3")
 def test_quarantine_holds_every_refused_record_once(lake: CaseLake) -> None:
-    assert lake.quarantined() == expected_quarantine(CASES)
+    assert lake.quarantined() == expected_quarantine(cases())
 
 
 @pytest.mark.promise("R4")

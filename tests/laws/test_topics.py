@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from pipelines.bronze import Bronze
@@ -9,20 +11,24 @@ from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from tests.laws.conftest import QUICK, MakeLake
-from tests.support.cases import INPUTS, expected_late, expected_quarantine, expected_silver, rich_cases
+from tests.support.cases import INPUTS, Case, expected_late, expected_quarantine, expected_silver, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
 
 PARTITIONS = 20
-CASES = rich_cases(PARTITIONS, 31_000, INPUTS)
 TOPICS = {"sources__tracking__topic": [topic_of(name) for name in INPUTS if topic_of(name)]}
+
+
+@cache
+def cases() -> dict[int, Case]:
+    return rich_cases(PARTITIONS, 31_000, INPUTS)
 
 
 @pytest.fixture(scope="module")
 def lake(new_lake: MakeLake, kind: str) -> CaseLake:
     """Cut by arrivals, by starts and, where a batch costs little, by its size."""
     size = (10 if kind == QUICK else 1000) * PARTITIONS * len(INPUTS)
-    lake = new_lake(CASES, merge__max_records_per_batch=size, **TOPICS)
+    lake = new_lake(cases(), merge__max_records_per_batch=size, **TOPICS)
     for share in (0.6, 1.0):
         lake.arrive(share)
         lake.merge()
@@ -31,14 +37,14 @@ def lake(new_lake: MakeLake, kind: str) -> CaseLake:
 
 def test_silver_equals_the_merge_model_however_the_input_is_cut(lake: CaseLake, kind: str) -> None:
     assert len(lake.plans) >= (4 if kind == QUICK else 2)
-    expected = expected_silver(CASES, INPUTS)
+    expected = expected_silver(cases(), INPUTS)
     assert lake.silver() == expected
     topics = [[part[0] for part in row[5]] for row in expected]  # type: ignore[attr-defined]
     assert sum(len(set(each)) > 1 for each in topics) > 20, "there are records of both"
 
 
 def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
-    late, refused = expected_late(CASES, INPUTS), expected_quarantine(CASES)
+    late, refused = expected_late(cases(), INPUTS), expected_quarantine(cases())
     assert (lake.late(), lake.quarantined()) == (late, refused)
     assert {row[1] for row in late} == {row[1] for row in refused} == set(INPUTS)
     for table in (tables.LATE, tables.QUARANTINE):
@@ -47,7 +53,7 @@ def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
 
 
 def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -> None:
-    assert set(lake.plans[-1].ranges) == {TopicPartition(name, p) for name in INPUTS for p in CASES}
+    assert set(lake.plans[-1].ranges) == {TopicPartition(name, p) for name in INPUTS for p in cases()}
     columns = ["source", "topic", "partition", "until_offset", "head"]
     noted = lake.questions.select(tables.PROGRESS, columns, [[("batch", "=", lake.plans[-1].batch)]]).to_pylist()
     found = {(row["source"], row["topic"], row["partition"]): (row["until_offset"], row["head"]) for row in noted}
@@ -55,7 +61,7 @@ def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -
         (source_of(tp.source), topic_of(tp.source) or tp.source, tp.partition): (done.until_offset, done.head)
         for tp, done in lake.plans[-1].ranges.items()
     }
-    clocks = {p: case.merged(INPUTS).clock for p, case in CASES.items()}
+    clocks = {p: case.merged(INPUTS).clock for p, case in cases().items()}
     assert lake.plans[-1].clocks == {p: clock for p, clock in clocks.items() if clock is not None}
 
 

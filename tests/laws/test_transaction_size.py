@@ -142,7 +142,7 @@ def slow_kafka(tmp_path: Path) -> Iterator[str]:
     broker.stop(folder)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_over_a_slow_way_everything_is_published(new_lake: MakeLake, slow_kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "LONGEST_S", 6)
     monkeypatch.setattr(transaction_size, "TARGET_S", 2)

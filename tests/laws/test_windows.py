@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.lake import tables
 from tests.laws.conftest import MakeLake
-from tests.support.cases import SOURCES, rich_cases
+from tests.support.cases import SOURCES, Case, rich_cases
 
-CASES = rich_cases(24)
 WINDOW = {"gap": "100ms", "max": "250ms"}
 COLUMNS = ["partition", "merge_key", "event_time", "last_event_time", "status", "due", "closed_at"]
 
 
+@cache
+def cases() -> dict[int, Case]:
+    return rich_cases(24)
+
+
 def merged() -> dict[int, PartitionMerge]:
     found = {}
-    for p, case in CASES.items():
+    for p, case in cases().items():
         found[p] = PartitionMerge(MergeRules(SOURCES, 100, 250))
         found[p].arrive(*case.records())
         found[p].advance()
@@ -24,7 +29,7 @@ def merged() -> dict[int, PartitionMerge]:
 
 
 def test_silver_says_until_when_merge_records_can_be_joined_and_what_closed_them(new_lake: MakeLake) -> None:
-    lake = new_lake(CASES, merge={"window": WINDOW})
+    lake = new_lake(cases(), merge={"window": WINDOW})
     for share in (0.4, 1.0):
         lake.arrive(share)
         lake.merge()
