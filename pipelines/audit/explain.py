@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from pipelines.audit.explain_tenants import OfTenants
 from pipelines.audit.show import utc
+from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.columns import NO_TIME
 from pipelines.core.inputs import input_of, source_of
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
@@ -74,8 +75,9 @@ def explain(
     Beside the contract's fields: of a part `batch`, `version` and `rule` (opened, joined); of a record `closed` (batch, version,
     clock, heads by source; null while it is open); `late`, `quarantined` (where Kafka's key is this one) and `waiting` records of
     the key; `near`, keys that look like it where nothing is known of it. With tenants also whose each is, of all tenants unless
-    one is named, and why a record waits or is late; then `waiting` has those in silver, too. Raises ConfigurationError where that
-    version does not exist, or a tenant is named and the lake has none.
+    one is named, and why a record waits or is late; then `waiting` has those in silver, too. `warnings` is there where notes of
+    now are not written yet, as problems. Raises ConfigurationError where that version does not exist, or a tenant is named and
+    the lake has none.
     """
     if tenant is not None and not settings.merge.has_tenants:
         raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
@@ -87,7 +89,9 @@ def explain(
     life = _Life(questions, settings, key, tenant, moment, None if last is None else last[:2])
     found = {"records": life.records(), "late": life.late(), "quarantined": life.quarantined(), "waiting": life.waiting()}
     near = [] if any(found.values()) else _near(questions, key)
-    return {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
+    warnings = read_unnoted(questions, settings).warnings if as_of is None else []
+    told = {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
+    return {**told, **({"warnings": warnings} if warnings else {})}
 
 
 def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Moment:

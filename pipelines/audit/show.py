@@ -296,11 +296,17 @@ def explain_view(found: dict[str, Any]) -> Group:
             told += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows if whose]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
-        return Group(f"nothing is known of the key {key}{when}" + (f"; similar keys: {near}" if near else ""))
+        nothing = f"nothing is known of the key {key}{when}" + (f"; similar keys: {near}" if near else "")
+        return Group(nothing, *warnings_view(found.get("warnings", [])))
     count = len(found["records"])
     some = f"; the newest {SHOWN_RECORDS} are shown, and all by --json" if count > SHOWN_RECORDS else ""
     some = some or (", the newest first" if count > 1 else "")
-    return Group(f"[bold]{key}[/]: {count:,} merge record{'s' * (count != 1)}{when}{some}", "", *told)
+    return Group(
+        f"[bold]{key}[/]: {count:,} merge record{'s' * (count != 1)}{when}{some}",
+        "",
+        *told,
+        *warnings_view(found.get("warnings", [])),
+    )
 
 
 def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
+from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError, UnreadableRecordsError
@@ -58,13 +59,13 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     open has `transaction`: since when (Kafka's timestamp of its first record), from which offset on, and how many offsets are
     `behind`; what is there is no record yet and counts in no lag.
 
-    `warnings` is there where something looks wrong (`audit.doubts`), as problems.
+    `warnings` is there where something looks wrong (`audit.doubts`), or notes are not written yet (`audit.unnoted`), as problems.
     """
     has_tenants = settings.merge.has_tenants
     questions = Snapshot(questions, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
-        unmet = pool.submit(unmet_in_lake, questions, settings)
+        unmet, unnoted = pool.submit(unmet_in_lake, questions, settings), pool.submit(read_unnoted, questions, settings)
         passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
         since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.inputs)
@@ -112,7 +113,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
     ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
     problems = [*_unknown_schemas(questions, settings), *(unmet.result() or []), *odd.result(), *ahead]
-    warnings = [problem._asdict() for problem in problems]
+    warnings = [*(problem._asdict() for problem in problems), *unnoted.result().warnings]
     return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
 
 

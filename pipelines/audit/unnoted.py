@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pipelines.audit.problems import Problem
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import ranges_of, unnoted_commit
@@ -31,6 +32,14 @@ class Unnoted(NamedTuple):
     batch: int | None
     passed: Ranges
     refused: Ranges
+
+    @property
+    def warnings(self) -> list[dict[str, str]]:
+        """What an answer that goes by the tables lacks, as problems."""
+        fix = "wait a moment, or start the run, which writes them first"
+        missing = [] if self.batch is None else [("late records", f"batch {self.batch} of silver")]
+        missing += [("refused records", f"the last batch of {name}") for name in sorted({tp.source for tp in self.refused})]
+        return [Problem(f"{records} of {of} may be missing here", of, fix)._asdict() for records, of in missing]
 
     @property
     def notes(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.audit.explain import explain
+from pipelines.audit.status import status
 from pipelines.audit.verify_sink import read_sink
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import MergeRecord
@@ -215,7 +216,8 @@ def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, k
     assert explain(questions, river.settings, key) != told
 
 
-def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit(river: River) -> None:
+def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_warning(river: River) -> None:
+    """Its late records may be missing, in `status`, too."""
     questions, settings = river.lake.questions, river.settings
     before = {key: explain(questions, settings, key) for key in (KEYS[1], ODD)}
     last = river.lake.batch - 1
@@ -230,6 +232,10 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit(river: R
                 record["closed"] and record["closed"]["clock"] for record in told["records"]
             ]
             assert found["waiting"] == told["waiting"]
+            assert "warnings" not in told
+            [warning] = found["warnings"]
+            assert warning["what"] == f"late records of batch {last} of silver may be missing here"
+            assert warning in status(questions, settings)["warnings"]
     finally:
         river.lake.write(tables.PROGRESS, saved)
     assert sorted(questions.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()) == sorted(kept)
