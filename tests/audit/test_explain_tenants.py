@@ -45,6 +45,7 @@ def positions(case: Case, lag_ms: int) -> dict[tuple[str, int], int]:
     return found
 
 
+@pytest.mark.long
 def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
     cases = {p: tenant_case(p) for p in range(5)}
     lake = merged_lake(tmp_path, cases, 0.3, 0.7, 1.0, lag_ms=300)

@@ -343,6 +343,7 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(river:
     assert problems_of(settings) == []
 
 
+@pytest.mark.long
 def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long history only where all is wanted."""
     settings = river.copy(tmp_path)

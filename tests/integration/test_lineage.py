@@ -54,6 +54,7 @@ def rows(datasets: list[dict[str, Any]]) -> list[int | None]:
     return [dataset.get("outputFacets", {}).get("outputStatistics", {}).get("rowCount") for dataset in datasets]
 
 
+@pytest.mark.long
 def test_each_batch_of_a_layer_is_an_event_with_its_datasets(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "lineage", lineage={"file": "lineage.jsonl"})
     river.flow()

@@ -55,6 +55,7 @@ def test_a_topic_is_merged_with_itself_by_role(kafka: str, tmp_path: Path, lake:
     assert river.broken_promises() == []
 
 
+@pytest.mark.long
 def test_a_forgotten_key_is_gone_from_every_source_of_the_topic_and_from_what_belongs_to_none(kafka: str, tmp_path: Path) -> None:
     river, rng = of_one_topic(kafka, tmp_path, EMBEDDED), random.Random(8)
     send(river, rng, 80)

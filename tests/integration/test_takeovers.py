@@ -193,6 +193,7 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(kafka: str, t
     assert quarantined_of(river.questions) == expected_quarantine(river.cases)
 
 
+@pytest.mark.long
 @pytest.mark.promise("O9")
 def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "clock-set-back")
@@ -214,6 +215,7 @@ def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_
         assert len(times) > 1
 
 
+@pytest.mark.long
 @pytest.mark.promise("O14")
 def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "rules-changed-meanwhile")

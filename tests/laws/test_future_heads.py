@@ -27,6 +27,7 @@ pytestmark = pytest.mark.promise("C51")
 DAY_MS = 86_400_000
 
 
+@pytest.mark.long
 def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "future", partitions=1)
     create_topics(kafka, "future-unbounded", partitions=1, **{"message.timestamp.after.max.ms": str(2**63 - 1)})

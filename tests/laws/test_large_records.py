@@ -84,6 +84,7 @@ def test_a_record_that_is_too_large_is_refused_and_its_length_is_kept(
     assert river.broken_promises() == []
 
 
+@pytest.mark.long
 @pytest.mark.promise("R50")
 def test_the_bound_on_a_record_changes_by_an_epoch_and_what_was_refused_stays_so(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "large-epoch", partitions=1, kafka__max_record_bytes=1000)

@@ -33,6 +33,7 @@ def with_suites(lake: QualityLake, *files: str) -> None:
     lake.settings = lake.settings.model_copy(update={"quality": kept.quality})
 
 
+@pytest.mark.long
 @pytest.mark.promise("A7")
 def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
@@ -101,6 +102,7 @@ def test_what_was_found_is_in_the_table(tmp_path: Path) -> None:
     assert mine_last == {"suite": "mine", "table": "silver", "version": done.version, **told}
 
 
+@pytest.mark.long
 def test_a_suite_that_is_added_later_begins_with_the_first_batch(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     lake.flow(0.5)
