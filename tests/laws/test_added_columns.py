@@ -20,7 +20,9 @@ NOTE = "noted_by"
 
 @pytest.mark.promise("N28")
 @pytest.mark.long
-@pytest.mark.parametrize("lake", [EMBEDDED, FOLDER], ids=["embedded", "spark"])
+@pytest.mark.parametrize(
+    "lake", [pytest.param(EMBEDDED, id="embedded"), pytest.param(FOLDER, id="spark", marks=pytest.mark.nightly)]
+)
 def test_a_lake_goes_on_with_columns_that_others_have_added_to_every_table(
     kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
 ) -> None:

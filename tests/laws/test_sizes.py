@@ -14,14 +14,14 @@ from pipelines.engine.choice import open_engine
 from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.questions import ROW_BYTES, Where
-from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, one_of
+from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.rivers import WATERSMEET, River
 from tests.support.topics import consume, produce, published
 
-kind = one_of([QUICK, SPARK_FOLDER])
+kind = one_of([QUICK, FOLDER_AT_NIGHT])
 
 
 def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
