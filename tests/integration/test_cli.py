@@ -347,6 +347,7 @@ def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSe
     assert [query.name for query in active] == []
 
 
+@pytest.mark.long
 def test_an_expression_that_cannot_judge_is_refused_before_anything_is_read(
     root_session: SparkSession, project: Project, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def send(river: River, rng: random.Random, count: int) -> None:
 
 
 # Both engines read a record by the same function, and how a role is read is decided there: with Spark it takes long.
+@pytest.mark.long
 @pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, marks=pytest.mark.nightly)])
 def test_a_topic_is_merged_with_itself_by_role(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
     river, rng = on_spark(of_one_topic(kafka, tmp_path, lake)), random.Random(7)

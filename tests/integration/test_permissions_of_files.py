@@ -22,6 +22,7 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("umask")
 def test_nobody_else_may_read_what_a_command_makes(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "umask", partitions=1)

@@ -143,6 +143,7 @@ def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(kafka: str, t
     assert shrunk == every, f"it would have deleted some of each: {before} {after}"
 
 
+@pytest.mark.long
 @pytest.mark.promise("O12")
 @pytest.mark.usefixtures("every_owner_counts_as_dead")
 def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(

@@ -10,8 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from pipelines.dev import broker
@@ -24,7 +22,7 @@ from pipelines.running.streams import Patience
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
-from tests.support.topics import create_topics, published
+from tests.support.topics import add_partitions, create_topics, delete_topic, published
 
 pytestmark = pytest.mark.long
 
@@ -220,18 +218,14 @@ def watched(kafka: str, folder: Path, *topics: str) -> Watch:
 def test_partitions_added_under_way_stop_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
     watch = watched(kafka, tmp_path, "growing", "steady")
     watch.look()
-    admin = AdminClient({"bootstrap.servers": kafka})  # held: a client that is collected cancels what it was asked
-    [done] = admin.create_partitions([NewPartitions("growing", 2)]).values()
-    done.result(30)
+    add_partitions(kafka, "growing", 2)
     with pytest.raises(TopicChangedError, match="growing has 2 partitions now, and 1 are read"):
         watch.look()
 
 
 def test_a_topic_made_again_under_way_stops_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
     watch = watched(kafka, tmp_path, "replaced", "kept")
-    admin = AdminClient({"bootstrap.servers": kafka})
-    [done] = admin.delete_topics(["replaced"], operation_timeout=30).values()
-    done.result(30)
+    delete_topic(kafka, "replaced")
     create_topics(kafka, "replaced", partitions=1)
     with pytest.raises(TopicChangedError, match="replaced was deleted and made again while it was being read"):
         watch.look()

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
@@ -27,7 +25,7 @@ from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, fill_bronze, quickly
-from tests.support.topics import create_topics, delete_records, delete_topic, produce, published
+from tests.support.topics import add_partitions, create_topics, delete_records, delete_topic, produce, published
 
 PARTITIONS = 2
 NUMBERS = itertools.count()
@@ -165,10 +163,8 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     create_topics(kafka, topic, partitions=PARTITIONS)
     with pytest.raises(ConfigurationError, match=rf"{topic} was deleted and made again since the lake was begun"):
         Run(settings, ["bronze"], Reporter()).once()
-    admin = AdminClient({"bootstrap.servers": kafka})
-    more = [NewPartitions(topic, PARTITIONS + 1) for topic in settings.inputs.values()]
-    for done in admin.create_partitions(more).values():
-        done.result(30)
+    for each in settings.inputs.values():
+        add_partitions(kafka, each, PARTITIONS + 1)
     with pytest.raises(ConfigurationError, match="the topics have 3 partitions, and had 2 when the lake was begun"):
         Run(settings, ["bronze"], Reporter()).once()
 

@@ -56,6 +56,7 @@ def test_a_lake_that_does_not_know_its_name_keeps_that_of_its_next_start(
         river.finish()
 
 
+@pytest.mark.long
 def test_a_lost_lake_is_taken_up_from_a_sink_without_open_transactions_alone(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_what_the_client_cannot_unpack_is_named_and_passed_over_as_the_sentence_
     assert river.broken_promises() == []
 
 
+@pytest.mark.long
 @pytest.mark.promise("N70")
 def test_a_dead_letter_that_its_topic_does_not_take_stops_nothing(kafka: str, tmp_path: Path) -> None:
     """What was packed is packed again; what is still too large goes without its value, or without anything of its own. A topic
