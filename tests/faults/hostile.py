@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from tests.support.hostile_registry import HostileGate
 from tests.support.lakes import late_of
 from tests.support.raw_producer import produce_raw
 from tests.support.registry import TestRegistry
+from tests.support.repeating import repeating
 from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, committed_batches, noted_batches
 from tests.support.topics import dead_letters, published
 
@@ -189,23 +189,16 @@ class Siege:
     @contextmanager
     def _watched(self, process: RunProcess) -> Iterator[None]:
         """Looks at the memory of a run, all of its processes together, until the end."""
-        is_over = threading.Event()
 
-        def watch() -> None:
-            while not is_over.wait(0.25):
-                total = 0
-                for each in process.family():
-                    with suppress(psutil.Error):
-                        total += each.memory_full_info().pss
-                self.most_bytes = max(self.most_bytes, total)
+        def look() -> None:
+            total = 0
+            for each in process.family():
+                with suppress(psutil.Error):
+                    total += each.memory_full_info().pss
+            self.most_bytes = max(self.most_bytes, total)
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
+        with repeating(look, 0.25):
             yield
-        finally:
-            is_over.set()
-            watcher.join()
 
     def judge(self) -> list[str]:
         """What is otherwise than it must be, in words."""

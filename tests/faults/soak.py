@@ -13,7 +13,6 @@ import argparse
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from pipelines.faults import POINTS
 from pipelines.lake import tables
 from tests.support.cases import SOURCES, keyed
 from tests.support.owners import assert_refused, wake
+from tests.support.repeating import repeating
 from tests.support.rivers import CATALOG, LAKES, Losses, River, in_pieces, until
 from tests.support.tenant_rivers import TenantRiver
 
@@ -163,21 +163,8 @@ class Siege:
     @contextmanager
     def _trickle(self, *sources: str) -> Iterator[None]:
         """Keeps sending."""
-        ended = threading.Event()
-
-        def send() -> None:
-            while True:
-                self.river.flow(*sources, records=6)
-                if ended.wait(2.5):
-                    return
-
-        producer = threading.Thread(target=send)
-        producer.start()
-        try:
+        with repeating(lambda: self.river.flow(*sources, records=6), 2.5):
             yield
-        finally:
-            ended.set()
-            producer.join()
 
     def judge(self) -> bool:
         """Whether nothing was lost that the mode keeps, and nothing repeated or broken; says so."""

@@ -6,24 +6,22 @@ import json
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.json_text import UndecodableError
-from pipelines.dev.processes import HOST
 from pipelines.errors import RegistryUnreachableError, UnknownWriterSchemaError
 from pipelines.kafka import registry as asking
 from pipelines.kafka.registry import Registry
 from tests.support.avro import as_text, framed
-from tests.support.hostile_registry import schema, send
+from tests.support.hostile_registry import answering, flood, packed_flood, schema, send
+from tests.support.repeating import repeating
 
 pytestmark = pytest.mark.promise("K60")
 READER = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}
@@ -40,24 +38,12 @@ class Answers:
 
 @contextmanager
 def serving(answers: Answers) -> Iterator[Registry]:
-    class Hostile(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answers.asked += 1
-            with suppress(OSError):  # nobody listens any more
-                answers.answer(self)
+    def answer(to: BaseHTTPRequestHandler) -> None:
+        answers.asked += 1
+        answers.answer(to)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer((HOST, 0), Hostile)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield Registry(RegistrySettings(url=f"http://{HOST}:{server.server_port}"))
-    finally:
-        answers.is_over.set()
-        server.shutdown()
-        server.server_close()
+    with answering(answer, answers.is_over) as url:
+        yield Registry(RegistrySettings(url=url))
 
 
 def memory() -> int:
@@ -74,19 +60,13 @@ def memory() -> int:
 
 @contextmanager
 def watched_memory() -> Iterator[None]:
-    before, most, is_over = memory(), [0], threading.Event()
+    before, most = memory(), [0]
 
-    def watch() -> None:
-        while not is_over.wait(0.02):
-            most[0] = max(most[0], memory())
+    def look() -> None:
+        most[0] = max(most[0], memory())
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with repeating(look, 0.02):
         yield
-    finally:
-        is_over.set()
-        thread.join()
     assert most[0] - before < 256 * 2**20 + MEMORY_BYTES
 
 
@@ -119,23 +99,8 @@ def test_an_answer_that_never_ends_is_given_up_after_the_deadline(monkeypatch: p
 @pytest.mark.long
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_an_answer_of_any_size_is_not_taken_into_memory(is_packed: bool) -> None:
-    piece, pieces = b" " * 2**20, 400
-
-    def flood(to: BaseHTTPRequestHandler) -> None:
-        if is_packed:
-            return send(to, packed, Content_Encoding="gzip")
-        to.send_response(200)
-        to.end_headers()
-        for _ in range(pieces):
-            to.wfile.write(piece)
-        return None
-
-    packed = b""
-    if is_packed:
-        packer = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
-        packed = b"".join([*(packer.compress(piece) for _ in range(pieces)), packer.flush()])
     too_large = pytest.raises(RegistryUnreachableError, match="its answer is too large")
-    with serving(Answers(flood)) as registry, watched_memory(), too_large:
+    with serving(Answers(packed_flood() if is_packed else flood)) as registry, watched_memory(), too_large:
         _ = registry[1]
 
 

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,12 +20,49 @@ PIECES = 400
 """An answer of so many pieces is too large for any schema."""
 
 
+@contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler], None], is_over: threading.Event) -> Iterator[str]:
+    """Inside, a server at this URL answers; at the end `is_over` is set, for an answer that has no end of its own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(OSError, ValueError):  # nobody listens any more
+                answer(self)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://{HOST}:{server.server_port}"
+    finally:
+        is_over.set()
+        server.shutdown()
+        server.server_close()
+
+
 def send(to: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
     to.send_response(status)
     for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
         to.send_header(name.replace("_", "-"), value)
     to.end_headers()
     to.wfile.write(body)
+
+
+def flood(to: BaseHTTPRequestHandler) -> None:
+    to.send_response(200)
+    to.end_headers()
+    for _ in range(PIECES):
+        to.wfile.write(PIECE)
+
+
+def packed_flood() -> Callable[[BaseHTTPRequestHandler], None]:
+    """The same answer in few bytes, packed once."""
+    packer = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
+    packed = b"".join([*(packer.compress(PIECE) for _ in range(PIECES)), packer.flush()])
+    return lambda to: send(to, packed, Content_Encoding="gzip")
 
 
 def schema(text: Any, *references: str) -> bytes:
@@ -43,40 +80,19 @@ class HostileGate:
         self.asked = 0
         """How many requests have come."""
         self._is_over = threading.Event()
-        packer = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
-        self._packed = b"".join([*(packer.compress(PIECE) for _ in range(PIECES)), packer.flush()])
         self.moods: Mapping[str, Callable[[BaseHTTPRequestHandler], None]] = {
             "trickles": self._trickle,
             "is silent": self._keep_silent,
-            "floods": self._flood,
-            "floods, packed": lambda to: send(to, self._packed, Content_Encoding="gzip"),
+            "floods": flood,
+            "floods, packed": packed_flood(),
             "fails": lambda to: send(to, b"{", 500),
             "sends elsewhere": lambda to: send(to, b"", 302, Location=f"http://{HOST}:9/"),
             "hangs up": lambda to: to.connection.close(),
         }
 
-    @contextmanager
-    def serving(self) -> Iterator[str]:
+    def serving(self) -> AbstractContextManager[str]:
         """Inside, it answers at this URL."""
-        gate = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                with suppress(OSError, ValueError):  # nobody listens any more
-                    gate.answer(self)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer((HOST, 0), Handler)
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://{HOST}:{server.server_port}"
-        finally:
-            self._is_over.set()
-            server.shutdown()
-            server.server_close()
+        return answering(self.answer, self._is_over)
 
     def answer(self, to: BaseHTTPRequestHandler) -> None:
         """Answers a request."""
@@ -110,9 +126,3 @@ class HostileGate:
         to.end_headers()
         while self._wait_while("trickles"):
             to.wfile.write(b" ")
-
-    def _flood(self, to: BaseHTTPRequestHandler) -> None:
-        to.send_response(200)
-        to.end_headers()
-        for _ in range(PIECES):
-            to.wfile.write(PIECE)
