@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.configuration.sources import RegistrySettings
@@ -47,15 +47,12 @@ def serving(answers: Answers) -> Iterator[Registry]:
 
 
 def memory() -> int:
-    """The resident memory of this process and of all below it."""
-
-    def family(pid: int) -> Iterator[int]:
-        yield pid
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from family(int(child))
-
-    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") for pid in family(os.getpid()))
+    """The resident memory of this process and of all below it, as far as they are still there when they are asked."""
+    me, total = psutil.Process(), 0
+    for process in [me, *me.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
 
 
 @contextmanager
