@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -29,8 +29,21 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from confluent_kafka import Message
 
+from pipelines.core.columns import times_ms
 from pipelines.core.letters import NEXT_OFFSETS
-from pipelines.core.repartition import ROUTED, InputPartition, Lockstep, Written, copies, is_redriven, route, written
+from pipelines.core.reading import KAFKA
+from pipelines.core.repartition import (
+    ROUTED,
+    InputPartition,
+    Lockstep,
+    Origin,
+    Written,
+    copies,
+    is_redriven,
+    origin_of,
+    route,
+    written,
+)
 from pipelines.errors import (
     ConfigurationError,
     DataLossError,
@@ -46,7 +59,7 @@ from pipelines.kafka.cluster import Cluster, copy_settings
 from pipelines.kafka.groups import Group
 from pipelines.kafka.options import check_options
 from pipelines.kafka.publisher import REPARTITION, Publisher, record_publisher
-from pipelines.kafka.reading import Range, headers_of, read_tails
+from pipelines.kafka.reading import Range, headers_of, read_range, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake.epochs import check_repartition_rules, read_epochs
@@ -357,22 +370,33 @@ class Repartition:
                     f"{' and '.join(self.origins)} was written: its retention must keep the last messages; name another topic "
                     "and another lake"
                 )
-        said = [self._stands_at(message) for message in tails.values()]
-        return max(said, key=lambda each: sum(each.offsets.values()), default=Written(self._identities, {}, {}))
-
-    def _stands_at(self, message: Message) -> Written:
-        try:
-            said = written(headers_of(message))
-        except ValueError:
-            place = message.topic() or "", message.partition() or 0, message.offset() or 0
-            raise ForeignMessageError(*place, NEXT_OFFSETS) from None
-        for topic, identified in said.topics.items():
-            if identified != (mine := self._identities.get(topic)):
+        said = [_stands_at(message) for message in tails.values()]
+        for topic, identified in {place for each in said for place in each.topics.items()}:
+            mine = self._identities.get(topic)
+            if identified != mine and not (mine and self._has_the_records(topic, tails.values())):
                 raise ConfigurationError(
                     f"sources.{self.source}.repartition.from: {self.topic} was written from {identified}, and `from` names "
                     f"{mine or ' and '.join(self.origins)}; name that topic, too, or write to another one with another lake"
                 )
-        return said
+        return max(said, key=lambda each: sum(each.offsets.values()), default=Written(self._identities, {}, {}))
+
+    def _has_the_records(self, topic: str, messages: Iterable[Message]) -> bool:
+        """Whether a topic to be read has the records of which these are copies, as after a move of the cluster with its offsets:
+        at least one, and none that differs.
+        """
+        copied = [(place, message) for message in messages if (place := origin_of(headers_of(message))).topic == topic]
+        return bool(copied) and all(self._is_copy(*each) for each in copied)
+
+    def _is_copy(self, place: Origin, message: Message) -> bool:
+        first, end = self._bounds.get(InputPartition(place.topic, place.partition), (0, 0))
+        if not first <= place.offset < end:
+            return False
+        there = read_range(self.settings.kafka, Range(*place, place.offset + 1))
+        rows = pa.Table.from_batches(there, KAFKA)
+        sent = message.timestamp()[1]
+        times = [sent if time < 0 else max(1, time) for time in times_ms(rows["kafka_timestamp"]).tolist()]  # as `copies` has it
+        records = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), times, strict=True)
+        return (message.key(), message.value(), sent) in records
 
     @cached_property
     def _group(self) -> Group:
@@ -395,3 +419,11 @@ class Repartition:
             return spark_session(self.settings.spark)
 
         return questions(self._lake, spark)
+
+
+def _stands_at(message: Message) -> Written:
+    try:
+        return written(headers_of(message))
+    except ValueError:
+        place = message.topic() or "", message.partition() or 0, message.offset() or 0
+        raise ForeignMessageError(*place, NEXT_OFFSETS) from None

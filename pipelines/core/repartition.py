@@ -52,6 +52,14 @@ class InputPartition(NamedTuple):
     partition: int
 
 
+class Origin(NamedTuple):
+    """A record's place in a topic that records come from."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
 _PARTITIONS: Final = 2**32
 """More than a topic has partitions."""
 
@@ -200,6 +208,12 @@ def written(headers: Headers) -> Written:
         offsets |= {InputPartition(topic, int(p)): at for p, at in next_offsets(values).items()}
         positions |= {InputPartition(topic, int(p)): at for p, at in numbers_by_name(values, POSITIONS).items()}
     return Written(topics, offsets, positions)
+
+
+def origin_of(headers: Headers) -> Origin:
+    """Where the record was of which a message with these headers is a copy. Raises ValueError where it says no such thing."""
+    topic, partition, offset = next(value or b"" for name, value in reversed(headers) if name == ORIGIN).decode().rsplit("/", 2)
+    return Origin(topic, int(partition), int(offset))
 
 
 def is_redriven(headers: Headers) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.dev import broker
 from pipelines.errors import ConfigurationError
 from tests.support.commands import here
 from tests.support.rivers import Losses, River
-from tests.support.topics import consume, create_topics, delete_topic
+from tests.support.topics import Change, as_it_was, make_again
 
 pytestmark = pytest.mark.long
 
@@ -44,20 +42,10 @@ def test_a_transaction_log_that_cannot_be_made_is_named_by_validate_and_at_the_s
     assert time.monotonic() - since < 60, "it is not waited for"
 
 
-def move(river: River, change: Callable[[Any], tuple[bytes | None, int]] = lambda m: (m.value(), m.timestamp()[1])) -> None:
-    """Has the sources' topics made again with the records that they had, as those of another cluster; `change`: what value and
-    timestamp a record of `orders` gets.
-    """
-    for source in ("tracking", "orders"):
-        topic = river.topic(source)
-        messages = consume(river.kafka, topic, river.partitions)
-        delete_topic(river.kafka, topic)
-        create_topics(river.kafka, topic, partitions=river.partitions)
-        producer = Producer({"bootstrap.servers": str(river.kafka)})
-        for message in messages:
-            value, timestamp = change(message) if source == "orders" else (message.value(), message.timestamp()[1])
-            producer.produce(topic, value, message.key(), message.partition(), timestamp=timestamp)
-        assert producer.flush(30) == 0
+def move(river: River, change: Change = as_it_was) -> None:
+    """Has the sources' topics made again with the records that they had; `change`: of those of `orders`."""
+    make_again(river.kafka, river.topic("tracking"), river.partitions)
+    make_again(river.kafka, river.topic("orders"), river.partitions, change)
 
 
 @pytest.mark.promise("C25")
@@ -83,7 +71,7 @@ def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(kafka: str, t
     ids=["other values", "other times"],
 )
 def test_a_topic_that_was_made_again_with_other_records_is_refused(
-    kafka: str, tmp_path: Path, change: Callable[[Any], tuple[bytes | None, int]], request: pytest.FixtureRequest
+    kafka: str, tmp_path: Path, change: Change, request: pytest.FixtureRequest
 ) -> None:
     river = River.make(kafka, tmp_path, f"remade-{request.node.callspec.id.replace(' ', '-')}")
     river.flow()

@@ -36,7 +36,16 @@ from tests.support.lakes import late_of
 from tests.support.repartitioning import Copy, Counts, Raw, as_cases, confluence, copied, raws
 from tests.support.rivers import River, RunProcess, until
 from tests.support.tenants import merge_of
-from tests.support.topics import add_partitions, committed, create_topics, delete_records, delete_topic, produce, published
+from tests.support.topics import (
+    add_partitions,
+    committed,
+    create_topics,
+    delete_records,
+    delete_topic,
+    make_again,
+    produce,
+    published,
+)
 
 pytestmark = pytest.mark.long
 
@@ -288,6 +297,16 @@ def test_offsets_that_kafka_has_deleted_stop_it_unless_that_is_accepted(river: R
     assert once(river)["tracking"]["records"] == 1
 
 
+@pytest.mark.promise("C25")
+def test_a_topic_that_moved_with_records_and_offsets_is_the_same(river: River) -> None:
+    """Also at the next start, when messages of before and after the move say where it stands."""
+    make_again(river.kafka, origin(river), 2)
+    assert once(river)["tracking"]["records"] == 0
+    produce(river.kafka, origin(river), [(0, keyed("after", 5000))])
+    assert once(river)["tracking"]["records"] == 1
+    assert once(river)["tracking"]["records"] == 0
+
+
 def other_topic(river: River) -> str:
     create_topics(river.kafka, f"{origin(river)}-2", partitions=2)
     river.config["sources"]["tracking"]["repartition"]["from"] = other = f"{origin(river)}-2"
@@ -298,6 +317,16 @@ def made_again(river: River) -> str:
     delete_topic(str(river.kafka), origin(river))
     until(lambda: not Cluster(river.settings.kafka).partition_counts([origin(river)]), "the end of the topic")
     create_topics(river.kafka, origin(river), partitions=2)
+    return rf"was written from {origin(river)} \(.*\), and `from` names {origin(river)} \("
+
+
+def moved_with_other_values(river: River) -> str:
+    make_again(river.kafka, origin(river), 2, lambda m: (b'{"k":"other","ts":1}', m.timestamp()[1]))
+    return rf"was written from {origin(river)} \(.*\), and `from` names {origin(river)} \("
+
+
+def moved_with_other_times(river: River) -> str:
+    make_again(river.kafka, origin(river), 2, lambda m: (m.value(), m.timestamp()[1] + 1))
     return rf"was written from {origin(river)} \(.*\), and `from` names {origin(river)} \("
 
 
@@ -318,7 +347,10 @@ def nothing_to_do(river: River) -> str:
     return "none of them is repartitioned"
 
 
-@pytest.mark.parametrize("change", [other_topic, made_again, no_topic, other_count, nothing_to_do], ids=lambda c: c.__name__)
+CHANGES = [other_topic, made_again, moved_with_other_values, moved_with_other_times, no_topic, other_count, nothing_to_do]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_a_configuration_that_does_not_fit_what_was_written_is_refused(river: River, change: Callable[[River], str]) -> None:
     before = found_in(river, "tracking")
     sentence = change(river)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -186,3 +186,23 @@ def dead_letters(kafka: Access, topic: str, partitions: int) -> list[Letter]:
         place = message.partition(), of_topic[1].decode(), int(offset[1]), reason[1].decode()
         found.append(Letter(*place, message.key(), message.value(), tuple(own), message.timestamp()[1]))
     return found
+
+
+Change: TypeAlias = Callable[[Message], tuple[bytes | None, int]]
+"""A record's value and timestamp (ms) instead of those that it had."""
+
+
+def as_it_was(message: Message) -> tuple[bytes | None, int]:
+    return message.value(), message.timestamp()[1]
+
+
+def make_again(kafka: Access, topic: str, partitions: int, change: Change = as_it_was) -> None:
+    """Has a topic made again with the records that it had, as that of another cluster."""
+    messages = consume(kafka, topic, partitions)
+    delete_topic(kafka, topic)
+    create_topics(kafka, topic, partitions=partitions)
+    producer = Producer(client_options(kafka))
+    for message in messages:
+        value, timestamp = change(message)
+        producer.produce(topic, value, message.key(), message.partition(), timestamp=timestamp)
+    assert producer.flush(30) == 0
