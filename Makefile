@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Every process that a test starts would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install lock demo test test-long test-all test-core planted faults hostile cluster-test s3-test check format bench soak clean
+.PHONY: help install lock demo test test-long test-all test-core planted faults lives hostile cluster-test s3-test check format bench soak clean
 
 help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
@@ -19,6 +19,7 @@ help:
 	@echo "make planted   plants a fault in each layer, and sees the tests catch it (four minutes)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"
 	@echo "make faults    kills runs at every step on every kind of lake, and compares the end with the merge model (an hour)"
+	@echo "make lives     what can happen to a lake, every two things after one another, with a kill at every point, for half an hour (ENGINE=embedded, MINUTES=10, SEED=2)"
 	@echo "make hostile   hostile records, registries and connections beside good records, for half an hour (ENGINE=embedded, MINUTES=10, SEED=2)"
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
 	@echo "make s3-test   a lake on a real S3 server, written by both engines in turns (fetches 654 MB for Spark the first time)"
@@ -92,6 +93,11 @@ LAKE ?= all
 faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
+
+# Quickly without Spark, unless ENGINE=spark is said.
+lives: ENGINE := $(if $(filter command line environment,$(origin ENGINE)),$(ENGINE),embedded)
+lives: install
+	$(BIN)/python -m tests.faults.lives --engine $(ENGINE) --minutes $(MINUTES) --seed $(SEED)
 
 hostile: install $(VENV)/jars/registry
 	$(BIN)/python -m tests.faults.hostile --engine $(ENGINE) --minutes $(MINUTES) --seed $(SEED)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import UNKNOWN
-from pipelines.core.columns import int64s
+from pipelines.core.columns import Int64s, int64s
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import WRITER_SCHEMA
@@ -41,6 +41,7 @@ from pipelines.lake.commits import (
     ranges_of,
     unnoted_commit,
 )
+from pipelines.lake.erased import read_erased, without_erased
 from pipelines.lake.maintenance import Maintenance
 from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
@@ -76,6 +77,7 @@ class Bronze:
     _running: Running | None = None
     _given_up: set[int] = field(default_factory=set)
     """The ids of schemas that are not waited for any longer."""
+    _erased: Mapping[int, Int64s] = field(default_factory=dict)
     _waiting_since: int | None = None
     """Since when the source has stood still for schemas that the registry does not have (epoch ms)."""
 
@@ -97,6 +99,7 @@ class Bronze:
         self.complete()
         self._tell_reached(offsets)
         self._note_unknown_schema(None if self._running is None else self._running.failure)
+        self._erased = read_erased(self._engine.questions, self.source, offsets)
         source = kafka_input(self.settings, self.source, offsets, self._given_up)
         self._running = self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
         return self._running
@@ -142,7 +145,7 @@ class Bronze:
     def _take_batch(self, rows: Rows) -> None:
         if self._is_unsure:
             self.complete()  # of what was read again, Kafka may have lost the refused records
-        with self._engine.held(rows) as kept:
+        with self._engine.held(self.without_erased(rows, self._erased)) as kept:
             with self.owner.step("bronze", "read"):
                 found = self.counted(kept)
             records, refused = _counts(found)
@@ -161,6 +164,12 @@ class Bronze:
         if self.maintenance is not None:
             self.maintenance.after_commit()
         self._is_unsure, self._waiting_since = False, None
+
+    def without_erased(self, rows: Rows, erased: Mapping[int, Int64s]) -> Rows:
+        """Rows that were read from Kafka, without what `forget` has erased of them, at these offsets by partition."""
+        if not erased:
+            return rows
+        return self._engine.per_partition(partial(without_erased, erased=erased), [rows], self._engine.lake.schema(self.table))
 
     def counted(self, rows: Rows) -> pa.Table:
         """By partition, reason and whether they are heartbeats (with a registry by `writer_schema`, too): how many `records`

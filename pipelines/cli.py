@@ -225,6 +225,7 @@ def verify(
     config: Config = DEFAULT_CONFIG,
     full: Annotated[bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")] = False,
     against: Annotated[Path | None, typer.Option("--against", help="Compare silver with a rebuild, and nothing else.")] = None,
+    generation: Annotated[int | None, typer.Option(help="Of this generation; by default the newest, with --full all.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where one is broken."""
@@ -234,9 +235,10 @@ def verify(
     settings = load_settings(config)
     asked = questions_of(settings)
     if against is None:
-        found = find_broken(asked, settings, full=full, evaluate=evaluator(asked, settings) if full else None)
+        judge = evaluator(asked, settings) if full else None
+        found = find_broken(asked, settings, full=full, generation=generation, evaluate=judge)
     else:
-        found = verify_against(asked, unchecked(rebuilt_settings(settings, against)), settings, against)
+        found = verify_against(asked, unchecked(rebuilt_settings(settings, against)), settings, against, generation)
     kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
     sound = kept if against is None else f"silver and late are the same as in {against}"
     answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
@@ -254,6 +256,7 @@ def rebuild(
     gap: Annotated[str | None, typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max.")] = None,
     longest: Annotated[str | None, typer.Option("--max", help="Another merge.window.max than the lake's, with --gap.")] = None,
     lag: Annotated[str | None, typer.Option("--tenant-max-lag", help="Another merge.tenant_max_lag than the lake's.")] = None,
+    generation: Annotated[int | None, typer.Option(help="Of this generation; by default the newest.")] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
@@ -264,7 +267,7 @@ def rebuild(
     window, lag_ms = parse_window(timeout, gap, longest), None if lag is None else parse_duration(lag)
     with reporting() as reporter:
         asked, tell = questions_of(settings), lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
-        found = derive_again(asked, settings, into, window, tell, lag_ms=lag_ms)
+        found = derive_again(asked, settings, into, window, tell, lag_ms=lag_ms, generation=generation)
     answer(found, as_json, show.rebuild_view)
 
 
@@ -350,23 +353,24 @@ def reset(
     as_json: Json = False,
 ) -> None:
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read again."""
-    from pipelines.operations.reset import Reset
     from pipelines.run import LAYERS, Run
+    from pipelines.running.beginning import Jump, targets_of
     from pipelines.running.owner import Owner
-    from pipelines.silver import Silver
+    from pipelines.running.taking_up import read_last_messages
 
     settings, target = load_settings(config), parse_target(to)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
         kept, partitions = this_run.settings, this_run.partitions
+        targets = targets_of(kept, partitions, target)
         if yes:
             with this_run.owned() as owned:
-                jump = Reset(owned.owner, kept, owned.silver, partitions, target)
+                jump = Jump(owned.owner, kept, partitions, str(target), targets, owned.gold.recover())
                 found = {**jump.preview(), "done": True}
                 jump.commit()
         else:
             nobody = Owner(this_run.engine)  # who only looks
-            jump = Reset(nobody, kept, Silver(nobody, kept, partitions), partitions, target)
+            jump = Jump(nobody, kept, partitions, str(target), targets, read_last_messages(kept, partitions))
             found = {**jump.preview(), "done": False}
     answer(found, as_json, show.reset_view)
 

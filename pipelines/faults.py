@@ -38,6 +38,20 @@ POINTS: Final = (
 IN_EVOLVE: Final = "evolve.epoch"
 """In `evolve`: the layers are taken, the next epoch is not recorded."""
 
+IN_BEGINNING: Final = (
+    "beginning.known",  # nothing is written of what a generation must know of messages that are out
+    "beginning.decide",  # that is written, and the generation is not decided
+)
+"""Where a lake begins, or a jump begins it anew."""
+
+IN_RESET: Final = (
+    "reset.read",  # records that bronze lacks are read, and not written
+    *IN_BEGINNING,
+    "reset.close",  # the generation is decided, and rows of the one before are still open
+    "reset.told",  # they are closed, and `resets` does not have the jump
+)
+"""In `reset`."""
+
 IN_FORGET: Final = "forget.erase"
 """In `forget`: the next of its commits is not made; what was made before is."""
 

@@ -33,13 +33,10 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
 from pipelines.core.recovery import (
     Closings,
-    Decisions,
-    Told,
     idle_header,
     min_offset,
     read_again_from,
     recovery_headers,
-    told_of,
 )
 from pipelines.core.sequence import FORGOTTEN, NO_RECOVERY, Tail, tombstones
 from pipelines.engine import Engine
@@ -51,11 +48,12 @@ from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.fingerprints import read_fingerprints
+from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.order import Order
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_noted_ms, last_published
 from pipelines.lake.questions import first_offsets
-from pipelines.lake.stretches import lags_of, longest, read_lived, stretches_of, windows_of
 from pipelines.monitoring.events import Failed, Handled, Published
 from pipelines.running.extent import LIMIT_BYTES, Extent, Pending, finished, pending
 from pipelines.running.owner import Owner, now_ms
@@ -109,7 +107,10 @@ class Gold:
             with self.owner.step("gold", "plan"):
                 limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
                 limits = self.partitions, self._size.limit, MAX_PER_PIECE, self._clocks(), limit_bytes
-                found = pending(self._engine.questions, tails, *limits)
+                generations = read_generations(self._engine.questions, self.settings)
+                if not generations:
+                    return  # the lake has not begun
+                found = pending(self._engine.questions, tails, *limits, generations.newest.from_batch)
             if found.pieces and self._sink != self._identified():
                 continue  # and recover: the sink was deleted, or made again
             try:
@@ -178,7 +179,7 @@ class Gold:
         """By partition the clock (ms), where an epoch may have closed records in advance: at the clock where it began, they are
         closed at the next one, and so may others be that another epoch closes.
         """
-        if len(self._epochs) == 1 and not read_lived(self._engine.questions):
+        if len(self._epochs) == 1:
             return None
         last = last_batch(self._engine.questions)
         return {} if last is None else last[0].clocks
@@ -207,7 +208,8 @@ class Gold:
         """Steps 2 and 3."""
         ends = dict(tails)
         for piece in found.pieces:
-            rows = self._rows(piece, found.order).sort_by([(name, "ascending") for name in found.order.columns])  # texts as UTF-8
+            rows = self._rows(piece, found.order, found.from_batch)
+            rows = rows.sort_by([(name, "ascending") for name in found.order.columns])  # texts as UTF-8
             for partition, extent in piece.items():
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine[found.order.column])
@@ -229,12 +231,14 @@ class Gold:
         yield rows.slice(0, last), {}
         yield rows.slice(last), headers
 
-    def _rows(self, piece: Mapping[int, Extent], order: Order) -> pa.Table:
-        """The finished rows of a piece, with `value`: that of their message, by the rules of the epoch that finished them."""
+    def _rows(self, piece: Mapping[int, Extent], order: Order, from_batch: int) -> pa.Table:
+        """The finished rows of a piece, from a batch on, with `value`: that of their message, by the rules of the epoch that
+        finished them.
+        """
         columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
         columns += [name for name in order.columns if name not in columns]
         firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
-        where = finished(order, firsts, lasts)
+        where = finished(order, firsts, lasts, from_batch)
         found, until = [], None
         for epoch in reversed(self._epochs):
             of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]
@@ -259,56 +263,54 @@ class Gold:
         ends = [{p: extent.last for p, extent in found.extents.items()}]
         if self.settings.publish.delivery != "exactly_once":
             ends.append({p: extent.first for p, extent in found.extents.items()})
-        lived, is_closed = read_lived(self._engine.questions), found.order.column == "closed_at"
-        longest_ms = longest(self._epochs, lived)
+        generations = read_generations(self._engine.questions, self.settings)
+        rules = read_fingerprints(self._engine.questions, self.settings, self._epochs, generations)
+        merge, is_closed = self._epochs.current.settings.merge, found.order.column == "closed_at"
+        longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
+        decisions = self._decisions(generations.newest)
+        is_lived = self._is_lived(generations.newest) or any(decisions.values())
         for times in ends:
             positions = {p: read_again_from(time, longest_ms if is_closed else None) for p, time in times.items()}
-            told = self._told(positions, lived, is_plain=not is_closed)
-            lag_ms = self._epochs.current.settings.merge.tenant_max_lag_ms
+            lag_ms = merge.tenant_max_lag_ms
             closings = {} if lag_ms is None else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
-            for partition, (offsets, idle) in self._beginnings(positions, closings).items():
-                said = recovery_headers(offsets, idle, told.get(partition))
+            for partition, offsets in self._min_offsets(generations.newest, positions, decisions).items():
+                idle = idle_header(decisions[partition], offsets, closings.get(partition))
+                fingerprints = rules.of(partition, offsets, positions[partition])
+                said = recovery_headers(offsets, idle, fingerprints, is_lived=is_lived)
                 if said[0][0] == NO_RECOVERY:
                     log.warning("partition %d: what a lost lake needs of idle decisions does not fit into a message", partition)
                 headers[partition][times[partition]] = said
         return dict(headers)
 
-    def _beginnings(
-        self, times: Mapping[int, int], closings: Mapping[int, Closings]
-    ) -> dict[int, tuple[Mapping[str, int], Decisions]]:
-        """Per partition, by input: the first offset at a position (ms) >= a time, and the idle decisions from there on.
+    def _is_lived(self, generation: Generation) -> bool:
+        """Whether the lake has more behind it than its records, idle decisions and one set of rules."""
+        fingerprints = {epoch.settings.fingerprint for epoch in self._epochs}
+        return generation.number > 0 or generation.is_lived or len(fingerprints) > 1
+
+    def _decisions(self, generation: Generation) -> dict[int, dict[str, list[IdleDecision]]]:
+        """By partition and input, the idle policy's decisions in a generation."""
+        decisions: dict[int, dict[str, list[IdleDecision]]] = {partition: {} for partition in range(self.partitions)}
+        for tp, decision in read_decisions(self._engine.questions, generation):
+            decisions[tp.partition].setdefault(tp.source, []).append(decision)
+        return decisions
+
+    def _min_offsets(
+        self, generation: Generation, times: Mapping[int, int], decisions: Mapping[int, Mapping[str, Sequence[IdleDecision]]]
+    ) -> dict[int, dict[str, int]]:
+        """Per partition, by input: the first offset of a generation at a position (ms) >= a time.
 
         A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
-        since the clock has passed that time in all of them. `closings`: by partition, with tenants, of the messages.
+        since the clock has passed that time in all of them.
         """
-        decisions: dict[int, dict[str, list[IdleDecision]]] = {partition: {} for partition in range(self.partitions)}
-        for tp, decision in read_decisions(self._engine.questions):
-            decisions[tp.partition].setdefault(tp.source, []).append(decision)
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
         for source in self.settings.inputs:
-            first = first_offsets(self._engine.questions, tables.bronze(source), "event_time", times)
+            since = {tp.partition: offset for tp, offset in generation.begin.items() if tp.source == source}
+            first = first_offsets(self._engine.questions, tables.bronze(source), "event_time", times, since)
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
-                offsets[p][source] = min_offset(records, decisions[p].get(source, ()), time, next_offset=0)
-        return {p: (mine, idle_header(decisions[p], mine, closings.get(p))) for p, mine in offsets.items()}
-
-    def _told(self, positions: Mapping[int, int], lived: Mapping[int, Told], *, is_plain: bool) -> dict[int, Told]:
-        """Per partition, under which windows a lost lake would have to merge again from these positions (ms) on; nothing where
-        neither the window nor the tenants' lag has ever changed. `is_plain`: whether timeouts closed the messages that say it,
-        which do not say when.
-        """
-        windows, now = windows_of(self._epochs, lived), self._epochs.current.settings.merge.window
-        if len(windows) == 1 and len(lags_of(self._epochs)) == 1:
-            return {}
-        first = next((told.first for told in lived.values()), self._epochs[0].settings.merge.window)
-        longest_ms = None if all(window.is_timeout for window in windows) else longest(self._epochs, lived)
-        stretches, found = stretches_of(self._engine.questions, self._epochs, lived, positions), {}
-        for p, position in positions.items():
-            mine = lived.get(p)
-            is_open = mine is not None and mine.stretches[-1].offsets is None
-            window, horizon = mine.window if mine and is_open else now, mine.horizon if mine else None
-            found[p] = told_of(Told(first, window, horizon, (), is_plain, longest_ms), stretches[p], position)
-        return found
+                mine = decisions[p].get(source, ())
+                offsets[p][source] = min_offset(records, mine, time, next_offset=since.get(p, 0))
+        return offsets
 
     # -- the table `published`, and the sink
 

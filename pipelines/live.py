@@ -20,10 +20,13 @@ from pipelines.core.types import DUE, ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.generations import read_generations
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
+from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import within
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,11 +52,10 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
     asked, passed = engine.questions, dict[str, dict[int, int]]()
-    last = asked.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    if last is not None:
-        of_last = asked.select(tables.PROGRESS, ["source", "partition", "until_offset"], [[("batch", "=", last)]])
-        for row in of_last.to_pylist():
-            passed.setdefault(row["source"], {})[row["partition"]] = row["until_offset"]
+    if generations := read_generations(asked, settings):
+        last = last_batch(asked)
+        for tp, offset in reached(asked, generations.newest, 0 if last is None else last[0].batch + 1).items():
+            passed.setdefault(tp.source, {})[tp.partition] = offset
     return engine.spark.sql(live_sql(engine.lake, settings, passed, due_columns(asked), decodes=True))
 
 
@@ -72,7 +74,8 @@ def live_sql(
 
     SQL cannot read Avro: of a record that waits, such a value is null, unless the session `decodes` it.
     """
-    sources, known, progress = list(settings.sources), skipping or {}, sql_name(lake, tables.PROGRESS)
+    sources, known = list(settings.sources), skipping or {}
+    progress, begins = (sql_name(lake, table) for table in (tables.PROGRESS, tables.GENERATIONS))
     columns, inputs = ", ".join(f"`{source}`" for source in sources), list(settings.inputs)
     has_tenants = settings.merge.has_tenants
     whose = ", tenant" if has_tenants else ""
@@ -87,9 +90,15 @@ def live_sql(
     by_source = ", ".join(f"MAX(CASE WHEN source = '{name}' THEN head END) AS `{name}`" for name in inputs)
     parts = ", ".join(_sorted_parts(source, has_topics=source in settings.with_topics) for source in sources)
     return f"""
-        WITH passed AS (
+        WITH begun AS (
+            SELECT {_input("", settings)}, `partition`, start_offset, from_batch FROM {begins}
+            WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {begins})
+        ), merged AS (
             SELECT {_input("", settings)}, `partition`, until_offset, position FROM {progress}
-            WHERE batch = (SELECT MAX(batch) FROM {progress})
+            WHERE batch = (SELECT MAX(batch) FROM {progress}) AND batch >= COALESCE((SELECT MAX(from_batch) FROM begun), 0)
+        ), passed AS (
+            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset, position
+            FROM begun FULL JOIN merged USING (source, `partition`)
         ), {beyond}, heads AS (
             SELECT `partition`, {by_source} FROM (
                 SELECT source, `partition`, position AS head FROM passed {heads}
@@ -125,11 +134,10 @@ def _input(of: str, settings: Settings) -> str:
 
 
 def _decided(lake: Lake, settings: Settings) -> str:
-    """The idle policy's decisions, with their inputs as `source`."""
-    table = sql_name(lake, tables.IDLE_HEARTBEATS)
-    if not settings.with_topics:
-        return table
-    return f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table})"
+    """The idle policy's decisions in the newest generation, with their inputs as `source`."""
+    table, begins = (sql_name(lake, name) for name in (tables.IDLE_HEARTBEATS, tables.GENERATIONS))
+    newest = f"COALESCE(generation, 0) = (SELECT COALESCE(MAX(generation), 0) FROM {begins})"
+    return f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE {newest})"
 
 
 def _beyond(name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:

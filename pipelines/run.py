@@ -34,6 +34,7 @@ from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, RESETTING, a
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import Epochs, changes, check_rules, epoch_row, keep_first_epoch, may_begin_anew, read_epochs
 from pipelines.lake.features import check_features
+from pipelines.lake.fingerprints import is_noted, keep_read_since
 from pipelines.lake.identity import check_identity, check_layout, identity, keep_identity, keep_moved
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
@@ -45,9 +46,10 @@ from pipelines.lake.store import check_writable, stored
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.keeping import expire
-from pipelines.running.beginning import Beginning
+from pipelines.running.beginning import begin_first
 from pipelines.running.letters import DeadLetters
 from pipelines.running.moved import moved_topics
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
 from pipelines.running.streams import Gate, Patience, Stream, following, start_all
@@ -215,7 +217,7 @@ class Run:
             owner = Owner(self.engine, lease.token, self.tell, is_observed=bool(self.observers))
             own = {
                 "bronze": [*map(tables.bronze, self.settings.sources), tables.QUARANTINE, tables.RECOVERED],
-                "silver": [tables.SILVER, tables.PROGRESS],
+                "silver": [tables.SILVER, tables.LATE, tables.PROGRESS],
                 "gold": [tables.PUBLISHED],
             }
             for layer in self.layers:
@@ -235,10 +237,12 @@ class Run:
             if "silver" in self.layers:
                 keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:
-                fence = sink_publisher(self.settings).begin if "gold" in self.layers else (lambda: None)
-                beginning = Beginning(questions, self.settings, self.partitions, owner, fence)
-                beginning.decide()
-                beginning.remember(self.engine.append)
+                publisher = sink_publisher(self.settings) if "gold" in self.layers else None
+                begin_first(owner, self.settings, self.partitions, publisher)
+                if not is_noted(questions, self.settings, epochs.current.number):
+                    reading = NextOffsets(questions, self.settings, self.partitions)
+                    offsets = {source: reading.of(source) for source in self.settings.inputs}
+                    keep_read_since(questions, self.engine.append, self.settings, read_epochs(questions, self.settings), offsets)
             owned = Owned(self, owner, lease, can_be_idle=can_be_idle)
             self.patience.bear(owned.complete)
             yield owned
@@ -339,7 +343,7 @@ class Owned:
         run, engine = self._run, self.owner.engine
         maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self._expire_some)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
-        beginning = Beginning(engine.questions, self._settings, run.partitions, self.owner)
+        reading = NextOffsets(engine.questions, self._settings, run.partitions, self.owner)
 
         def begin(gate: Gate) -> Running:
             """Starts reading a source where the tables say that it goes on."""
@@ -349,7 +353,7 @@ class Owned:
                 gate.run(work)
                 self._news["silver"].set()
 
-            return bronze.start(beginning.checked_offsets(source), take, once=once)
+            return bronze.start(reading.checked(source), take, once=once)
 
         goes_on = self._settings.kafka.on_data_loss == "continue"
 
@@ -464,12 +468,14 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     epochs = (tables.EPOCHS, EVOLVING)
     if layer == "bronze":
         read = [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs]
-        deleted = [(name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE)]
-        decided = [(table, bronze_application()) for table in (tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)]
+        deleted = [(name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE, tables.ERASED)]
+        beginnings = (tables.GENERATIONS, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
+        decided = [(table, bronze_application()) for table in beginnings]
         return [*read, *decided, *deleted, epochs]
     if layer == "silver":
         deleted = [(name, DELETING) for name in (tables.SILVER, tables.LATE, tables.FORGOTTEN)]
-        decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION), (tables.RECOVERED, RESETTING)]
+        decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
+        decided += [(tables.SILVER, RESETTING), (tables.RESETS, RESETTING)]
         return [*decided, *deleted, epochs]
     return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION), epochs]
 
@@ -482,6 +488,7 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = next(iter(settings.inputs))
     shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES, tables.FLOORS]
+    shared += [tables.GENERATIONS, tables.ERASED]
     shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
     if source is None:
         return [*map(tables.bronze, settings.sources), *shared]

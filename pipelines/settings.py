@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -269,6 +270,26 @@ class Settings(Part):
             if "schema" in names and part.schema_file and part.schema_file.since:
                 found[".".join([*path, _SINCE])] = {str(p): offset for p, offset in part.schema_file.since.items()}
         return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits of the rules of reading and grouping, which decide what merge records there are.
+
+        Rules that have their defaults do not count, so that it stays what it is where a later version knows more of them.
+        """
+        rules, window = self.rules(), self.merge.window
+        found: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
+        for *path, part, names in self._ruled():
+            for name, attribute in names.items():
+                value = rules[".".join([*path, name])]
+                if path[0] == "publish" or name in ("timeout", "window") or value == type(part).model_fields[attribute].default:
+                    continue
+                if name == "schema":  # where the order of names says nothing
+                    with suppress(ValueError):
+                        value = json.loads(value)
+                found[".".join([*path, name])] = value
+        found |= {f"sources.{name}.tenant": self.tenant_path(name) for name in self.sources if self.merge.has_tenants}
+        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
         """These settings with the rules that `rules` gave of others, which came after these."""

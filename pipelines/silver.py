@@ -14,7 +14,7 @@ silver's last commit and completes the notes; each carries the transaction versi
 written once, by whichever process comes first.
 
 Where a source is silent, the idle policy may speak for it between two batches: its decision is a row of `idle_heartbeats`, and
-from then on as good as a record of bronze. A deliberate reset is a batch too (`pipelines.operations.reset`).
+from then on as good as a record of bronze. Where the merge begins, the lake's newest generation says (`running.beginning`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from pipelines.lake import tables
 from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Passed, passed, read_epochs
-from pipelines.lake.floors import last_reset
+from pipelines.lake.generations import read_generations
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, first_offsets, row_count, within
+from pipelines.lake.recovered import MESSAGES, has_messages, read_out, read_since
 from pipelines.lake.restored import check_table
 from pipelines.lake.schemas import avro_schemas
-from pipelines.lake.stretches import read_lived, read_since
 from pipelines.monitoring.events import Handled
-from pipelines.operations.reset import forget_undecided, note_reset, remember_published, reset_rows, taken_back
+from pipelines.running.ended import end_earlier
 from pipelines.running.outcomes import outcomes
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.planning import Planner, Tenants
@@ -75,8 +75,8 @@ _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 class Silver:
     """The merge of one lake over `partitions` Kafka partitions; one owner at a time.
 
-    `silence` watches for silent sources; without it the idle policy does not speak. A rebuild stops at `ends`, and knows only
-    idle decisions taken before `decided_before_ms` (epoch ms); what its earlier epochs have left (`passed`) is the lake's.
+    `silence` watches for silent sources; without it the idle policy does not speak. A rebuild stops at `ends`; what its earlier
+    epochs have left (`passed`) is the lake's.
     """
 
     owner: Owner
@@ -84,7 +84,6 @@ class Silver:
     partitions: int
     silence: Silence | None = None
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
-    decided_before_ms: int | None = None
     passed: Passed | None = None
     _held_bytes: int | None = None
     """How many bytes of records open rows have at most; None: not asked yet."""
@@ -94,7 +93,7 @@ class Silver:
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
-        while not is_stopping():
+        while self.is_begun and not is_stopping():
             with self.owner.step("silver", "plan"):
                 plan = self.planner.next()
             if plan is not None:
@@ -110,15 +109,12 @@ class Silver:
         if self._engine.questions.version(tables.SILVER) != self._version:
             check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
-        if plan.reset is not None:
-            remember_published(self.owner, self.settings, plan)
-        elif planner.tenants is not None and planner.begins_epoch(plan):
+        if planner.tenants is not None and planner.begins_epoch(plan):
             self._note_waited(plan, planner)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
         with self.owner.step("silver", "merge"):
-            changed = self._changed(plan, planner) if plan.reset is None else reset_rows(self._engine, self.settings, plan)
-            self._engine.merge(tables.SILVER, changed, commit, only_open=not taken_back(plan))
+            self._engine.merge(tables.SILVER, self._changed(plan, planner), commit)
             self._version = version = self.owner.confirm(tables.SILVER, commit)
         with self.owner.step("silver", "note"):
             self._note(plan, commit, version, planner)
@@ -127,8 +123,14 @@ class Silver:
         self._planner = planner
 
     def complete(self) -> None:
-        """Complete the notes of the last batch, which is what the planner begins with."""
-        _ = self.planner
+        """Complete the notes of the last batch, which is what the planner begins with, and what follows from the last jump."""
+        if self.is_begun:
+            _ = self.planner
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the lake says where its newest generation begins, before which nothing can be planned."""
+        return self._planner is not None or bool(read_generations(self._engine.questions, self.settings))
 
     @property
     def planner(self) -> Planner:
@@ -138,31 +140,34 @@ class Silver:
         return self._planner
 
     def _recover(self) -> Planner:
-        last = last_batch(self._engine.questions)
-        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.inputs for p in range(self.partitions)}
-        questions, epochs = self._engine.questions, read_epochs(self._engine.questions, self.settings)
-        epoch = epochs.current
-        lived = read_lived(questions)
-        left = passed(questions, epochs, last_reset(questions), lived) if self.passed is None else self.passed
-        horizons = dict(left.horizons)
-        for p, told in lived.items():
-            if told.horizon is not None:
-                horizons[p] = max(told.horizon, horizons.get(p, told.horizon))
-        since, ahead = (epoch.number, epoch.from_batch), {p: told.stretches for p, told in lived.items()}
-        plain = {p for p, told in lived.items() if told.is_plain}
-        rules = horizons, dict(left.begun), since, ahead, plain
-        planner = Planner(questions, self.settings, 0, cursors, {}, {}, self._engine.merge_bytes, self.ends, *rules)
+        questions = self._engine.questions
+        generation = read_generations(questions, self.settings).newest
+        end_earlier(self.owner, self.settings)
+        epochs, last = read_epochs(questions, self.settings), last_batch(questions)
+        left = passed(questions, epochs, generation) if self.passed is None else self.passed
+        planner = Planner(
+            questions,
+            self.settings,
+            generation.from_batch,
+            {tp: Cursor(offset) for tp, offset in generation.begin.items()},
+            {},
+            {},
+            self._engine.merge_bytes,
+            self.ends,
+            dict(left.horizons),
+            dict(left.begun),
+            (epochs.current.number, epochs.current.from_batch),
+            generation.number,
+        )
         if self.settings.merge.has_tenants:
-            planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions))
-        planner.decided(read_decisions(self._engine.questions, self.decided_before_ms))
-        last_number = -1 if last is None else last[0].batch
-        forget_undecided(self.owner, last_number)
-        if self.settings.merge.has_tenants:
-            self._drop_undecided(last_number)
-        if last is not None:
+            planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions, generation))
+            self._drop_undecided(-1 if last is None else last[0].batch)
+        planner.decided(read_decisions(questions, generation))
+        if last is not None and last[0].batch >= generation.from_batch:
             plan, version, commit = last
             if not self._is_noted(plan):
-                then = planner.before(plan, clocks_after(questions, plan.batch - 1))
+                is_first = plan.batch == generation.from_batch
+                then = planner.before(plan, {} if is_first else clocks_after(questions, plan.batch - 1))
                 self._recover_tenants(then, Moment(then.cursors, then.clocks), left)
                 self._note(plan, commit, version, then)
             planner.done(plan)
@@ -172,7 +177,7 @@ class Silver:
     def _recover_tenants(self, planner: Planner, moment: Moment, left: Passed) -> None:
         """The planner knows the tenants, where there are some, as they were at a moment."""
         if planner.tenants is not None:
-            heads = Heads(self._engine.questions, last_reset(self._engine.questions), self.decided_before_ms)
+            heads = Heads(self._engine.questions, read_generations(self._engine.questions, self.settings).newest)
             lag_ms = self.settings.merge.tenant_max_lag_ms or 0
             planner.tenants.clocks = heads.clocks_at(moment, lag_ms, left.of_all)
             planner.tenants.heads = planner.tenants.clocks.heads()
@@ -192,9 +197,9 @@ class Silver:
         of_held += ["status", "position", *tenant] if batch.has_tenants else []
         inputs = [*records, self._engine.read(tables.SILVER, of_held, self._held(batch))]
         inputs += self._heads(planner)
-        if self._was_recovered:
+        if self._has_messages:
             of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
-            inputs.append(self._engine.read(tables.RECOVERED, of_message, _MESSAGES))
+            inputs.append(self._engine.read(tables.RECOVERED, of_message, MESSAGES))
         changed = self._engine.per_partition(_merging(batch, len(records), planner.records(plan)), inputs, batch.changed_schema())
         return judged(self._engine, changed, self.settings.publish)
 
@@ -255,9 +260,7 @@ class Silver:
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
         """Step 5. What is written already is skipped."""
         reach("silver.notes")
-        if plan.reset is not None:
-            note_reset(self._engine, self.settings, plan, commit)
-        elif plan.has_late:
+        if plan.has_late:
             batch = self._batch(plan, planner)
             self._engine.append(tables.LATE, self._late(batch, planner), commit)
         reach("silver.progress")
@@ -279,9 +282,10 @@ class Silver:
         positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
         if not positions:
             return
-        records = []
+        records, generation = [], read_generations(self._engine.questions, self.settings).newest
         for source in self.settings.inputs:
-            begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions)
+            since = {tp.partition: offset for tp, offset in generation.begin.items() if tp.source == source}
+            begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions, since)
             ranges = {p: (offset, plan.ranges[TopicPartition(source, p)].from_offset) for p, offset in begins.items()}
             records.append(self._read(source, ranges))
         columns = ["partition", "event_time", "position", *TENANT.names, *self.settings.sources]
@@ -298,14 +302,21 @@ class Silver:
     def _tell(self, plan: BatchPlan | None) -> None:
         """What a batch has handled, and where the merge stands, with or without one."""
         if plan is not None and self.owner.is_observed:
-            counts = outcomes(self._engine.questions, self.settings, plan, was_recovered=self._was_recovered)
+            counts = outcomes(
+                self._engine.questions, self.settings, plan, was_recovered=self._has_messages or bool(plan.generation)
+            )
             self.owner.tell(Handled("silver", counts))
         self.owner.tell(self.planner.standing())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
         avro = avro_schemas(self._engine.questions, self.settings)
         batch = batch_of(plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings)
-        return replace(batch, begins_epoch=planner.begins_epoch(plan))
+        batch = replace(batch, begins_epoch=planner.begins_epoch(plan))
+        if not plan.generation and not planner.has_redriven:
+            return batch
+        generation = read_generations(self._engine.questions, self.settings).of(plan.batch)
+        ranges = {tp: (done.from_offset, done.until_offset) for tp, done in plan.ranges.items() if not done.is_empty}
+        return replace(batch, out=read_out(self._engine.questions, generation, ranges))
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -330,24 +341,19 @@ class Silver:
         if decided:
             reach("idle.decide")
             self._planner = None  # after a failure, only the table knows whether it was decided
-            self.owner.append(tables.IDLE_HEARTBEATS, decision_rows(self.settings, decided, now_ms()))
+            self.owner.append(tables.IDLE_HEARTBEATS, decision_rows(self.settings, decided, now_ms(), planner.generation))
             planner.decided(decided)
             self._planner = planner
         return bool(decided)
 
     @cached_property
-    def _was_recovered(self) -> bool:
+    def _has_messages(self) -> bool:
         """Whether messages were read back from the sink, which the merge must recognise."""
-        found = self._engine.questions.summary(tables.RECOVERED, [], {"messages": ("count", "merge_key")})
-        return bool(found["messages"][0].as_py())
+        return has_messages(self._engine.questions, read_generations(self._engine.questions, self.settings).newest)
 
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
-
-
-_MESSAGES: Where = [[("merge_key", "is not null", None)]]
-"""The rows of `recovered` that are messages."""
 
 
 def batch_of(

@@ -24,8 +24,7 @@ from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.columns import NO_TIME
 from pipelines.core.inputs import input_of, source_of
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
-from pipelines.core.recovery import Told
-from pipelines.core.sequence import ID, message_id
+from pipelines.core.sequence import ID, message_id, place_of
 from pipelines.core.types import DUE, TENANT
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster
@@ -33,6 +32,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import named
 from pipelines.lake.order import BY_EVENT_TIME, Order, orders
 from pipelines.lake.progress import last_batch, progress_rows
@@ -40,7 +40,6 @@ from pipelines.lake.published import last_sink
 from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where, lexicographic
 from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.snapshot import Snapshot
-from pipelines.lake.stretches import read_lived
 from pipelines.settings import Settings
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(milliseconds=1)
@@ -89,7 +88,9 @@ def explain(
     life = _Life(questions, settings, key, tenant, moment, None if last is None else last[:2])
     found = {"records": life.records(), "late": life.late(), "quarantined": life.quarantined(), "waiting": life.waiting()}
     near = [] if any(found.values()) else _near(questions, key)
-    warnings = read_unnoted(questions, settings).warnings if as_of is None else []
+    generations = read_generations(questions, settings)
+    is_now = as_of is None and bool(generations)
+    warnings = read_unnoted(questions, settings, generations.newest).warnings if is_now else []
     told = {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
     return {**told, **({"warnings": warnings} if warnings else {})}
 
@@ -160,31 +161,29 @@ class _Life:
         """The columns of silver that say when merge records were closed, if it had them then."""
         return DUE.names if self._epochs.of(self.moment.batch).settings.merge.has_due else ()
 
-    def _record(self, row: Found, known: Mapping[tuple[TopicPartition, int], Found], sink: _Sink) -> Found:
-        is_open, p = row["status"] == "open", row["partition"]
-        parts = [known[TopicPartition(name, p), part["offset"]] for name, part in self._parts_of(row)]
+    def _record(self, row: Found, known: Mapping[tuple[int, TopicPartition, int], Found], sink: _Sink) -> Found:
+        is_open, p, generation = row["status"] == "open", row["partition"], self._generations.of(row["batch"])
+        parts = [known[generation.number, TopicPartition(name, p), part["offset"]] for name, part in self._parts_of(row)]
         # Bronze may have let parts go by now: nobody knows their positions, which were the first.
         first = min(parts, key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]), default=None)
         batch = self.moment.batch if is_open else row["batch"]
         then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
         clock, heads = (then[0]["clock"] if then else None), {r["source"]: r["head"] for r in then}
         closed = {"batch": batch, "version": self._versions.get(batch), "clock": clock, "heads": dict(sorted(heads.items()))}
-        is_published = row["status"] == "timed_out" and row["valid"]
+        is_published = row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
         return {
             **{name: row[name] for name in ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")},
             "reason": self._reason(row, clock),
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
             **{name: row[name] for name in (*self._due, *self._whose)},
-            "published": sink.sent_as(p, row) if is_published else None,
+            "published": sink.sent_as(p, row, self._generations.batches(generation)) if is_published else None,
         }
 
     def _reason(self, row: Found, clock: int | None) -> str:
         """Which rule has decided, in a sentence."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
-        again = () if row["partition"] not in self._lived else self._lived[row["partition"]].stretches
-        own = epoch.settings.merge.window
-        window = next((stretch.window for stretch in again if row["event_time"] < stretch.horizon), own)
+        window, generation = epoch.settings.merge.window, self._generations.of(row["batch"])
         due = window.due(row["event_time"], row["last_event_time"]) if row.get("due") is None else row["due"]
         said = "last event time + gap" if due == row["last_event_time"] + window.gap_ms else "event time + max"
         limit = f"{'event time + timeout' if window.is_timeout else said} ({utc(due)})"
@@ -194,8 +193,10 @@ class _Life:
         if row["status"] == "open":
             return f"open: times out once the clock has passed {limit}; it is {now}"
         if row["invalid_reason"] == "reset":
-            return f"closed unpublished by a deliberate reset in batch {row['batch']}"
+            return f"closed unpublished by a deliberate reset, with which generation {generation.number + 1} began"
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
+        if row["valid"] and self._is_behind(row, generation):
+            unpublished = f"; not published: it sorts before what was out when generation {generation.number} began"
         if self._whose:
             closed = f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came to {utc(row['closed_at'])}"
             return f"timed out in batch {row['batch']}, at the clock {now}: {closed}{unpublished}"
@@ -206,21 +207,28 @@ class _Life:
         return read_epochs(self.questions, self.settings)
 
     @cached_property
-    def _lived(self) -> Mapping[int, Told]:
-        return read_lived(self.questions)
+    def _generations(self) -> Generations:
+        return read_generations(self.questions, self.settings)
 
-    def _parts(self) -> dict[tuple[TopicPartition, int], Found]:
-        """All parts of the key's merge records, each with the last batch that merged it, and its position there."""
-        times: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
+    def _is_behind(self, row: Found, generation: Generation) -> bool:
+        """Whether a finished row sorts at or before the tail behind which its generation publishes."""
+        tail = generation.tails.get(row["partition"])
+        place = place_of(row["event_time"], row["merge_key"], *(row.get(name) for name in ("due", "closed_at", "tenant")))
+        return tail is not None and place <= tail.place
+
+    def _parts(self) -> dict[tuple[int, TopicPartition, int], Found]:
+        """By generation, all parts of the key's merge records, each with the last batch that merged it and its position."""
+        times: dict[tuple[int, TopicPartition], dict[int, int]] = defaultdict(dict)
         for row in self._rows:
+            number = self._generations.of(row["batch"]).number
             for name, part in self._parts_of(row):
-                times[TopicPartition(name, row["partition"])][part["offset"]] = _ms(part["event_time"])
+                times[number, TopicPartition(name, row["partition"])][part["offset"]] = _ms(part["event_time"])
         found = {}
-        for tp, mine in times.items():
+        for (number, tp), mine in times.items():
             place = self._place(tp)
-            for offset, (batch, of_all, position) in self._merged(tp, sorted(mine)).items():
+            for offset, (batch, of_all, position) in self._merged(tp, sorted(mine), number).items():
                 came = {"position": position if self._whose else of_all, "batch": batch, "version": self._versions.get(batch)}
-                found[tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
+                found[number, tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
         return found
 
     def _parts_of(self, row: Found) -> list[tuple[str, Found]]:
@@ -230,15 +238,19 @@ class _Life:
     def _place(self, tp: TopicPartition) -> Found:
         return {**self.settings.place(tp.source)._asdict(), "partition": tp.partition}
 
-    def _merged(self, tp: TopicPartition, offsets: Sequence[int]) -> dict[int, tuple[int, int | None, int | None]]:
-        """By offset, the last batch that has it in its range, the largest event time up to there, from the position that the
-        batch before has left on, and with tenants the record's position in its tenant. None where bronze does not have the record
-        any more.
+    def _merged(self, tp: TopicPartition, offsets: Sequence[int], number: int) -> dict[int, tuple[int, int | None, int | None]]:
+        """By offset, the batch of a generation that has it in its range, the largest event time up to there, from the
+        position that the batch before has left on, and with tenants the record's position in its tenant. None where bronze
+        does not have the record any more.
         """
-        of_tp = {r["batch"]: r for r in self._progress if (r["source"], r["partition"]) == tp}
+        of_tp = {
+            r["batch"]: r
+            for r in self._progress
+            if (r["source"], r["partition"]) == tp and self._generations.of(r["batch"]).number == number
+        }
         here: dict[int, list[int]] = defaultdict(list)
         for offset in offsets:
-            done = (b for b, r in of_tp.items() if r["reason"] is None and r["from_offset"] <= offset < r["until_offset"])
+            done = (b for b, r in of_tp.items() if r["from_offset"] <= offset < r["until_offset"])
             here[max(done)].append(offset)
         ranges = {batch: (of_tp[batch]["from_offset"], mine[-1]) for batch, mine in here.items()}
         where = [[("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)] for a, b in ranges.values()]
@@ -247,7 +259,7 @@ class _Life:
         merged: dict[int, tuple[int, int | None, int | None]] = {}
         for batch, (since, until) in ranges.items():
             mine = (offset >= since) & (offset <= until)
-            spoken = [d for of, d in self._decisions if of == tp and since <= d.after_offset + 1 <= until]
+            spoken = [d for of, d in self._decisions[number] if of == tp and since <= d.after_offset + 1 <= until]
             rows = Available(offset[mine], time[mine]).with_idle(spoken)
             before = of_tp.get(batch - 1, {})
             cursor = Cursor(since, before.get("position"))
@@ -279,7 +291,8 @@ class _Life:
         if not self._whose:
             return {}
         tp = TopicPartition(self.settings.input(row["source"], row["topic"]), row["partition"])
-        of_all = self._merged(tp, [row["offset"]])[row["offset"]][1]
+        number = self._generations.of(row["batch"]).number
+        of_all = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
         return {"reason": self._tenants.why_late(row["tenant"], row, of_all)}
 
     def quarantined(self) -> list[Found]:
@@ -324,7 +337,7 @@ class _Life:
     @cached_property
     def _progress(self) -> list[Found]:
         """Of the partitions that have merge records of the key, what every batch did there; of the others, the moment's batch."""
-        columns = ["batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "position", "reason"]
+        columns = ["batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "position"]
         batch, partitions = self.moment.batch, {row["partition"] for row in (*self._rows, *self._late)}
         where: Where = [[("batch", "<=", batch), ("partition", "in", sorted(partitions))], [("batch", "=", batch)]]
         rows: list[Found] = self.questions.select(tables.PROGRESS, [*columns, "silver_version"], where).to_pylist()
@@ -339,8 +352,10 @@ class _Life:
         return {row["batch"]: row["silver_version"] for row in self._progress}
 
     @cached_property
-    def _decisions(self) -> list[Decided]:
-        return read_decisions(self.questions) if self.questions.exists(tables.IDLE_HEARTBEATS) else []
+    def _decisions(self) -> Mapping[int, list[Decided]]:
+        """By generation."""
+        is_there = self.questions.exists(tables.IDLE_HEARTBEATS)
+        return {each.number: read_decisions(self.questions, each) if is_there else [] for each in self._generations}
 
 
 class _Sink:
@@ -354,9 +369,9 @@ class _Sink:
             self._name = last_sink(questions, self._known)
         self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
 
-    def sent_as(self, partition: int, row: Found) -> dict[str, int | None] | None:
-        """Partition, offset and seq of the message of a finished, valid record; None where it is not published. The offset is
-        None where neither `published` nor the sink can tell it.
+    def sent_as(self, partition: int, row: Found, batches: Sequence[Condition]) -> dict[str, int | None] | None:
+        """Partition, offset and seq of the message of a finished, valid record of these batches; None where it is not
+        published. The offset is None where neither `published` nor the sink can tell it.
         """
         if self._name is None:
             return None
@@ -370,8 +385,8 @@ class _Sink:
         if not rows:
             return None
         last = min(rows, key=lambda row: int(row["last_seq"]))
-        until_last = self._finished(partition, order, place[0], [last[name] for name in names.values()])
-        behind = until_last - self._finished(partition, order, place[0], place)
+        until_last = self._finished(batches, partition, order, place[0], [last[name] for name in names.values()])
+        behind = until_last - self._finished(batches, partition, order, place[0], place)
         offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
             tenant = row["tenant"] if self._settings.merge.has_tenants else ""
@@ -379,10 +394,10 @@ class _Sink:
             offset, is_out = self._looked_up(partition, id.encode(), offset)
         return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 
-    def _finished(self, partition: int, order: Order, since: int, place: Sequence[Any]) -> int:
+    def _finished(self, batches: Sequence[Condition], partition: int, order: Order, since: int, place: Sequence[Any]) -> int:
         """How many finished, valid records there are from a time on, up to this place (inclusive) in the order of publication."""
         mine: list[Condition] = [("partition", "=", partition), ("status", "=", "timed_out"), ("valid", "=", True)]
-        mine += [*order.conditions, (order.column, ">=", since)]
+        mine += [*batches, *order.conditions, (order.column, ">=", since)]
         where = [[*mine, *term] for term in lexicographic(order.columns, place, "<")]
         found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
         return int(found["rows"][0].as_py())

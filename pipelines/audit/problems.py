@@ -47,6 +47,12 @@ class Findings:
         else:
             self.more += 1
 
+    def of(self, what: str) -> Findings:
+        """The same, with the name of what they are about."""
+        found = Findings(f"{what}, {self.check}")
+        found.more, found.problems = self.more, [each._replace(where=f"{what}, {each.where}") for each in self.problems]
+        return found
+
     def told(self) -> Iterator[Problem]:
         """The problems, and one that counts those that are not shown."""
         yield from self.problems

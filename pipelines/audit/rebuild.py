@@ -1,9 +1,8 @@
 """Silver again, from bronze alone, in a folder of its own, also as it would be with another window; and the comparison.
 
-A rebuild goes exactly as far as silver was: up to the offsets and the clocks of its last batch with notes, and
-through every deliberate reset at the place where it was made. So it can be compared row by row
-(`verify --against`), while the lake itself goes on. Where `keep` or `forget` takes records out of bronze
-meanwhile, a rebuild ends with an error.
+A rebuild is of one generation, and goes exactly as far as silver was: up to the offsets and the clocks of its last batch with
+notes. So it can be compared row by row (`verify --against`), while the lake itself goes on. Where `keep` or `forget` takes
+records out of bronze meanwhile, a rebuild ends with an error.
 
 Where rows have been deleted (`keep`), a rebuild begins where history does (`lake.floors`), with the merge records that were open
 then; the comparison leaves out those that were finished before.
@@ -22,15 +21,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.evidence import Evidence, chosen, read_evidence
 from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.unnoted import before_unnoted
-from pipelines.audit.verify_eras import Evidence, read_evidence
 from pipelines.audit.verify_evidence import groups, place
-from pipelines.core.columns import int64s, looked_up
+from pipelines.core.columns import as_ranges, int64s, looked_up
 from pipelines.core.inputs import source_of
+from pipelines.core.open_before import open_before
 from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
-from pipelines.core.recovery import encode_told
-from pipelines.core.reset import open_before
 from pipelines.core.types import TENANT, TIME
 from pipelines.core.window import Window
 from pipelines.engine import Engine
@@ -39,20 +37,22 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, passed, read_epochs
 from pipelines.lake.floors import read_floors
+from pipelines.lake.generations import generation_rows, read_generations
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.snapshot import Snapshot
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
 OF_BATCH: Final = "rebuild.batch"
+OF_GENERATION: Final = "rebuild.generation"
 OF_WINDOW: Final = "merge.timeout"
 OF_LAG: Final = "merge.tenant_max_lag"
-"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, its timeout, or window, and how
-far tenants may lag (ms), where there are some.
+"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, the generation that is of, its
+timeout, or window, and how far tenants may lag (ms), where there are some.
 """
 
 _COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
@@ -66,9 +66,10 @@ def rebuild(
     tell: Callable[[BatchPlan], None] = lambda _: None,
     *,
     lag_ms: int | None = None,
+    generation: int | None = None,
 ) -> dict[str, Any]:
     """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what the rebuild holds. `window`
-    and `lag_ms`: others than the lake's.
+    and `lag_ms`: others than the lake's. `generation`: its number, by default that of the newest.
 
     `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, there is nothing to rebuild, or a lag is
     asked for and the lake has no tenants, and HistoryMovedError where records were taken out of bronze meanwhile.
@@ -76,7 +77,7 @@ def rebuild(
     snapshot = Snapshot(questions, settings)
     questions = before_unnoted(snapshot)
     settings = read_epochs(questions, settings).current.settings
-    evidence = read_evidence(questions, settings, _partitions(questions, settings), full=True)
+    evidence = read_evidence(questions, settings, _partitions(questions, settings), generation, full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
     if lag_ms is not None and not settings.merge.has_tenants:
@@ -92,26 +93,30 @@ def rebuild(
     into = open_engine(wanted, dict.fromkeys(tables.inputs_of(settings), Lake(settings)))
     create_tables(into)
     here = open_engine(settings)
+    begin = generation_rows(wanted, evidence.generation._replace(from_batch=0))
+    into.append(tables.GENERATIONS, begin)
     if evidence.history:
         _begin(here, into, wanted, evidence)
     try:
-        for plan in _batches(into, rebuilt, evidence, is_as_it_was=window is None):
+        for plan in _batches(into, rebuilt, evidence):
             tell(plan)
     except Exception:  # records that are gone break whatever comes upon them first
         _check_history(snapshot, settings, directory)
         raise
     _check_history(snapshot, settings, directory)
-    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), **_rules_of(wanted)}
+    number = evidence.generation.number
+    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_GENERATION: str(number), **_rules_of(wanted)}
     into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
     since = {p: history.batch for p, history in evidence.history.items()}
     lags = settings.merge.tenant_max_lag_ms, wanted.merge.tenant_max_lag_ms
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
+        "generation": number,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(wanted)},
         **({"tenant_max_lag_ms": dict(zip(("lake", "rebuilt"), lags, strict=True))} if settings.merge.has_tenants else {}),
-        "lake": content_of(here, settings, questions, evidence.last_batch, since),
+        "lake": content_of(here, settings, questions, evidence.batches, since),
         "rebuilt": content_of(into, settings, into.questions),
     }
 
@@ -153,23 +158,26 @@ def content_of(
     engine: Engine,
     settings: Settings,
     questions: Questions,
-    last_batch: int | None = None,
+    batches: Sequence[Condition] = (),
     since: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """How many merge records silver has by these questions: all, open, timed out, valid, and *complete* (with parts
     of every source), and with tenants how many records wait for their clocks; and of each source how many records were
-    merged, how many of them into a complete merge record, and how many were late, up to a batch. What was finished, or
+    merged, how many of them into a complete merge record, and how many were late, of these batches. What was finished, or
     late, up to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
     names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
     schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
     rows = engine.read(
-        tables.SILVER, ["partition", "status", "valid", "batch", *sources], version=questions.version(tables.SILVER)
+        tables.SILVER,
+        ["partition", "status", "valid", "batch", *sources],
+        [list(batches)] if batches else (),
+        version=questions.version(tables.SILVER),
     )
     counted = engine.per_partition(partial(_counted, sources=sources, schema=schema, since=since), [rows], schema)
     [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
-    known: Where = () if last_batch is None else [[("batch", "<=", last_batch)]]
+    known: Where = [list(batches)] if batches else ()
     late_of: Counter[str] = Counter()
     for row in questions.summary(tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known).to_pylist():
         late_of[source_of(row["source"])] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
@@ -217,9 +225,10 @@ def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -
             ends[tp], ranges[tp] = offset, OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
             clocks[p] = history.clock
-    plan = BatchPlan(0, ranges, clocks, has_late=False)
+    plan = BatchPlan(0, ranges, clocks, has_late=False, generation=evidence.generation.number)
     schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in evidence.history.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
+    changed = [[*term, *evidence.batches] for term in changed]
     stored = evidence.questions.columns(tables.SILVER).names
     known = pa.schema([column for column in schema if column.name in stored])  # an earlier version knew fewer
     rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
@@ -245,43 +254,28 @@ def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence) -
     return End(history.offsets[tp.source], history.clock)
 
 
-def _batches(
-    into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence, *, is_as_it_was: bool
-) -> Iterator[BatchPlan]:
-    """Merges every era into `into`, from one reset to the next; yields each batch, resets too. `rebuilt`: the settings for it of
-    those of an epoch. `is_as_it_was`: under the timeouts that the lake had, and a lost lake before it.
-
-    In each era, what is known of idle decisions and of messages read back is what was known then.
-    """
-    owner = Owner(into)
-    for i, (era, reset) in enumerate(zip(evidence.eras, [*evidence.resets, None], strict=True)):
-        if evidence.history and reset is not None:
-            continue
-        is_known = pc.less_equal if evidence.history else pc.equal
-        messages = evidence.recovered.filter(is_known(evidence.recovered["era"], i)).to_pylist()
-        rows: list[dict[str, Any]] = messages
-        rows += [{"partition": p, "since": since} for p, since in evidence.since.items() if i == 0]
-        if i == 0 and is_as_it_was:
-            rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in evidence.lived.items()]
-        if rows:
-            recovered = into.lake.layout[tables.RECOVERED]
-            into.append(tables.RECOVERED, recovered.rows_of({**row, "recovered_at": now_ms()} for row in rows))
-        for epoch, end in era.epochs:
-            until, heads = (era.until, era.heads) if end is None else (end.until, end.heads)
-            ends = {tp: _end(tp, offset, heads.get(tp), evidence) for tp, offset in until.items()}
-            settings, last = rebuilt(epoch.settings), last_batch(into.questions)
-            begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
-            known = [each for each in evidence.epochs if each.number <= epoch.number]
-            like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known)
-            since, lived = (evidence.resets[i - 1].batch, {}) if i else (-1, evidence.lived)
-            left = passed(evidence.questions, like_these, since, lived)
-            silver = Silver(owner, settings, evidence.partitions, None, ends, era.ended_at, left)
-            yield from silver.drain()
-        if reset is not None:
-            ranges = {tp: OffsetRange(era.until[tp], offset, None, None, None) for tp, offset in reset.begin.items()}
-            plan = BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset=reset.reason)
-            silver.commit(plan)
-            yield plan
+def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
+    """Merges the generation into `into`, epoch by epoch; yields each batch. `rebuilt`: its settings of those of an epoch."""
+    owner, number = Owner(into), evidence.generation.number
+    rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
+    rows += [{"partition": p, "since": since} for p, since in evidence.since.items()]
+    rows += [
+        {**evidence.settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
+        for tp, offsets in (evidence.out if number else {}).items()
+        for since, until in as_ranges(offsets)
+    ]
+    if rows:
+        recovered = into.lake.layout[tables.RECOVERED]
+        known = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)
+        into.append(tables.RECOVERED, recovered.rows_of(known))
+    for epoch, end in evidence.through:
+        ends = {tp: _end(tp, offset, end.heads.get(tp), evidence) for tp, offset in end.until.items()}
+        settings, last = rebuilt(epoch.settings), last_batch(into.questions)
+        begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
+        known_epochs = [each for each in evidence.epochs if each.number <= epoch.number]
+        like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known_epochs)
+        left = passed(evidence.questions, like_these, evidence.generation)
+        yield from Silver(owner, settings, evidence.partitions, None, ends, left).drain()
 
 
 def _partitions(questions: Questions, settings: Settings) -> int:
@@ -299,10 +293,13 @@ def _partitions(questions: Questions, settings: Settings) -> int:
 Row = tuple[Any, ...]
 
 
-def verify_against(here: Questions, there: Questions, settings: Settings, directory: Path) -> dict[str, Any]:
-    """The answer of `verify --against --json`: silver and late, as they were when the rebuild `there` was made, against it in all
-    columns but `batch`, a group of partitions at a time. Raises ConfigurationError where there is no rebuild, or one under
-    another timeout, or another lag of tenants.
+def verify_against(
+    here: Questions, there: Questions, settings: Settings, directory: Path, generation: int | None = None
+) -> dict[str, Any]:
+    """The answer of `verify --against --json`: silver and late, as they were when the rebuild `there` was made, against it in
+    all columns but `batch`, a group of partitions at a time, in the generation that the rebuild is of. Raises
+    ConfigurationError where there is no rebuild, or one of another generation than the one that is named, under another
+    timeout, or another lag of tenants.
     """
     here = before_unnoted(Snapshot(here, settings))
     settings = read_epochs(here, settings).current.settings
@@ -323,6 +320,12 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
             f"--against: {directory} was derived with a {kind} of {facts[OF_WINDOW]}, which makes other merge records; "
             "rebuild without another one"
         )
+    own = chosen(read_generations(here, settings), int(facts.get(OF_GENERATION, "0")))
+    if generation is not None and generation != own.number:
+        raise ConfigurationError(
+            f"--against: {directory} was derived from generation {own.number}, and not from {generation}; leave `--generation` "
+            f"out, or rebuild with `--generation {generation}`"
+        )
     batch = int(facts[OF_BATCH])
     silver = ["partition", "merge_key", "event_time", "last_event_time", "status", *settings.sources, "valid", "invalid_reason"]
     silver += [name for name in due_columns(here) if name in due_columns(there)]
@@ -335,17 +338,19 @@ def verify_against(here: Questions, there: Questions, settings: Settings, direct
     since, kept = read_floors(there).batches, read_floors(here).times
     for first, until in groups(_partitions(here, settings)):
         mine = [("partition", ">=", first), ("partition", "<", until)]
-        alive: Where = [mine]
+        of_own = [*mine, ("batch", ">=", own.from_batch)]
+        alive: Where = [of_own]
         if since:  # what was finished before the rebuild's history begins is left out
             places = [(("partition", "=", p), ("batch", ">", since.get(p, -1))) for p in range(first, until)]
-            alive = [[*mine, ("status", "!=", "timed_out")], *([*place] for place in places)]
+            alive = [[*of_own, ("status", "!=", "timed_out")], *([*place, of_own[-1]] for place in places)]
         rows = _rows(here, tables.SILVER, silver, alive, version), _rows(there, tables.SILVER, silver, [mine])
         rows = _kept(rows[0], silver, kept), _kept(rows[1], silver, kept)
         for key, one, other in different(*rows, itemgetter(slice(3))):
             in_silver.add(_told(one, other, silver), place(*key))
         times = {p: ("position", ">=", kept.get((tables.LATE, p), 0)) for p in range(first, until)}
         known: Where = [
-            [("partition", "=", p), ("batch", ">", since.get(p, -1)), ("batch", "<=", batch), times[p]] for p in times
+            [("partition", "=", p), ("batch", ">", max(since.get(p, -1), own.from_batch - 1)), ("batch", "<=", batch), times[p]]
+            for p in times
         ]
         all_there: Where = [[("partition", "=", p), times[p]] for p in times]
         rows = _rows(here, tables.LATE, late, known), _rows(there, tables.LATE, late, all_there)

@@ -45,7 +45,7 @@ NONE = -1  # null in arrays of times, offsets and numbers, none of which is nega
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
 COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
 SLOWEST_TENANTS = 10  # so many that are furthest behind are named
-_PROGRESS = ("batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "committed_at", "reason")
+_PROGRESS = ("batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "committed_at")
 _IS_RECORD: list[Condition] = [("status", "!=", "waiting")]  # what waits for its tenant's clock is no merge record yet
 _NOT_RESET: Where = [[*_IS_RECORD, ("invalid_reason", "is null", None)], [*_IS_RECORD, ("invalid_reason", "!=", "reset")]]
 _SIZES = (*range(1, 9), *(2**n for n in range(4, 32)))
@@ -99,8 +99,7 @@ class _Reading:
         earliest = last + 1 - (last + 1 - first) * PIECE_ROWS // count if is_long else 0
         found = self.read(PROGRESS, _PROGRESS, [[("batch", ">=", earliest)]])
         found = _chosen(found, np.argsort(found["batch"], kind="stable"))
-        jumps = np.not_equal(found["reason"], np.array(None))  # what a jump passes over is not merged
-        self.progress = {**found, "passed": np.where(jumps, 0, found["until_offset"] - found["from_offset"])}
+        self.progress = {**found, "passed": found["until_offset"] - found["from_offset"]}
         self.since = int(found["committed_at"][0]) if is_long else 0
         clocks = dict(_zipped(found["partition"], found["clock"]))
         self.clocks = {p: clock for p, clock in clocks.items() if clock != NONE}

@@ -41,8 +41,9 @@ def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
-    counts = ("open", "waiting", "timed_out", "late", "quarantined", "published")
-    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in counts if name in found)
+    counts = ("open", "waiting", "timed_out", "late", "quarantined", "published", "behind_sink")
+    shown = [name for name in counts if name in found and (found[name] or name != "behind_sink")]
+    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in shown)
     sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
@@ -151,7 +152,8 @@ def reset_view(found: dict[str, Any]) -> Group:
     for jump in found["jumps"]:
         numbers = [jump[name] for name in ("partition", "from_offset", "to_offset", "skipped", "read_again")]
         table.add_row(jump["source"], *[f"{number:,}" for number in numbers])
-    closes = f"{found['open_records_closed']:,} open records {'were' if found['done'] else 'would be'} closed unpublished"
+    closed = f"{found['open_records_closed']:,} open records and {found['unpublished_records_closed']:,} finished ones"
+    closes = f"{closed} {'were' if found['done'] else 'would be'} closed unpublished"
     hint = "" if found["done"] else "\nNothing was changed. Do it with --yes."
     return Group(f"{does} to {found['to']}; {closes}", table, hint)
 
@@ -255,7 +257,8 @@ def rebuild_view(found: dict[str, Any]) -> Group:
         hint = f"T: the timeout; {hint}"
     if own[0] == own[1]:
         hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
-    return Group(f"silver up to batch {found['batch']}, derived again into {escape(found['into'])}", table, hint)
+    of = f" of generation {found['generation']}" if found.get("generation") else ""
+    return Group(f"silver up to batch {found['batch']}{of}, derived again into {escape(found['into'])}", table, hint)
 
 
 def _window(found: Mapping[str, int]) -> str:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from operator import itemgetter
 from typing import Any
 
 from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
@@ -22,6 +21,7 @@ from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.heads import Moment
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
@@ -30,6 +30,7 @@ from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
 from pipelines.lake.schemas import unknown_schemas
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.tenants import NOBODY, Slowest, clocks_at, slowest, tenants_of, unfinished
+from pipelines.lake.unpublished import count_behind_sink
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.status")
@@ -54,6 +55,9 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     open or waiting), `slowest` (who of them is behind the others: tenant, clock) and `leading` (whose record is the head of the
     source that is furthest ahead: tenant, null for nobody's, source, head).
 
+    `behind_sink` counts finished, valid records of the newest generation that are never published, since they sort at or
+    before the message behind which it began.
+
     `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer within
     `patience_s`, the latter are left out and a warning says so. A source in whose partition another producer's transaction is
     open has `transaction`: since when (Kafka's timestamp of its first record), from which offset on, and how many offsets are
@@ -65,9 +69,14 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     questions = Snapshot(questions, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
-        unmet, unnoted = pool.submit(unmet_in_lake, questions, settings), pool.submit(read_unnoted, questions, settings)
-        passed, decisions, begun, published = pool.map(lambda ask: ask(questions), (_passed, _decisions, _begun, last_published))
-        since = begun | {tp: cursor.next_offset for tp, cursor in passed.items()}
+        generations = read_generations(questions, settings)
+        newest = generations.newest if generations else Generation(0, 0, {}, {})
+        unmet = pool.submit(unmet_in_lake, questions, settings)
+        unnoted = pool.submit(read_unnoted, questions, settings, newest)
+        asked = (_passed, _decisions, _behind_sink)
+        passed, decisions, behind_sink = pool.map(lambda ask: ask(questions, newest), asked)
+        published = last_published(questions)
+        since = {**newest.begin, **{tp: cursor.next_offset for tp, cursor in passed.items()}}
         found = pool.map(lambda source: _beyond(questions, source, since), settings.inputs)
         new = {tp: row for rows in found for tp, row in rows.items()}
         of_tenants = pool.submit(_slowest, questions, settings) if has_tenants else None
@@ -105,6 +114,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
                 at["state"] = "active"
         counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
         counts |= {"quarantined": quarantined.get((p,), 0), "published": published[p].seq + 1 if p in published else 0}
+        counts |= {"behind_sink": behind_sink.get(p, 0)}
         counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
@@ -159,10 +169,14 @@ def _rows(questions: Questions, table: str, by: Sequence[str], where: Where = ()
     return questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
 
 
-def _passed(questions: Questions) -> dict[TopicPartition, Cursor]:
-    """How far the merge has passed each topic-partition."""
+def _passed(questions: Questions, generation: Generation) -> dict[TopicPartition, Cursor]:
+    """How far the merge has passed each topic-partition in a generation."""
     last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
-    return {} if last is None else last[0].cursors()
+    return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
+
+
+def _behind_sink(questions: Questions, generation: Generation) -> Mapping[int, int]:
+    return count_behind_sink(questions, generation) if questions.exists(tables.SILVER) else {}
 
 
 def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
@@ -174,17 +188,9 @@ def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
     return slowest(rows, clocks_at(questions, read_epochs(questions, settings), last[0].batch, moment))
 
 
-def _decisions(questions: Questions) -> dict[TopicPartition, IdleDecision]:
+def _decisions(questions: Questions, generation: Generation) -> dict[TopicPartition, IdleDecision]:
     """What the idle policy has said last of each topic-partition."""
-    return dict(read_decisions(questions)) if questions.exists(tables.IDLE_HEARTBEATS) else {}
-
-
-def _begun(questions: Questions) -> dict[TopicPartition, int]:
-    """Where reading of each topic-partition was last told to begin."""
-    known, by = [[("source", "is not null", None)]], ["source", "partition"]
-    rows = _rows(questions, tables.RESETS, by, known, offset=("max", "to_offset"))
-    rows += _rows(questions, tables.RECOVERED, by, known, offset=("max", "offset"))
-    return {TopicPartition(row["source"], row["partition"]): row["offset"] for row in sorted(rows, key=itemgetter("offset"))}
+    return dict(read_decisions(questions, generation)) if questions.exists(tables.IDLE_HEARTBEATS) else {}
 
 
 def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Row]:

@@ -13,6 +13,7 @@ from pipelines.audit.problems import Problem
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import ranges_of, unnoted_commit
+from pipelines.lake.generations import Generation
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions
 from pipelines.lake.snapshot import Snapshot
@@ -44,15 +45,16 @@ class Unnoted(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """What a reader of an answer should know."""
-        found = [] if self.batch is None else [f"{_cut_short(self.batch)}, and it is judged as if it had"]
+        cut_short = f"batch {self.batch} of silver is committed, and its notes are not written yet; the next start writes them"
+        found = [] if self.batch is None else [f"{cut_short}, and it is judged as if it had"]
         return found + [
             f"refused records of {name} are not in quarantine yet; the next start writes them, and they are judged as if it had"
             for name in sorted({tp.source for tp in self.refused})
         ]
 
 
-def read_unnoted(questions: Questions, settings: Settings) -> Unnoted:
-    """What the notes of a lake's last commits lack."""
+def read_unnoted(questions: Questions, settings: Settings, generation: Generation) -> Unnoted:
+    """What the notes of a lake's last commits lack, those of silver as far as they are of this generation."""
     refused: dict[TopicPartition, tuple[int, int]] = {}
     for source in settings.inputs:
         is_there = questions.exists(tables.bronze(source)) and questions.exists(tables.QUARANTINE)
@@ -60,7 +62,7 @@ def read_unnoted(questions: Questions, settings: Settings) -> Unnoted:
             ranges = ranges_of(commit.facts["ranges"])
             refused |= {TopicPartition(source, p): ends for p, ends in ranges.items()}
     last = last_batch(questions) if unnoted_batch(questions) is not None else None
-    if last is None:
+    if last is None or last[0].generation != generation.number:
         return Unnoted(None, {}, refused)
     plan, _, _ = last
     # The first batch of an epoch judges again what waits for its tenant.
@@ -78,23 +80,7 @@ def unnoted_batch(questions: Questions) -> int | None:
     return None if last is None or noted == last[0].batch else last[0].batch
 
 
-def _cut_short(batch: int) -> str:
-    return f"batch {batch} of silver is committed, and its notes are not written yet; the next start writes them"
-
-
-def jump_note(snapshot: Snapshot) -> list[str]:
-    """What a reader should know of an answer for the moment before a deliberate reset (`before_unnoted`)."""
-    if (batch := unnoted_batch(snapshot)) is None or before_unnoted(snapshot, resets_only=True) is snapshot:
-        return []
-    return [f"{_cut_short(batch)}; it is a reset, and the lake is judged as it was before it"]
-
-
-def before_unnoted(snapshot: Snapshot, *, resets_only: bool = False) -> Snapshot:
-    """The moment before silver's last batch, where its notes are not written yet; else the same moment.
-
-    `resets_only`: before a deliberate reset alone, whose notes say more than can be derived.
-    """
+def before_unnoted(snapshot: Snapshot) -> Snapshot:
+    """The moment before silver's last batch, where its notes are not written yet; else the same moment."""
     last = last_batch(snapshot) if unnoted_batch(snapshot) is not None else None
-    if last is None or (resets_only and last[0].reset is None):
-        return snapshot
-    return snapshot.before(last[2])
+    return snapshot if last is None else snapshot.before(last[2])

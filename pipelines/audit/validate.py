@@ -32,8 +32,9 @@ from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable
-from pipelines.running.beginning import Beginning
+from pipelines.running.beginning import preview
 from pipelines.running.moved import moved_topics
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.settings import PublishSettings, Settings
 
 _JUDGED = frozenset(["valid", "invalid_reason", "batch"])
@@ -76,8 +77,12 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
     try:
         partitions = co_partitioned(settings, Cluster(settings.kafka).partition_counts(topics_of(settings)))
         has_changed = len(read_epochs(questions, settings)) > 1
-        next_offsets = Beginning(questions, settings, partitions).next_offsets
-        since = next_offsets if has_changed else lambda _: {}
+        reading = NextOffsets(questions, settings, partitions)
+
+        def since(source: str) -> Mapping[int, int]:
+            """From where on records are judged by the current rules alone."""
+            return reading.of(source) if has_changed else {}
+
         if problems := check_sample(settings, partitions, since):
             return problems, []
         unmet = unmet_in_lake(questions, settings)
@@ -183,7 +188,7 @@ def check_lake(
         problems = [as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
         if not may_begin_anew(questions, epochs := read_epochs(questions, settings), settings):
             check_rules(epochs, settings)
-        return problems, [] if problems else Beginning(questions, settings, partitions).preview()
+        return problems, [] if problems else preview(questions, settings, partitions)
     except WatersmeetError as error:
         return [as_problem(error, "kafka.start")], []
 

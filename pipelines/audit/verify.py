@@ -1,5 +1,8 @@
 """Whether the data keeps its promises, derived again from the tables, Kafka and the sink. Reads only, and starts no JVM.
 
+One generation is looked at, by default the newest, as if there were no other; with `--full` all of them, one after the other.
+What is not of one generation alone (the sink, dead letters, what belongs to no partition) is looked at with the newest.
+
 Progress is believed in one thing: how far silver is, per topic-partition, and its clock; and that is checked against bronze.
 The checks are numbered as in the contract:
 
@@ -31,28 +34,27 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain, count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from pipelines.audit.evidence import KNOWN_BATCHES, NEVER, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.homes import Homes, Place, check_home
 from pipelines.audit.problems import REBUILD, Findings, answer
-from pipelines.audit.unnoted import before_unnoted, jump_note
-from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
-from pipelines.audit.verify_letters import check_letters, read_boxes
+from pipelines.audit.verify_letters import Box, check_letters, read_boxes
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
-from pipelines.audit.verify_sink import Evaluate, Judge, check_sink, read_limits, read_sink
+from pipelines.audit.verify_sink import Evaluate, Judge, Sink, check_sink, read_limits, read_sink
 from pipelines.core.inputs import source_of
-from pipelines.core.plan import Stretch, TopicPartition
-from pipelines.core.window import Window
+from pipelines.core.plan import TopicPartition
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.commits import commit_of
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import SILENCE_S, change_under_way, is_dead
 from pipelines.lake.questions import Questions, VersionGoneError, Where
 from pipelines.lake.snapshot import Snapshot
@@ -64,6 +66,9 @@ LOOKS: Final = 5
 WAIT_S: Final = 0.25
 """How often a command that has begun to change the lake is looked at."""
 
+Bounds: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
+"""By input and partition the first offset that Kafka has, and the exclusive end offset."""
+
 NEAR = 10_000
 """Offsets that lie closer together are read through rather than sought one by one: each transaction leaves a gap."""
 
@@ -73,18 +78,20 @@ def verify(
     settings: Settings,
     *,
     full: bool = False,
+    generation: int | None = None,
     evaluate: Evaluate | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """The answer of `verify --json`; of each check at most `SHOWN` problems, and how many more there are.
 
-    `full`: every key, batch and version is looked at, not a sample. `evaluate` evaluates `publish.valid` and `publish.value`
-    where they are the user's own; without it `notes` says what was not checked. Raises KafkaTransientError and the other
-    errors of Kafka, and ConfigurationError where a source's topic is gone.
+    `full`: every key, batch and version is looked at, not a sample, and every generation, unless one is named. `evaluate`
+    evaluates `publish.valid` and `publish.value` where they are the user's own; without it `notes` says what was not checked.
+    Raises KafkaTransientError and the other errors of Kafka, and ConfigurationError where a source's topic is gone, or there
+    is no such generation.
     """
     for looks in count(1):
         try:
-            found, snapshot = _look(questions, settings, evaluate, timeout_s, is_full=full)
+            found, snapshot = _look(questions, settings, evaluate, timeout_s, generation, is_full=full)
         except VersionGoneError:
             if looks >= LOOKS:
                 raise
@@ -109,7 +116,13 @@ def _is_changing(snapshot: Snapshot, looks: int) -> bool:
 
 
 def _look(
-    questions: Questions, settings: Settings, evaluate: Evaluate | None, timeout_s: float, *, is_full: bool
+    questions: Questions,
+    settings: Settings,
+    evaluate: Evaluate | None,
+    timeout_s: float,
+    generation: int | None,
+    *,
+    is_full: bool,
 ) -> tuple[dict[str, Any], Snapshot]:
     """The answer for one moment."""
     settings = read_epochs(questions, settings).current.settings
@@ -120,14 +133,29 @@ def _look(
     boxes = read_boxes(questions, settings, partitions, counts)
     bounds = {name: cluster.bounds(topic, partitions) for name, topic in settings.inputs.items()}
     snapshot = Snapshot(questions, settings)
-    evidence = read_evidence(before_unnoted(snapshot, resets_only=True), settings, partitions, full=is_full)
-    judge = Judge(settings, evidence.epochs, evaluate)
-    limits = None if sink is None else read_limits(evidence, sink)
-    homes = Homes()
+    every = [each.number for each in read_generations(snapshot, settings)]
+    wanted: Sequence[int | None] = every if is_full and generation is None and every else [generation]
+    findings, notes = list[Findings](), list[str]()
+    for number in wanted:
+        evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
+        is_newest, is_only = evidence.following is None, len(evidence.generations) == 1
+        said = _check_generation(evidence, bounds, evaluate, sink if is_newest else None, boxes if is_newest else ())
+        findings += said[0] if is_only else [found.of(f"generation {evidence.generation.number}") for found in said[0]]
+        notes += [note for note in said[1] if note not in notes]
+    return answer(findings, notes), snapshot
+
+
+def _check_generation(
+    evidence: Evidence, bounds: Bounds, evaluate: Evaluate | None, sink: Sink | None, boxes: Sequence[Box]
+) -> tuple[list[Findings], list[str]]:
+    """What is found in a generation, and what a reader should know; with the newest, of what is of the whole lake, too."""
+    settings, judge = evidence.settings, Judge(evidence.settings, evidence.epochs, evaluate)
+    limits, homes = None if sink is None else read_limits(evidence), Homes()
     names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock", "the merge model"]
     names += ["versions of silver", "sink"]
     findings = {name: Findings(name) for name in [*names, *(f"dead letters of {box.table}" for box in boxes)]}
-    check_places(evidence, findings["places"])
+    if evidence.following is None:
+        check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
         check_offsets(partition, bounds, findings["bronze"])
@@ -138,9 +166,16 @@ def _look(
         for box in boxes:
             check_letters(partition, box, findings[f"dead letters of {box.table}"])
     because = "was not evaluated, because that needs Spark and `--full`"
-    apart = None if settings.repartitioned else homes.note(settings)
-    notes = [*(f"{name} {because}" for name in judge.unevaluated), *([] if apart is None else [apart])]
-    return answer(findings.values(), [*notes, *evidence.unnoted.notes, *jump_note(snapshot)]), snapshot
+    notes = [f"{name} {because}" for name in judge.unevaluated]
+    if not settings.repartitioned and (apart := homes.note(settings)) is not None:
+        notes.append(apart)
+    if evidence.is_closing:
+        number = evidence.generation.number
+        notes.append(
+            f"a jump has ended generation {number}, and its records that are not out are not closed yet; the next start closes "
+            "them, and they are judged as if it had"
+        )
+    return list(findings.values()), [*notes, *evidence.unnoted.notes]
 
 
 def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, Findings]) -> None:
@@ -218,7 +253,7 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         known = {tuple(each[column] for column in by[:-1]) for each in places}
         for row in questions.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()
-            is_message = name == tables.RECOVERED and set(of) == {None}
+            is_message = name in (tables.RECOVERED, tables.GENERATIONS) and set(of) == {None}
             if partition not in range(evidence.partitions) or not (tuple(of) in known or is_message):
                 where = ", ".join(f"{column} {row[column]}" for column in by)
                 fix = "delete them, if this is the lake of these topics"
@@ -237,11 +272,10 @@ def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
                 check_home(place, evidence.partitions, findings)
 
 
-def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[int, int]]], findings: Findings) -> None:
+def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> None:
     """Each (source, partition, offset) is in bronze once, and those that are missing are missing in Kafka too.
 
-    Compaction, retention, aborted records and the markers of transactions leave gaps in Kafka. `bounds`: by source and partition
-    the first offset that Kafka has, and the exclusive end offset.
+    Compaction, retention, aborted records and the markers of transactions leave gaps in Kafka.
     """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
@@ -249,14 +283,15 @@ def check_offsets(partition: Partition, bounds: Mapping[str, Mapping[int, tuple[
         for offset, rows in log.repeated.items():
             fix = "delete all but one of the rows with this offset"
             findings.add(f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix)
-        last = max([evidence.eras[-1].until.get(tp, 0), *(log.offset[-1:] + 1).tolist()])
-        known = evidence.history.get(tp.partition)
-        skipped = [(0, max(first, known.offsets[tp.source] if known else 0)), *evidence.skipped(tp, len(evidence.eras) - 1)]
+        last, known = evidence.end.until.get(tp, 0), evidence.history.get(tp.partition)
+        if evidence.following is None:
+            last = max([last, *(log.offset[-1:] + 1).tolist()])
+        skipped = [(0, max(first, evidence.generation.begin.get(tp, 0), known.offsets[tp.source] if known else 0))]
         kafka, topic = evidence.settings.kafka, evidence.settings.inputs[tp.source]
         for gap in gaps(log.offset, skipped, min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
-                    if not any(since <= offset < until for since, until in skipped):
+                    if offset >= skipped[0][1]:
                         fix = "start a new lake while Kafka still has it"
                         findings.add("bronze lacks a record that Kafka has", where + evidence.at(tp, offset), fix)
 
@@ -296,7 +331,7 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Eras
             found[source].append(offset)
     for tp, log in partition.logs.items():
         table = tables.bronze(source_of(tp.source))
-        refused = np.setdiff1d(log.refused[log.refused < evidence.eras[-1].until.get(tp, 0)], log.old)
+        refused = np.setdiff1d(log.refused[log.refused < evidence.end.until.get(tp, 0)], log.old)
         wanted = {
             "quarantine": (log.quarantined, refused, log.refused),
         }
@@ -321,8 +356,8 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Eras
 
 
 def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, findings: Findings) -> None:
-    """A key of a tenant has at most one open row in a partition, and no other row with the same event time; but rows that a reset
-    closed are apart, and so are the eras before and after it. A row is open as long as it can be joined at the clock of its
+    """A key of a tenant has at most one open row in a partition, and no other row with the same event time; but rows that a jump
+    closed are apart. A row is open as long as it can be joined at the clock of its
     tenant, and no longer; a record waits as long as that clock has not come to its position, and the clock of all has. A finished
     row is valid exactly where predicate and size say so. `clocks`: of tenants, by the index of a row.
     """
@@ -330,38 +365,30 @@ def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, fi
     rows: Counter[tuple[Any, ...]] = Counter()
     for i, row in enumerate(partition.rows):
         key, status, time, last, *_, tenant, position = row.outcome
-        (number, epoch, now), what = partition.judged_in(row), ""
+        (epoch, now), what = partition.judged_in(row), ""
         clock, whose = (clocks.get(i), "its tenant's clock") if evidence.has_tenants else (now, "the clock")
-        has_ended = evidence.eras[number].ended_at is not None
+        has_ended = evidence.following is not None
         if status == "waiting":
             is_right = clock is not None and now is not None and position is not None and clock < position <= now
             what = "" if is_right and not has_ended else f"has the position {position}, and the clock of all is {now}"
         else:
-            windows = _windows(evidence.stretches(p, number), now, epoch.settings.merge.window)
-            due = (max if status == "open" else min)(window.due(time, last) for window in windows)
+            due = epoch.settings.merge.window.due(time, last)
             is_past = clock is not None and due < clock
-            rows["rows with the same partition, key and event time", tenant, key, time, number] += status != "reset"
+            rows["rows with the same partition, key and event time", tenant, key, time] += status != "reset"
             if (status == "open" and (is_past or has_ended)) or (status == "timed_out" and not is_past):
                 what = f"can be joined until {due}"
-        rows["open rows for one key", tenant, key, None, None] += status == "open"
+        rows["open rows for one key", tenant, key, None] += status == "open"
         if what:
             told = f"the row is {status.replace('_', ' ')} although {whose} is {clock}, and it {what}"
             findings.add(told, place(p, key, time, tenant))
-        right = judge.right(row)
+        is_closed = status == "timed_out" and has_ended and evidence.is_unpublished(p, row.outcome.place)
+        right = judge.right(row, is_closed=is_closed)
         if (row.valid, row.invalid_reason) not in right:
             allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
             findings.add(f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}", place(p, key, time, tenant))
-    for (what, tenant, key, time, _), n in rows.items():
+    for (what, tenant, key, time), n in rows.items():
         if n > 1:
             findings.add(f"{n} {what}", place(p, key, time, tenant))
-
-
-def _windows(stretches: Sequence[Stretch], clock: int | None, window: Window) -> list[Window]:
-    """By which windows a batch with this clock may have closed rows: two where it stands at the end of a stretch."""
-    if clock is None:
-        return [window]
-    now = next((s.window for s in stretches if clock < s.clock), window)
-    return [now, *(s.window for s in stretches if clock == s.clock)]
 
 
 # -- check 4
@@ -381,18 +408,16 @@ def check_clock(partition: Partition, findings: Findings) -> None:
             findings.add(f"there are {row['source_count']} rows for {len(partition.logs)} sources", where)
     for tp, log in partition.logs.items():
         mine = progress.filter(pc.equal(progress["source"], tp.source))
-        eras = np.searchsorted([reset.batch for reset in evidence.resets], numbers(mine["batch"]))
-        for i, read in enumerate(log.reads):
-            of_era = {name: numbers(mine[name])[eras == i] for name in mine.column_names[2:]}
-            for batch, what, offset in _unlike(read, **of_era):
-                topic = f"{evidence.settings.inputs[tp.source]}[{tp.partition}]"
-                findings.add(what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}")
+        columns = {name: numbers(mine[name]) for name in mine.column_names[2:]}
+        for batch, what, offset in _unlike(log.read, **columns):
+            topic = f"{evidence.settings.inputs[tp.source]}[{tp.partition}]"
+            findings.add(what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}")
 
 
 def _unlike(
     read: Read, batch: Ints, from_offset: Ints, until_offset: Ints, head: Ints, clock: Ints, position: Ints
 ) -> Iterator[tuple[int, str, int | None]]:
-    """The first batches of an era that bronze does not bear out: their numbers, what is wrong, and at which offset."""
+    """The first batches that bronze does not bear out: their numbers, what is wrong, and at which offset."""
     records = np.flatnonzero(read.kind != DECISION)
     offsets, of_records = np.append(read.offset[records], NEVER), np.append(read.position[records], NEVER)
     passed, ahead = np.searchsorted(offsets, until_offset), np.searchsorted(of_records, clock, side="right")

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.verify_eras import KNOWN_BATCHES, NEVER, NONE, Evidence, Ints, numbers, read_table
+from pipelines.audit.evidence import KNOWN_BATCHES, NONE, OF_PROGRESS, Evidence, Ints, numbers, read_table
 from pipelines.audit.verify_values import as_kept, packed
 from pipelines.core.columns import input_names
 from pipelines.core.inputs import source_of
@@ -24,6 +24,7 @@ from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch
 from pipelines.lake.floors import History
+from pipelines.lake.generations import own_generation
 
 GROUPS = 16
 """Tables are read in about so many groups of partitions: one partition at a time, or that part of the lake, is in memory."""
@@ -80,9 +81,10 @@ DECISION, HEARTBEAT, KEYED = range(3)
 
 
 class Read(NamedTuple):
-    """What an era could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a decision
-    of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED). `before`: the position
-    that it begins with. `whose`: of each, where there are tenants, its event time (ms) and tenant, and what a decision tells.
+    """What a generation could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a
+    decision of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED). `before`: the
+    position that it begins with. `whose`: of each, where there are tenants, its event time (ms) and tenant, and what a
+    decision tells.
     """
 
     offset: Ints
@@ -100,7 +102,7 @@ class Read(NamedTuple):
 class Log(NamedTuple):
     """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, and the
     offsets of refused records, of those that quarantine is too young for, of those with a value that were neither read nor
-    refused, of those in quarantine, and of those with a key that silver holds an outcome of; and what each era has read.
+    refused, of those in quarantine, and of those with a key that the generation has made something of; and what it has read.
 
     `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, what silver should keep of it, and
     the tenant, where there are some. `erased`: the offsets of records that `forget` has taken key and value from.
@@ -113,24 +115,28 @@ class Log(NamedTuple):
     unread: Ints
     quarantined: Ints
     passed: Ints
-    reads: Sequence[Read]
+    read: Read
     sampled: Mapping[int, tuple[str, int, bytes, bytes, str | None]]
     erased: Set[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Partition:
-    """All rows of one partition; `recovered`: the era that a message read back begins with, its key, event time, due and
-    closed_at (ms), and tenant; `progress`: its columns in order of batch, NONE for a time that is null; `late_anew`: with
-    tenants, by source and offset, the late records of the first batch of an epoch, some of which had waited before it.
+    """All rows of one partition; `rows` and `late`: those of the generation; `published`: finished, valid rows of others;
+    `late_before`: the late records of earlier ones, by source and offset. `recovered`: of each message of a lost lake its key,
+    event time, due and closed_at (ms), and tenant; `progress`: its columns in order of batch, NONE for a time that is null;
+    `late_anew`: with tenants, by source and offset, the late records of the first batch of an epoch, some of which had waited
+    before it.
     """
 
     evidence: Evidence
     number: int
     logs: Mapping[TopicPartition, Log]
     rows: Sequence[Row]
+    published: Sequence[Row]
     late: Sequence[Outcome]
-    recovered: Sequence[tuple[int, str, int, int | None, int | None, str | None]]
+    late_before: Sequence[tuple[str, int]]
+    recovered: Sequence[tuple[str, int, int | None, int | None, str | None]]
     progress: pa.Table
     late_anew: Set[tuple[str, int]]
 
@@ -142,13 +148,12 @@ class Partition:
             return self
         return replace(self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch])
 
-    def judged_in(self, row: Row) -> tuple[int, Epoch, int | None]:
-        """The index of the era, and the epoch, by whose rules a row is what it is; and the clock (ms) that decided it."""
-        number = self.evidence.era_of(row.batch)
-        era = self.evidence.eras[number]
+    def judged_in(self, row: Row) -> tuple[Epoch, int | None]:
+        """The epoch by whose rules a row is what it is; and the clock (ms) that decided it."""
+        epoch, end = self.evidence.through[-1]
         if not row.is_finished:
-            return number, era.epochs[-1][0], era.clocks.get(self.number)
-        return number, self.evidence.epochs.of(row.batch), self._clocks.get(row.batch, era.clocks.get(self.number, NONE))
+            return epoch, end.clocks.get(self.number)
+        return self.evidence.epochs.of(row.batch), self._clocks.get(row.batch, end.clocks.get(self.number, NONE))
 
     @cached_property
     def _clocks(self) -> Mapping[int, int]:
@@ -178,13 +183,12 @@ _COLUMNS = {
     tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value", "batch"],
     tables.QUARANTINE: ["source", "offset"],
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
-    tables.RECOVERED: ["era", "merge_key", "event_time", *DUE.names, *TENANT.names],
+    tables.RECOVERED: ["merge_key", "event_time", *DUE.names, *TENANT.names],
 }
 _WITH_TENANT = [tables.LATE, tables.IDLE_HEARTBEATS]
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
 """What is read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
-_OF_PROGRESS = ["partition", "source", "batch", "from_offset", "until_offset", *_TIMES]
 
 
 def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]) -> Iterator[Partition]:
@@ -200,10 +204,13 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
             columns = ["partition", *_COLUMNS[table], *([*further, *sources] if table == tables.SILVER else [])]
             columns += whose if table in _WITH_TENANT else []
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
+            if table == tables.IDLE_HEARTBEATS and evidence.questions.exists(table):
+                columns += own_generation(evidence.questions, table)
             version = evidence.version if table == tables.SILVER else None
             found[table] = read_table(evidence.questions, evidence.settings, table, columns, [where], version)
         found[tables.SILVER] = evaluated(found[tables.SILVER])
         found[tables.PROGRESS] = _read_progress(evidence, here)
+        found[tables.IDLE_HEARTBEATS] = _own_decisions(evidence, found[tables.IDLE_HEARTBEATS])
         bronze = {name: _read_bronze(evidence, name, here) for name in evidence.settings.inputs}
         for p in range(first, until):
             mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
@@ -212,14 +219,40 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
                 mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
             tps = [TopicPartition(name, p) for name in evidence.settings.inputs]
             logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
-            late, late_anew = [], set()
+            late, late_before, late_anew = list[Outcome](), list[tuple[str, int]](), set[tuple[str, int]]()
             for k, s, o, t, w, v, batch, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose):
+                if not evidence.is_own(batch):
+                    late_before.append((s, o))
+                    continue
                 late.append(Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL))
                 if tenant and batch in begun:
                     late_anew.add((s, o))
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
-            rows = list(_rows(mine[tables.SILVER], sources, further))
-            yield Partition(evidence, p, logs, rows, late, recovered, mine[tables.PROGRESS], late_anew)
+            every = list(_rows(mine[tables.SILVER], sources, further))
+            rows = [_closed(evidence, p, row) for row in every if evidence.is_own(row.batch)]
+            others = [row for row in every if row.valid and row.is_finished and not evidence.is_own(row.batch)]
+            known = late, late_before, recovered, mine[tables.PROGRESS], late_anew
+            yield Partition(evidence, p, logs, rows, others, *known)
+
+
+def _own_decisions(evidence: Evidence, rows: pa.Table) -> pa.Table:
+    """The idle policy's decisions in the generation."""
+    if "generation" not in rows.column_names:
+        return rows if evidence.generation.number == 0 else rows[:0]
+    return rows.filter(pc.equal(pc.fill_null(rows["generation"], 0), evidence.generation.number))
+
+
+def _closed(evidence: Evidence, partition: int, row: Row) -> Row:
+    """A row of silver as it will be once what follows from a jump is complete."""
+    found = row.outcome
+    if not evidence.is_closing:
+        return row
+    if not row.is_finished:
+        found = found._replace(status="reset", due=None, closed_at=None, position=None)
+        return row._replace(outcome=found, valid=False, invalid_reason="reset")
+    if row.valid and evidence.is_unpublished(partition, found.place):
+        return row._replace(outcome=found._replace(status="reset"), valid=False, invalid_reason="reset")
+    return row
 
 
 def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
@@ -237,14 +270,14 @@ def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]
 
 
 def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
-    """Rows of `progress` for batches that are no reset: all, or the last ones and the last of every era."""
-    last, ends = evidence.last_batch, evidence.progress.filter(pc.is_null(evidence.progress["reason"])).select(_OF_PROGRESS)
-    since = -1 if evidence.is_full else last - KNOWN_BATCHES
-    others = [*here, ("reason", "is null", None), ("batch", "<", last), ("batch", ">", since)]
-    found = read_table(evidence.questions, evidence.settings, tables.PROGRESS, _OF_PROGRESS, [others])
+    """Rows of `progress` of the generation: all, or the last ones, and those of the ends of its epochs."""
+    first, last, ends = evidence.generation.from_batch, evidence.last_batch, evidence.progress
+    since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
+    others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
+    found = read_table(evidence.questions, evidence.settings, tables.PROGRESS, OF_PROGRESS, [others])
     is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(found["batch"])))
     found = pa.concat_tables([found, ends.filter(is_new)]).sort_by("batch")
-    return pa.table([found[n].fill_null(NONE) if n in _TIMES else found[n] for n in _OF_PROGRESS], _OF_PROGRESS)
+    return pa.table([found[n].fill_null(NONE) if n in _TIMES else found[n] for n in OF_PROGRESS], list(OF_PROGRESS))
 
 
 def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
@@ -276,44 +309,31 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
     spoken_rows, of_tenants = _decisions(_of(found[tables.IDLE_HEARTBEATS], "source", tp.source))
     after, spoken_time, decided = (numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at"))
-    reads, passed, taken_back = [], [], NEVER
-    for i, era in reversed(list(enumerate(evidence.eras))):
-        begin, until, ended_at = (
-            max(since, era.begin.get(tp, 0)),
-            era.until.get(tp, 0),
-            NEVER if era.ended_at is None else era.ended_at,
-        )
-        if history is not None and era.ended_at is not None:
-            nothing = np.array([], np.int64)
-            reads.append(Read(nothing, nothing, nothing))
-            continue
-        is_read = is_timed & ~is_refused & (offset >= begin)
-        for first, end in evidence.skipped(tp, i):
-            if first < until:  # what was read there came with a later jump back
-                is_read &= (offset < first) | (offset >= end)
-        spoken = (after >= begin - 1) & (decided < ended_at)
-        at, kinds = np.append(offset[is_read], after[spoken]), np.append(kind[is_read], np.full(spoken.sum(), DECISION))
-        order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
-        times = np.append(time[is_read], spoken_time[spoken])[order]
-        positions = np.maximum.accumulate(np.append(before, times))[1:]
-        whose: list[tuple[int, str | None, Mapping[str, int] | None]] = []
-        if evidence.has_tenants:
-            spoken_for = [(None, of_tenants[each]) for each in zip(after[spoken].tolist(), decided[spoken].tolist(), strict=True)]
-            mine: list[tuple[str | None, Mapping[str, int] | None]] = [
-                *((tenant, None) for tenant in rows["tenant"].filter(pa.array(is_read)).to_pylist()),
-                *spoken_for,
-            ]
-            whose = [(t, *mine[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)]
-        reads.append(Read(at[order], positions, kinds[order], before, whose))
-        passed.append(reads[-1].keyed(min(until, taken_back)).offset)
-        taken_back = min(taken_back, begin)
+    begin, end = max(since, evidence.generation.begin.get(tp, 0)), evidence.end.until.get(tp, 0)
+    is_read = is_timed & ~is_refused & (offset >= begin)
+    spoken = after >= begin - 1
+    at, kinds = np.append(offset[is_read], after[spoken]), np.append(kind[is_read], np.full(spoken.sum(), DECISION))
+    order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
+    times = np.append(time[is_read], spoken_time[spoken])[order]
+    positions = np.maximum.accumulate(np.append(before, times))[1:]
+    whose: list[tuple[int, str | None, Mapping[str, int] | None]] = []
+    if evidence.has_tenants:
+        mine: list[tuple[str | None, Mapping[str, int] | None]] = [
+            *((tenant, None) for tenant in rows["tenant"].filter(pa.array(is_read)).to_pylist()),
+            *((None, of_tenants[each]) for each in zip(after[spoken].tolist(), decided[spoken].tolist(), strict=True)),
+        ]
+        whose = [(t, *mine[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)]
+    read = Read(at[order], positions, kinds[order], before, whose)
+    out = evidence.out.get(tp, np.array([], np.int64))
+    passed = np.setdiff1d(read.keyed(end).offset, out)
     source = source_of(tp.source)
     old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
     kept = found[tables.SILVER].schema.field(source).type.value_type.field("value").type
-    unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"])]
+    unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"]) & (offset >= begin)]
     # Of a topic with several sources, each passes over what is not its own and has no time that it can read.
     unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[source].where is None], np.int64)
-    rows = rows.filter(pc.and_(pa.array(is_timed & ~is_refused & (kind == KEYED)), pc.is_valid(rows["value"])))
+    is_merged = is_timed & ~is_refused & (kind == KEYED) & (offset >= begin) & ~np.isin(offset, out)
+    rows = rows.filter(pc.and_(pa.array(is_merged), pc.is_valid(rows["value"])))
     columns = [rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value")]
     columns.append(rows["tenant"].to_pylist() if evidence.has_tenants else [None] * len(rows))
     decoders = [schemas[source].decoder_of_accepted() if source in schemas else None for schemas in evidence.avro]
@@ -325,10 +345,9 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
         sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[source].read_type, kept), tenant)
     quarantined, refused = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"]), offset[is_refused]
     if tp in evidence.unnoted.refused:
-        begin, end = evidence.unnoted.refused[tp]
-        quarantined = np.append(quarantined, np.setdiff1d(refused[(refused >= begin) & (refused < end)], quarantined))
-    passed_offsets = np.unique(np.concatenate(passed))
-    return Log(offset, repeated, refused, old, unread, quarantined, passed_offsets, reads[::-1], sampled, erased)
+        first, last = evidence.unnoted.refused[tp]
+        quarantined = np.append(quarantined, np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined))
+    return Log(offset, repeated, refused, old, unread, quarantined, passed, read, sampled, erased)
 
 
 def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipelines.audit.evidence import NEVER, Evidence, Ints
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify_eras import NEVER, Evidence, Ints
 from pipelines.audit.verify_evidence import Partition
 from pipelines.core.letters import LATE, NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES, next_offsets
 from pipelines.core.plan import TopicPartition
@@ -184,7 +184,8 @@ def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
     if box.table == tables.QUARANTINE:
         return {tp.source: np.unique(log.quarantined) for tp, log in partition.logs.items()}
     late: dict[str, list[int]] = {tp.source: [] for tp in partition.logs}
-    for source, offset, *_ in (part for outcome in partition.late for part in outcome.parts):
+    of_late = [part[:2] for outcome in partition.late for part in outcome.parts]
+    for source, offset in (*of_late, *partition.late_before):
         if source in late:  # else check 1 says so
             late[source].append(offset)
     return {source: np.unique(np.array(offsets, np.int64)) for source, offsets in late.items()}
@@ -195,26 +196,23 @@ def _is_judged(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
     evidence, log = partition.evidence, partition.logs[tp]
     is_judged = ~np.isin(offsets, log.old) & ~_is_found_again(partition, box, tp, offsets)
     is_judged &= np.array([partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool)
-    for since, until in evidence.skipped(tp, len(evidence.eras) - 1):
-        is_judged &= (offsets < since) | (offsets >= until)
-    if any(decided_at == 0 for *_, decided_at in evidence.skips.get(tp, ())):
-        # Taken up from the sink: the lake that was lost may have sent what this one has not come to yet.
-        reached = evidence.eras[-1].until.get(tp, 0) if box.table == tables.LATE else int(log.offset.max(initial=-1)) + 1
+    first = evidence.generations[0]
+    is_judged &= offsets >= first.begin.get(tp, 0)
+    if first.kind == "sink" or first.begin.get(tp, 0):
+        # The lake that was lost may have sent what this one has not come to yet.
+        reached = evidence.end.until.get(tp, 0) if box.table == tables.LATE else int(log.offset.max(initial=-1)) + 1
         is_judged &= offsets < reached
     return is_judged
 
 
 def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
     """Whether a record may have come to the table after later ones had been sent, so that it is not sent: a jump back finds anew
-    which records are late, and reads refused ones that had been passed over; and an epoch judges anew what waits for its tenant.
+    which records are late, and reads refused ones that bronze lacked; and an epoch judges anew what waits for its tenant.
     """
     evidence, found = partition.evidence, np.zeros(len(offsets), bool)
-    spans = [(since, until) for since, until, _ in evidence.skips.get(tp, ())]
     if box.table == tables.LATE:
-        jumps = zip(evidence.eras, evidence.resets, strict=False)
-        spans = [(reset.begin.get(tp, NEVER), before.until.get(tp, 0)) for before, reset in jumps]
         found |= np.isin(offsets, [offset for source, offset in partition.late_anew if source == tp.source])
-    for since, until in spans:
+    for since, until in evidence.again.get(tp, ()):
         found |= (offsets >= since) & (offsets < until)
     return found
 

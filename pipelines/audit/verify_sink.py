@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.evidence import NEVER, Evidence, read_table
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify_eras import NEVER, Evidence, read_table
 from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_bytes, message_values
 from pipelines.core.sequence import FORGOTTEN, ID, PLAIN, SEQ, Place, Tail, message_id, place_of, standing
@@ -90,8 +90,10 @@ class Judge:
             return False
         return self._has_schema and bool(one == other)
 
-    def right(self, row: Row) -> list[tuple[bool | None, str | None]]:
-        """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated."""
+    def right(self, row: Row, *, is_closed: bool = False) -> list[tuple[bool | None, str | None]]:
+        """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated. `is_closed`: a jump has
+        closed what was valid.
+        """
         if row.outcome.status != "timed_out":
             return [(False, "reset") if row.is_finished else (None, None)]
         beside = len(row.outcome.key.encode()), len(row.outcome.tenant.encode())
@@ -99,7 +101,8 @@ class Judge:
         sized: list[tuple[bool | None, str | None]] = [(True, None)] if fits else [(False, "too_large")]
         if not self._knows_messages:
             sized = [(True, None), (False, "too_large")]
-        return [*([] if row.holds is False else sized), *([] if row.holds else [(False, "predicate")])]
+        right = [*([] if row.holds is False else sized), *([] if row.holds else [(False, "predicate")])]
+        return [(False, "reset") if is_closed and valid else (valid, reason) for valid, reason in right]
 
 
 def _expressions(epoch: Epoch) -> dict[str, str]:
@@ -133,8 +136,8 @@ class Sink(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """By partition, the last message that a lost lake left, or that stood before a jump back: its place and number (NEVER: not
-    known), up to which messages are not compared with silver; and the place up to which none needs to be there. `forgotten`: the
+    """By partition, the last message that a lost lake left: its place and number (NEVER: not known), up to which messages are
+    not compared with silver; and the place up to which none of the newest generation needs to be there. `forgotten`: the
     partition and event time (ms) of merge records that silver has no more, since their key was forgotten.
     """
 
@@ -151,19 +154,17 @@ def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink
     return Sink(cluster.bounds(topic, partitions), noted, name)
 
 
-def read_limits(evidence: Evidence, sink: Sink) -> Limits:
-    """What of the sink is not compared: after a recovery, and after a jump back; and after any reset time began again."""
-    compared: dict[int, list[tuple[Place, int]]] = defaultdict(list)
-    for row in evidence.recovered.filter(pc.equal(evidence.recovered["era"], 0)).to_pylist():
+def read_limits(evidence: Evidence) -> Limits:
+    """What of the sink is not compared: what came before the lake; and what need not be there, since it came before the newest
+    generation.
+    """
+    first = evidence.generations[0]
+    compared = {p: [(tail.place, tail.seq)] for p, tail in first.tails.items()}
+    due = {p: [tail.place] for p, tail in evidence.generation.tails.items()}
+    for row in evidence.recovered.to_pylist() if not first.tails else ():  # by an earlier version, which did not keep the tails
         place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"])
-        compared[row["partition"]].append((place, NEVER))
-    due = {p: [place for place, _ in messages] for p, messages in compared.items()}
-    for before, reset in zip(evidence.eras, evidence.resets, strict=False):
-        back = {tp.partition for tp, offset in reset.begin.items() if offset < before.until.get(tp, 0)}
-        for p, tail in last_published(evidence.questions, sink.name, reset.committed_at).items():
-            due.setdefault(p, []).append(tail.place)
-            if p in back:
-                compared[p].append((tail.place, tail.seq))
+        compared.setdefault(row["partition"], []).append((place, NEVER))
+        due.setdefault(row["partition"], []).append(place)
     names = ["partition", "event_time"]
     found = read_table(evidence.questions, evidence.settings, tables.FORGOTTEN, names)
     forgotten = set(zip(*(found[name].to_pylist() for name in names), strict=True))
@@ -172,13 +173,18 @@ def read_limits(evidence: Evidence, sink: Sink) -> Limits:
 
 
 def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings) -> None:
-    """Along a sink partition, numbers rise by one and places rise; each message is its silver record's, and none is missing up
-    to the last. Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
+    """Along a sink partition, numbers rise by one and places rise; each message is a silver record's of one of the
+    generations, and no record is in two messages; none of the newest generation is missing up to the last. Under
+    `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
     p, settings = partition.number, judge.settings
     (first, end), delivery, topic = sink.bounds.get(p, (0, 0)), settings.publish.delivery, f"{settings.publish.topic}[{p}]"
     compared_place, compared_seq = limits.compared.get(p, (_NOWHERE, -1))
     due = {r.outcome.place: r for r in partition.rows if r.outcome.status == "timed_out" and r.valid}
+    rows: dict[Place, list[Row]] = defaultdict(list)
+    for row in (*due.values(), *partition.published):
+        rows[row.outcome.place].append(row)
+    parts: set[tuple[str, int]] = set()
     deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)  # ms; by last event time, which is no earlier
     seq, last, where = -1 if first == 0 else None, _NOWHERE, ""  # a partition from which nothing was deleted begins with 0
     out: set[Place] = set()
@@ -200,9 +206,16 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
         elif place <= last:
             findings.add(f"{id} is not in the order of publication", where, REFILL)
         is_compared = place > compared_place or number > compared_seq
-        is_compared &= place in due or (says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten)
-        if is_compared and (wrong := _unlike(message, p, due.get(place), judge)):
-            findings.add(wrong, where, REFILL)
+        is_compared &= place in rows or (says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten)
+        if is_compared:
+            own, wrong = _its_row(message, p, rows.get(place, ()), judge)
+            twice = sorted(parts & {part[:2] for part in own}) if place > last else []  # else it is told already
+            if wrong:
+                findings.add(wrong, where, REFILL)
+            if twice:
+                source, number_of_it = twice[0]
+                findings.add(f"the record {source}@{number_of_it} is in an earlier message, too", where, REFILL)
+            parts.update(part[:2] for part in own)
         seq, last = max(number, number if seq is None else seq), max(place, last)
         out.add(place)
     if seq is None or not out or delivery == "at_most_once":
@@ -233,10 +246,17 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
             yield offset, -1 if says is None else says.seq, says, id, key, time // 1000, value
 
 
-def _unlike(message: Message, partition: int, row: Row | None, judge: Judge) -> str | None:
-    """What of a message is not as its row of silver has it."""
-    if row is None:
-        return "silver has no finished, valid record for it"
+def _its_row(message: Message, partition: int, rows: Sequence[Row], judge: Judge) -> tuple[Sequence[tuple[Any, ...]], str | None]:
+    """The parts of the row of silver, of those with its place, that a message is of; and what is not as the row has it."""
+    if not rows:
+        return (), "silver has no finished, valid record for it"
+    unlike = [(_unlike(message, partition, row, judge), row.outcome.parts) for row in rows]
+    wrong, parts = next((each for each in unlike if each[0] is None), unlike[0])
+    return parts, wrong
+
+
+def _unlike(message: Message, partition: int, row: Row, judge: Judge) -> str | None:
+    """What of a message is not as a row of silver has it."""
     (_, _, _, id, key, timestamp, value), found = message, row.outcome
     is_same = {"key": key == found.key.encode(), "value": judge.is_same(value, row)}
     is_same["timestamp"] = timestamp == max(1, found.event_time)

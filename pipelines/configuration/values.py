@@ -30,7 +30,7 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 RESERVED_NAMES: Final = frozenset(
     [
         *("partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"),
-        *("record_bytes", "key", "waits_for"),
+        *("generation", "record_bytes", "key", "waits_for"),
     ]
 )
 # What stands beside the sources while merge records change and messages are made; `passes` where the merge has tenants.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -79,3 +79,11 @@ def groups(by: Int64s, then: Int64s | None = None) -> dict[int, Int64s]:
     """For each value of `by` (none is below 0) the numbers of its rows, in order of `then`; without it, as they come."""
     order, begins = in_groups(by, then)
     return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
+
+
+def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:
+    """Offsets in order as ranges `[from, until)`."""
+    if len(offsets):
+        ends = np.flatnonzero(np.diff(offsets) > 1)
+        firsts, lasts = np.append(offsets[0], offsets[ends + 1]), np.append(offsets[ends], offsets[-1])
+        yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)

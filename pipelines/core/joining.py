@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.columns import NEVER, NO_TIME, Int64s, in_groups, int64s, times_ms
+from pipelines.core.columns import NEVER, NO_TIME, Int64s, in_groups, times_ms
 from pipelines.core.plan import Rules
 from pipelines.core.positions import Positioned
 
@@ -23,7 +23,7 @@ class Opened(NamedTuple):
     def of(cls, rows: pa.Table, rules: Rules) -> Opened:
         """Of rows of silver."""
         first, last = times_ms(rows["event_time"]), times_ms(rows["last_event_time"])
-        return cls(first, last, rules.due(int64s(rows["partition"]), first, last))
+        return cls(first, last, rules.due(first, last))
 
     def by_key(self, keys: Int64s, count: int) -> Opened:
         """By the number of a key, of which there are so many; `NEVER` where it has no open record. `keys`: of each one."""
@@ -46,17 +46,17 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
         return nth
     order, begins = in_groups(of_record, records.positions)
     ends = np.append(begins[1:], len(order))
-    keys, partitions = of_record[order[begins]], int64s(records.rows["partition"])[order]
+    keys = of_record[order[begins]]
     times, positions = records.times[order], records.positions[order]
     first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))
-    splits = positions[ends - 1] > rules.due(partitions[begins], first, first)
+    splits = positions[ends - 1] > rules.due(first, first)
     if splits.any():
         before = np.concatenate([[NO_TIME], times[:-1]])
         before[begins] = opened.last[keys]
-        holds = (before == NEVER) | (positions <= rules.due(partitions, np.repeat(first, ends - begins), before))
+        holds = (before == NEVER) | (positions <= rules.due(np.repeat(first, ends - begins), before))
         splits &= ~np.logical_and.reduceat(holds, begins)
     for group in np.flatnonzero(splits):
-        window, key = rules.window_in(int(partitions[begins[group]])), keys[group]
+        key = keys[group]
         number, since, until, due = -1, 0, 0, NO_TIME
         if opened.first[key] != NEVER:
             number, since, until, due = 0, int(opened.first[key]), int(opened.last[key]), int(opened.due[key])
@@ -66,6 +66,6 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
                 since, until = min(since, time), max(until, time)
             else:
                 number, since, until = number + 1, time, time
-            due = window.due(since, until)
+            due = rules.window.due(since, until)
             nth[order[i]] = number
     return nth

@@ -6,8 +6,7 @@ found: a refused record waits for no other source.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.reading import record_bytes
+from pipelines.core.redriven import REDRIVEN
 from pipelines.core.types import HEADERS
 
 REASON = "watersmeet.reason"
@@ -26,9 +26,6 @@ NEXT_OFFSETS = "watersmeet.next_offsets"
 
 VALUE_BYTES = "watersmeet.value_bytes"
 """Of a dead letter without its record's value, which the topic would not take: how many bytes that has."""
-
-REDRIVEN = "watersmeet.redriven"
-"""Of a refused record that was sent to its source again: `topic/partition/offset` of the refused one."""
 
 LATE = "late"
 """The reason of a late record; a refused one has that of its refusal."""
@@ -43,9 +40,6 @@ LETTERS: Final = pa.schema(
     ]
 )
 """The columns of dead letters as they are sent; `timestamp` in epoch ms, 0 where the record had none."""
-
-_TOO_MANY_DIGITS: Final = 20
-"""No offset has so many; Python refuses to make a number of some thousand."""
 
 CODEC: Final = "zstd"
 """By which records are packed that are sent once more."""
@@ -150,25 +144,3 @@ def again(rows: pa.Table) -> pa.Table:
     headers = [[*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}] for had, *place in own]
     columns = {**{name: rows[name] for name in ("partition", "key", "value")}, "timestamp": pa.repeat(0, rows.num_rows)}
     return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)
-
-
-Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
-
-
-def redriven_offsets(topic: str, partition: int, headers: Headers) -> Iterator[tuple[int, int]]:
-    """The offsets, in this partition of a topic, of the refused records that a record with these headers says that it was, each
-    with how many headers it had then. Whoever writes to the topic may say so: `fingerprint` tells whether it is true.
-    """
-    for count, (name, value) in enumerate(headers):
-        of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
-        if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal() and len(offset) < _TOO_MANY_DIGITS:
-            yield int(offset), count
-
-
-def fingerprint(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """A digest of what a record is, whatever its place and time: equal for a refused record and the same one sent again."""
-    found = hashlib.sha256()
-    for part in (key, value, *(each for name, content in headers for each in (name.encode(), content))):
-        found.update(b"null" if part is None else b"%d:" % len(part))
-        found.update(part or b"")
-    return found.digest()

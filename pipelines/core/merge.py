@@ -62,7 +62,7 @@ class Batch:
     topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
     `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`. `begins_epoch`:
     whether it is the first one of an epoch, by whose rules what waits for its tenant is judged again. `topics`: the inputs, where
-    a source has several topics.
+    a source has several topics. `out`: by topic-partition the offsets of records that are passed over.
     """
 
     plan: BatchPlan
@@ -75,6 +75,7 @@ class Batch:
     has_due: bool = False
     begins_epoch: bool = False
     topics: Sequence[str] = ()
+    out: Mapping[TopicPartition, Int64s] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
@@ -95,6 +96,10 @@ class Batch:
     def has_tenants(self) -> bool:
         """Whether each record is of a tenant, which has a clock of its own."""
         return self.rules.lag_ms is not None
+
+    def kept(self, times: Int64s) -> Int64s:
+        """Times (ms) of merge records as silver says them: none while there never was anything but timeouts."""
+        return np.full(len(times), NO_TIME) if self.rules.is_plain else times
 
     def changed_schema(self) -> pa.Schema:
         """The columns of what `merge` returns: silver's, and which rows they take the place of."""
@@ -128,14 +133,14 @@ def silver_schema(
         for source, kind in value_types.items()
     ]
     before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
-    after = schema_of("valid boolean, invalid_reason string, batch bigint")
+    after = schema_of("valid boolean, invalid_reason string, batch bigint, generation int")
     of_tenants = [*TENANT, ("position", TIME)] if has_tenants else []
     return pa.schema([*before, *parts, *after, *(DUE if has_due else ()), *of_tenants, RECORD_BYTES])
 
 
 LATE_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, position timestamp, "
-    "value binary, batch bigint"
+    "value binary, batch bigint, generation int"
 )
 """The columns of `late` where there are no tenants."""
 
@@ -168,7 +173,7 @@ def merge(
     wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
     clocks = _clocks(records, open_rows, heads, batch)
     positioned = _positioned(wide, batch, clocks)
-    on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))
+    on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
     if recovered is not None and recovered.num_rows:
         on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
     return _changed(on_time, open_rows, batch, clocks)
@@ -185,15 +190,14 @@ def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
     of_keys, of_rows, _ = _keys(keys, open_rows)
     changes = np.isin(of_rows, of_keys) | _is_timed_out(open_rows, due, batch, None)
     if batch.has_due:
-        kept = np.where(batch.rules.keeps_due(int64s(open_rows["partition"])), due, NO_TIME)
-        changes |= times_ms(open_rows["due"]) != kept
+        changes |= times_ms(open_rows["due"]) != batch.kept(due)
     return np.asarray(changes, np.bool_)
 
 
 def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
     """The batch's late records, with their positions: the columns of `late_schema`. In: as for `merge`."""
     positioned = _positioned(records, batch, _clocks(records, records, heads, batch))
-    found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))
+    found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
     return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
 
 
@@ -212,7 +216,9 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
     if batch.with_topics:
         sources = pa.array([source_of(name) for name in batch.inputs]).take(pc.index_in(found["source"], pa.array(batch.inputs)))
         found = found.set_column(found.column_names.index("source"), "source", sources)
-    return found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch))).select(schema.names).cast(schema)
+    found = found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch)))
+    found = found.append_column("generation", pa.array(np.full(found.num_rows, batch.plan.generation)))
+    return found.select(schema.names).cast(schema)
 
 
 # -- records
@@ -240,9 +246,9 @@ def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Boo
     The latest message of a key decides: where it does not hold the record, no earlier one does.
     """
     of_record, of_message, count = _keys(records.rows, recovered)
-    names = [name for name in ("event_time", *DUE.names) if name in recovered.column_names]
+    names = [name for name in ("event_time", "due") if name in recovered.column_names]
     times = [[None if at == NO_TIME else at for at in times_ms(recovered[name]).tolist()] for name in names]
-    messages = zip(recovered["partition"].to_pylist(), *times, strict=True)
+    messages = zip(*times, strict=True)
     latest = np.full(count, NO_TIME)
     np.maximum.at(latest, of_message, np.array([rules.held_until(*message) for message in messages], np.int64))
     return np.asarray(records.positions <= latest[of_record], np.bool_)
@@ -302,9 +308,7 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     of_every[is_waiting] = count * stride + np.arange(np.count_nonzero(is_waiting))
     changes = np.isin(of_open, of_every) | _is_timed_out(open_rows, opened.due, batch, clocks)
     if batch.has_due:  # the rules of an epoch before may have given it another one
-        changes |= times_ms(open_rows["due"]) != np.where(
-            batch.rules.keeps_due(int64s(open_rows["partition"])), opened.due, NO_TIME
-        )
+        changes |= times_ms(open_rows["due"]) != batch.kept(opened.due)
     open_rows, open_times, open_last = open_rows.filter(pa.array(changes)), opened.first[changes], opened.last[changes]
     before = pa.concat_tables([waited.rows, open_rows])
     before_bytes = pc.fill_null(before[RECORD_BYTES.name], 0)
@@ -316,7 +320,7 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     waits = merged.any(np.concatenate([is_waiting, np.zeros(len(open_times), np.bool_)]))
     times = merged.reduce(np.minimum, np.concatenate([every.times, open_times]))
     last_times = merged.reduce(np.maximum, np.concatenate([every.times, open_last]))
-    due = batch.rules.due(of_partitions, times, last_times)
+    due = batch.rules.due(times, last_times)
     timed_out = _is_timed_out(pa.table(columns), due, batch, clocks) & ~waits
     replaces = np.full(merged.size, NEVER)
     replaces[merged.of_held[len(waited.times) :]] = open_times
@@ -331,15 +335,16 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
         "valid": pa.array(~too_large, mask=~timed_out),
         "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
         "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
+        "generation": pa.array(np.full(merged.size, batch.plan.generation, np.int32)),
         RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate([_sizes(records), int64s(before_bytes)]))),
         "replaces": time_column(replaces, missing=NEVER),
     }
     if batch.has_due:
-        is_kept, over = batch.rules.keeps_due(of_partitions) & ~waits, due
+        over = due
         if clocks is not None:
             over = _over(pa.table(columns), due, timed_out, clocks)
-        columns["due"] = time_column(np.where(is_kept, due, NO_TIME))
-        columns["closed_at"] = time_column(np.where(is_kept & timed_out, batch.rules.closed_at(of_partitions, over), NO_TIME))
+        columns["due"] = time_column(np.where(waits, NO_TIME, batch.kept(due)))
+        columns["closed_at"] = time_column(np.where(timed_out, batch.kept(batch.rules.closed_at(of_partitions, over)), NO_TIME))
     if gone is None:
         return pa.table(columns).select(batch.changed_schema().names)
     positions = merged.reduce(np.maximum, np.concatenate([every.positions, np.full(len(open_times), NO_TIME)]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -262,8 +262,8 @@ class PartitionMerge:
     """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[PublishedRecord]] = field(default_factory=dict)
     """After a lost lake: by key, the messages read back from the sink (`core.recovery`)."""
-    ahead: Sequence[tuple[int, int]] = ()
-    """After a lost lake: of its epochs that are merged again, from this one on, the timeout (ms) and the clock at the end."""
+    out: Collection[tuple[str, int]] = ()
+    """By input and offset, the parts of messages of earlier generations: they are passed over, and still move positions."""
     since: int = NEVER
     """After a lost lake with tenants: a record whose tenant's position is before this one is published, was rejected, or is
     late, and is passed over."""
@@ -352,7 +352,7 @@ class PartitionMerge:
         for position, record in records:
             if record.is_heartbeat:
                 continue
-            if position < self.since:
+            if position < self.since or (record.source, record.offset) in self.out:
                 self.already_published.append(record)
                 continue
             horizon = self.horizons.get(_tenant(record), self.horizon)
@@ -379,23 +379,8 @@ class PartitionMerge:
         self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
 
     def _is_held(self, position: int, message: PublishedRecord) -> bool:
-        """Whether a message that was read back, or an earlier one of its key, holds the key's record at a position.
-
-        Everything is that was merged in an epoch before the one that closed it; then what came up to `due`. Of a timeout, which
-        says neither: it may have joined in any epoch from this one to that which timed the message out.
-        """
-        event_time, due, closed_at, _ = message
-        if due is not None and closed_at is not None:
-            is_before = any(clock < closed_at for _, clock in self.ahead[:1])
-            return position < closed_at if is_before else position <= due
-        if self.horizon is not None and event_time < self.horizon:
-            return False
-        timeouts: list[int] = []
-        for timeout_ms, clock in self.ahead:
-            timeouts.append(timeout_ms)
-            if event_time < clock - timeout_ms:
-                return position <= event_time + max(timeouts)
-        return position <= event_time + max([*timeouts, self.rules.gap_ms])
+        """Whether a message that was read back, or an earlier one of its key, holds the key's record at a position."""
+        return position <= (message.event_time + self.rules.gap_ms if message.due is None else message.due)
 
     def _due(self, row: MergeRecord) -> int:
         return self.rules.due(row.event_time, row.last_event_time)

@@ -6,9 +6,8 @@ reached: all of the slow source's, and the fast one's up to the slow one, whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -96,51 +95,6 @@ class Cursor:
     position: int | None = None
 
 
-class Stretch(NamedTuple):
-    """What a partition merged under one window, by where it ended: at a batch that left the clock there (ms), and every source
-    at these exclusive end offsets.
-
-    A lost lake's last stretch has no offsets: whoever takes the lake up ends it with the first batch whose clock reaches `clock`.
-    """
-
-    window: Window
-    clock: int
-    offsets: Mapping[str, int] | None
-
-    @property
-    def horizon(self) -> int:
-        """The event time (ms) before which a record was late at the end; what had timed out lies before it."""
-        return self.clock - self.window.gap_ms
-
-    def is_past(self, clock: int | None, until: Mapping[str, int]) -> bool:
-        """Whether the merge, with its clock (ms) and next offsets, has come to the end of the stretch."""
-        if clock is None or clock < self.clock:
-            return False
-        is_beyond = clock > self.clock or self.offsets is None
-        return is_beyond or all(until.get(source, 0) >= offset for source, offset in (self.offsets or {}).items())
-
-    def within(self, source: str, cursor: Cursor, rows: Available) -> Available:
-        """What a batch may see of a source, so that it ends where the stretch does, and no later.
-
-        A source whose position had come to the clock at the end is shown up to its offset there. Every other one had a record
-        behind the clock then, which waits by itself. Without offsets, a source is shown up to its first record at the clock.
-        """
-        positions = positions_of(cursor, rows)
-        if self.offsets is None:
-            count = int(np.searchsorted(positions, self.clock)) + 1
-        else:
-            end = self.offsets.get(source, 0)
-            is_in = rows.offsets < end
-            if rows.is_idle is not None:  # a decision has the next record's offset
-                is_in |= rows.is_idle & (rows.offsets == end) & (rows.event_times <= self.clock)
-            count = int(np.count_nonzero(is_in))
-            if _last(positions[:count], cursor.position) != self.clock:
-                return rows
-        is_idle = None if rows.is_idle is None else rows.is_idle[:count]
-        return Available(rows.offsets[:count], rows.event_times[:count], is_idle)
-
-
-NO_STRETCHES: Mapping[int, Sequence[Stretch]] = {}
 NO_HORIZONS: Mapping[tuple[int, str], int] = {}
 
 
@@ -150,8 +104,7 @@ class Rules:
 
     `horizons`: the largest clock - gap of the epochs before, where there is one: what timed out in them sorts before whatever is
     merged later, which is not older than that. `begun`: the clock at which this epoch began: what is closed in it is so later.
-    `ahead`: the stretches of a lost lake that are merged again; until their ends their windows hold, the first one now.
-    `is_plain`: whether there never was anything but timeouts, and by partition where that is so in what is ahead.
+    `is_plain`: whether there never was anything but timeouts.
 
     `lag_ms`: how far a tenant's clock may be behind; None where there are no tenants. `tenant_horizons`: by partition and tenant,
     where it is not that of all others. `since`: by partition the position of its tenant before which a record of a lost lake that
@@ -161,21 +114,14 @@ class Rules:
     window: Window
     horizons: Mapping[int, int] = field(default_factory=dict)
     begun: Mapping[int, int] = field(default_factory=dict)
-    ahead: Mapping[int, Sequence[Stretch]] = field(default_factory=lambda: NO_STRETCHES)
     is_plain: bool = True
-    plain_ahead: Collection[int] = ()
     lag_ms: int | None = None
     tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=lambda: NO_HORIZONS)
     since: Mapping[int, int] = field(default_factory=dict)
 
-    def window_in(self, partition: int) -> Window:
-        """The window that holds in a partition now."""
-        mine = self.ahead.get(partition)
-        return mine[0].window if mine else self.window
-
     def late_before(self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None) -> Int64s:
         """Per record, the event time (ms) before which it is late. `tenants`: theirs, where there are some."""
-        oldest: Int64s = positions - self._lengths(partitions, lambda window: window.gap_ms)
+        oldest: Int64s = positions - self.window.gap_ms
         if self.horizons:
             oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME))
         if self.tenant_horizons and tenants is not None:
@@ -183,44 +129,20 @@ class Rules:
             oldest = np.maximum(oldest, np.array([self.tenant_horizons.get(each, NO_TIME) for each in known], np.int64))
         return oldest
 
-    def due(self, partitions: Int64s, first: Int64s, last: Int64s) -> Int64s:
+    def due(self, first: Int64s, last: Int64s) -> Int64s:
         """The last moment (ms) at which merge records with these first and last event times can be joined."""
-        until: Int64s = first + self._lengths(partitions, lambda window: window.longest_ms)
-        if self.window.is_timeout and not self.ahead:
-            return until
-        return np.asarray(np.minimum(until, last + self._lengths(partitions, lambda window: window.gap_ms)), np.int64)
+        until: Int64s = first + self.window.longest_ms
+        return until if self.window.is_timeout else np.minimum(until, last + self.window.gap_ms)
 
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
         """The first clock (ms) that closes merge records that could be joined up to this one."""
         return np.maximum(over, looked_up(partitions, self.begun, NO_TIME)) + 1 if self.begun else over + 1
 
-    def keeps_due(self, partitions: Int64s) -> Booleans:
-        """Whether merge records that time out now are published in the order of when they were closed, and say so."""
-        return np.asarray(~np.isin(partitions, list(self.plain_ahead)) & (not self.is_plain), np.bool_)
-
-    def _lengths(self, partitions: Int64s, of: Callable[[Window], int]) -> Int64s | int:
-        now = {p: of(mine[0].window) for p, mine in self.ahead.items() if mine}
-        return looked_up(partitions, now, of(self.window)) if now else of(self.window)
-
-    def held_until(self, partition: int, event_time: int, due: int | None = None, closed_at: int | None = None) -> int:
-        """The last position (ms) at which a record of its key may be a part of a message that is out, or of an earlier one;
-        `NO_TIME` where it had timed out before. Times in ms.
-
-        All that was merged in a stretch before the one that closed the message is; then what came up to `due`. Without these two,
-        a timeout closed the message in the first stretch at whose end its event time had passed. A record that was merged before
-        that joined by the timeout of its own stretch, and each one after it, which may have lowered the event time, by its own.
+    def held_until(self, event_time: int, due: int | None = None) -> int:
+        """Return the last position (ms) at which a record of its key may be a part of a message that a lost lake has published,
+        or of an earlier one; times in ms, `due` where the message says it.
         """
-        if due is not None and closed_at is not None:
-            is_before = any(stretch.clock < closed_at for stretch in self.ahead.get(partition, ())[:1])
-            return closed_at - 1 if is_before else due
-        if event_time < self.horizons.get(partition, NO_TIME):
-            return NO_TIME
-        longest = 0
-        for stretch in self.ahead.get(partition, ()):
-            longest = max(longest, stretch.window.gap_ms)
-            if event_time < stretch.horizon:
-                return event_time + longest
-        return event_time + max(longest, self.window.gap_ms)
+        return event_time + self.window.gap_ms if due is None else due
 
 
 @dataclass(frozen=True)
@@ -267,47 +189,20 @@ def by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> 
 class BatchPlan:
     """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one.
 
-    `epoch`: the number of the epoch whose rules it follows. `has_late`: whether there may be late records. With `reset` (the
-    reason) it merges nothing: what is open is closed, and reading goes on at `until_offset` with fresh state.
+    `epoch`: the number of the epoch whose rules it follows. `generation`: the generation that it belongs to. `has_late`: whether
+    there may be late records.
     """
 
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     clocks: Mapping[int, int]
     has_late: bool
-    reset: str | None = None
+    generation: int = 0
     epoch: int = 0
 
     def cursors(self) -> dict[TopicPartition, Cursor]:
         """Where the merge stands once this batch is done."""
         return {tp: Cursor(r.until_offset, r.position) for tp, r in self.ranges.items()}
-
-
-def ahead_of(
-    stretches: Sequence[Stretch],
-    partition: int,
-    clock: int | None,
-    cursors: Mapping[TopicPartition, Cursor],
-    available: Mapping[TopicPartition, Available],
-    window: Window,
-    ends_here: int = 1,
-) -> tuple[list[Stretch], dict[TopicPartition, Available]]:
-    """Of a lost lake's stretches of a partition, those that have ended at its clock (ms); and what the next batch may see of it,
-    so that it stops where the next one ends.
-
-    A source stands at its first available record: what lies before that is a hole. Nothing stops at an open end after which the
-    window stays as it is. Where several ended at one clock and the same offsets, each has a batch that closes what its window
-    does: so of those that end where the partition stands, only the first ones are over (`ends_here`).
-    """
-    mine = {tp: cursor for tp, cursor in cursors.items() if tp.partition == partition}
-    seen = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in mine}
-    until = {tp.source: int(seen[tp].offsets[0]) if len(seen[tp].offsets) else c.next_offset for tp, c in mine.items()}
-    ended = list(takewhile(lambda stretch: stretch.is_past(clock, until), stretches))
-    ended = ended[: sum(stretch.clock != clock for stretch in ended) + ends_here]
-    for stretch in stretches[len(ended) : len(ended) + 1]:
-        if stretch.offsets is not None or stretch.window != window:
-            seen = {tp: stretch.within(tp.source, cursor, seen[tp]) for tp, cursor in mine.items()}
-    return ended, seen
 
 
 def plan_batch(

@@ -78,11 +78,20 @@ class Positioned(NamedTuple):
         tenants = self.rows["tenant"] if rules.tenant_horizons else None
         return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions, tenants), np.bool_)
 
-    def is_passed_over(self, rules: Rules) -> Booleans:
-        """Whether a lost lake had decided about them."""
-        if not rules.since:
-            return np.zeros(len(self.positions), np.bool_)
-        return np.asarray(self.positions < looked_up(int64s(self.rows["partition"]), rules.since, NO_TIME), np.bool_)
+    def is_passed_over(self, rules: Rules, out: Mapping[TopicPartition, Int64s]) -> Booleans:
+        """Whether each one's fate was decided before: by a lost lake, or since it is among those that are `out`, by
+        topic-partition and offset.
+        """
+        found = np.zeros(len(self.positions), np.bool_)
+        if rules.since:
+            found |= self.positions < looked_up(int64s(self.rows["partition"]), rules.since, NO_TIME)
+        if out:
+            offsets = int64s(self.rows["offset"])
+            inputs = list(dict.fromkeys(tp.source for tp in out))
+            for tp, mine in by_topic_partition(self.rows, inputs, offsets).items():
+                if tp in out:
+                    found[mine] |= np.isin(offsets[mine], out[tp])
+        return found
 
     def clocks(self, clocks: TenantClocks) -> Int64s:
         """The clock of each one's tenant (ms)."""

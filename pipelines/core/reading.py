@@ -22,6 +22,7 @@ from pipelines.core.columns import Int64s, int64s, lengths
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import UndecodableError, finder, first_finder, is_same, kind, number_text, parse_object
 from pipelines.core.paths import Path, paths_text
+from pipelines.core.redriven import REDRIVEN, redriven_offsets
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, TENANT, schema_of
 
@@ -39,6 +40,10 @@ RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
 """The last column of bronze: how many bytes key, value and headers of a record have, as they are kept. Whoever plans what to
 read into memory goes by it, since the files do not tell: there, values are packed. Null in rows of earlier versions."""
 
+REDRIVEN_FROM: Final = pa.field("redriven_from", pa.int64())
+"""A column of bronze: of a record that says that it was redriven, the offset in its own topic-partition of the one that it was.
+Null for all others, and in rows of earlier versions."""
+
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
 """How many bytes a value may have where nothing else is said."""
 
@@ -53,7 +58,8 @@ _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflo
 
 def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> pa.Schema:
     """The columns of a source's bronze; `tenant` is null for a refused record, and for a heartbeat of no tenant."""
-    return pa.schema([*BRONZE, *([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else []), RECORD_BYTES])
+    further = [*([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else [])]
+    return pa.schema([*BRONZE, *further, REDRIVEN_FROM, RECORD_BYTES])
 
 
 class Reason(str, Enum):
@@ -144,11 +150,24 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     bronze = pa.Table.from_batches(read, schema)
     if too_large:
         bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
+    bronze = bronze.append_column(REDRIVEN_FROM, _redriven_from(table))
     bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
     ids = [schema_id_of(value) for value in table["value"].to_pylist()]
     return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
+
+
+def _redriven_from(kafka: pa.Table) -> pa.Array:
+    """The column `REDRIVEN_FROM`."""
+    headers = kafka["headers"].combine_chunks()
+    says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
+    found: list[int | None] = [None] * kafka.num_rows
+    for row in pc.unique(headers.value_parent_indices().filter(says)).to_pylist():
+        topic, partition, offset = (kafka[name][row].as_py() for name in ("topic", "partition", "offset"))
+        said = [(each["key"], each["value"]) for each in headers[row].as_py()]
+        found[row] = next((at for at, _ in reversed(list(redriven_offsets(topic, partition, said))) if at < offset), None)
+    return pa.array(found, REDRIVEN_FROM.type)
 
 
 def record_bytes(kafka: pa.Table) -> Int64s:

@@ -12,25 +12,24 @@ A message that says nothing must have been made with no other idle decisions tha
 message of a transaction is enough to say it, but where a batch may come out in part (`at_least_once`), the first must as well:
 a record that timed out on a decision which the sink does not know would be out without the parts that it waits for now.
 
-Where the timeout has changed (decision 36), a part joined by the timeout of the epoch that merged it, and the message timed out
-in that epoch or a later one: so T is the longest of these. The message says where they ended (`Told`), and they are merged again
-in the same stretches. What sorts after M still has no part before E: that does not depend on any timeout.
-
-Where there is, or was, a window by gap, M says when it was closed, C, and no merge record stayed open for longer than L. What
+Where there is a window by gap, M says when it was closed, C, and no merge record stayed open for longer than L. What
 sorts after M is closed at C or later, so that it has no part before X = C - 1 - L, which takes the place of E. A message that was
 closed at c holds what came up to c - 1 of its key, and nothing later; so those with c > X are read back.
 
 With tenants, whose clocks are up to a lag behind, X is earlier by that lag. A tenant's position may come out too low only before
 X: so a record at such a position is passed over, since it is out, was late or was refused. When a merge record was closed depends
 on the position just before the record, or the decision, that took its tenant's past `due` there. So of the decisions after one
-offset, the message says each that may have closed something from M on (`idle_header`). Where windows or lags have changed, a lake
-cannot be taken up.
+offset, the message says each that may have closed something from M on (`idle_header`).
+
+All that holds under one set of rules. M says by which rules everything from these offsets on was read and merged (`RULES`):
+whoever takes the lake up must have these, and no others, and is refused otherwise.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -38,8 +37,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import Stretch
-from pipelines.core.sequence import EPOCHS, IDLE, IDLE_PACKED, MIN_OFFSETS, NO_RECOVERY, PLAIN, Place, place_of
+from pipelines.core.sequence import IDLE, IDLE_PACKED, LIVED, MIN_OFFSETS, NO_RECOVERY, RULES, Place, place_of
 from pipelines.core.window import Window
 
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
@@ -51,6 +49,9 @@ RECOVERY_BYTES: Final = 900 * 1024
 
 PLAIN_BYTES: Final = 16 * 1024
 """So many bytes of idle decisions are told as they are, more of them compressed."""
+
+
+_FINGERPRINT: Final = re.compile("[0-9a-f]{8}")
 
 
 class NotToldError(Exception):
@@ -91,61 +92,25 @@ class ReadBack(NamedTuple):
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
-class Told(NamedTuple):
-    """What a message says of the windows that its partition has had: the lake's first, and its own.
-
-    `stretches`: those that ended with a clock that reaches the records that are to be read again; the last of them may be without
-    offsets (`Stretch`). `horizon`: the largest one of those that ended before (ms), if any did. `is_plain`: whether all before
-    these were timeouts, so that the message does not say when it was closed. `longest_ms`: how long a merge record could stay
-    open at most under any window of the lake, where not all were timeouts.
-    """
-
-    first: Window
-    window: Window
-    horizon: int | None = None
-    stretches: Sequence[Stretch] = ()
-    is_plain: bool = True
-    longest_ms: int | None = None
-
-
 @dataclass(frozen=True)
 class SinkState:
     """What a lost lake takes from one sink partition.
 
     `begin`: by source the offset to begin at (a source that is missing: the earliest); `decisions`: by source those of the idle
-    policy to take again; `read_back`: the messages already out that parts may still come for, in the sink's order; `told`: what
-    the sink says of windows, None where it has no such word; `last`: the last of its messages in the order of publication, also
-    of those before a repeat, which come again as they were; `since`: with tenants, the position of its tenant (ms) before which a
-    record is passed over, None where the sink does not say where to begin.
+    policy to take again; `read_back`: the messages already out that parts may still come for, in the sink's order; `rules`: the
+    fingerprints of the rules by which what lies from `begin` on was read and merged; `is_lived`: whether the lake had more behind
+    it than its records and one set of rules; `last`: the last of its messages in the order of publication, also of those before a
+    repeat, which come again as they were; `since`: with tenants, the position of its tenant (ms) before which a record is passed
+    over, None where the sink does not say where to begin.
     """
 
     begin: Mapping[str, int]
     decisions: Mapping[str, Sequence[IdleDecision]]
     read_back: Sequence[ReadBack]
-    told: Told | None = None
+    rules: Collection[str] = frozenset()
+    is_lived: bool = False
     last: Place | None = None
     since: int | None = None
-
-    @property
-    def had_gap(self) -> bool:
-        """Whether the lost lake had a window by gap at any time, as its last message tells."""
-        was_closed_by_gap = self.last is not None and self.last.closed_at != PLAIN
-        return was_closed_by_gap or (self.told is not None and self.told.longest_ms is not None)
-
-    def lived(self, window: Window) -> Told | None:
-        """What the lost lake did with its windows, up to a moment at which the last message was finished; None where none was.
-
-        `window`: the one that it had, where the sink does not say. The moment is when the clock first closed the message, but
-        after all the ends that it tells of, since its last window began there: nobody can tell how far the clock came after that,
-        and nothing that is out depends on it.
-        """
-        if self.last is None:
-            return None
-        told = self.told or Told(window, window, is_plain=window.is_timeout)
-        closed_at = self.last.time + told.window.gap_ms + 1 if self.last.closed_at == PLAIN else self.last.closed_at
-        clock = max([closed_at, *(each.clock + (each.offsets is not None) for each in told.stretches)])
-        ended = [stretch for stretch in told.stretches if stretch.offsets is not None]
-        return told._replace(stretches=(*ended, Stretch(told.window, clock, None)))
 
 
 # -- from the lake to a message
@@ -203,7 +168,9 @@ def encode_idle(decisions: Decisions) -> bytes:
     return orjson.dumps({source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()})
 
 
-def recovery_headers(min_offsets: Mapping[str, int], idle: Decisions, told: Told | None) -> list[tuple[str, bytes]]:
+def recovery_headers(
+    min_offsets: Mapping[str, int], idle: Decisions, rules: Collection[str], *, is_lived: bool
+) -> list[tuple[str, bytes]]:
     """The headers of a message from which a lost lake is taken up, of `RECOVERY_BYTES` at most. Where they would have more,
     the message says that it does not say it (`NO_RECOVERY`).
     """
@@ -211,10 +178,10 @@ def recovery_headers(min_offsets: Mapping[str, int], idle: Decisions, told: Told
     if idle:
         text = encode_idle(idle)
         headers.append((IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text)))
-    if told is not None:
-        headers.append((EPOCHS, encode_told(told)))
-    size = sum(len(name) + len(content) for name, content in headers)
-    return headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]
+    headers.append((RULES, ",".join(sorted(rules)).encode()))
+    lived = [(LIVED, b"true")] if is_lived else []
+    size = sum(len(name) + len(content) for name, content in [*headers, *lived])
+    return [*(headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]), *lived]
 
 
 def _encoded(decision: IdleDecision) -> list[Any]:
@@ -229,46 +196,7 @@ def read_again_from(time: int, longest_ms: int | None) -> int:
     return time if longest_ms is None else time - 1 - longest_ms
 
 
-def told_of(lived: Told, stretches: Sequence[Stretch], position: int) -> Told:
-    """What a message has to say of the windows up to now, after which records are read again from this position (ms) on; `lived`
-    as it would be without stretches, which are all that have ended.
-
-    A stretch whose clock ended before the position has none of these records, and counts for its horizon alone.
-    """
-    passed = [stretch.horizon for stretch in stretches if stretch.clock < position]
-    horizons = [*passed, *([] if lived.horizon is None else [lived.horizon])]
-    left = [stretch for stretch in stretches if stretch.clock >= position]
-    return lived._replace(horizon=max(horizons, default=None), stretches=left)
-
-
-def encode_told(told: Told) -> bytes:
-    """The header `watersmeet.epochs`; a message needs none where the window never changed."""
-    ended = [[s.window.encoded(), s.clock, None if s.offsets is None else dict(s.offsets)] for s in told.stretches]
-    first, last = told.first.encoded(), told.window.encoded()
-    said = {"first": first, "timeout": last, "horizon": told.horizon, "ended": ended}
-    closing = {} if told.longest_ms is None else {"plain": told.is_plain, "longest": told.longest_ms}
-    return orjson.dumps(said | closing)
-
-
 # -- from the sink to a lake
-
-
-def parse_told(header: bytes | None) -> Told:
-    """The inverse of `encode_told`. Raises ValueError where the header is no such thing."""
-    try:
-        found = orjson.loads(header or b"")
-        stretches = tuple(Stretch(Window.decoded(window), clock, offsets) for window, clock, offsets in found["ended"])
-        first, last = Window.decoded(found["first"]), Window.decoded(found["timeout"])
-        told = Told(first, last, found["horizon"], stretches, found.get("plain", True), found.get("longest"))
-        numbers = [number for each in stretches for number in (each.clock, *(each.offsets or {}).values())]
-        is_right = all(_is_integer(number, 0) for number in numbers) and type(told.is_plain) is bool
-        is_right &= told.horizon is None or _is_integer(told.horizon, -(2**63))
-        is_right &= told.longest_ms is None or _is_integer(told.longest_ms, 0)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        is_right = False
-    if not is_right:
-        raise ValueError(f"{EPOCHS} is not what a message of Watersmeet says of windows: {header!r}")
-    return told
 
 
 def parse_min_offsets(header: bytes | None) -> dict[str, int]:
@@ -299,11 +227,19 @@ def _decoded(after_offset: int, event_time: int, told: Mapping[str, int] = Mappi
     return IdleDecision(after_offset, event_time, tuple(sorted(told.items())))
 
 
+def parse_rules(header: bytes | None) -> frozenset[str]:
+    """The fingerprints of rules in the header `watersmeet.rules`. Raises ValueError where the header is no such thing."""
+    found = (header or b"").decode("ascii", errors="replace").split(",")
+    if not all(_FINGERPRINT.fullmatch(each) for each in found):
+        raise ValueError(f"{RULES} is not what a message of Watersmeet says of rules: {header!r}")
+    return frozenset(found)
+
+
 def sink_state(
     messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], window: Window, lag_ms: int | None = None
 ) -> SinkState:
-    """What the last message with `min_offsets` says, and every message of which a record may be read again: by the window given,
-    or by the longest of those that the message tells of; with tenants, by the lag given as well.
+    """What the last message with `min_offsets` says, and every message of which a record may be read again by this window; with
+    tenants, by this lag as well.
 
     `messages` come with their headers, those of a sink partition from its end backwards; no more are asked for than are needed. A
     sink without such a message is read whole. What sorts after the sink's last message is passed over: it was out before a repeat
@@ -312,10 +248,11 @@ def sink_state(
     """
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
-    told: Told | None = None
+    rules: frozenset[str] = frozenset()
     tail: Place | None = None
     last: Place | None = None
     since: int | None = None
+    is_lived = False
     read_back, longest_ms = [], window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
         last = message.place if last is None else max(message.place, last)
@@ -325,18 +262,14 @@ def sink_state(
         if since is None and NO_RECOVERY in headers:
             raise NotToldError
         if since is None and MIN_OFFSETS in headers:
-            begin = parse_min_offsets(headers[MIN_OFFSETS])
-            decisions = _idle_of(headers)
-            told = parse_told(headers[EPOCHS]) if EPOCHS in headers else None
-            if told is not None:
-                windows = [told.window, *(stretch.window for stretch in told.stretches)]
-                longest_ms = told.longest_ms or max(each.longest_ms for each in windows)
+            begin, decisions = parse_min_offsets(headers[MIN_OFFSETS]), _idle_of(headers)
+            rules, is_lived = parse_rules(headers[RULES]) if RULES in headers else frozenset(), LIVED in headers
             is_plain = message.closed_at is None
             since = read_again_from(message.place.time if is_plain else message.place.closed_at, None if is_plain else longest_ms)
         if since is not None and _last_position(message, longest_ms) < since:
             break
         read_back.append(message)
-    return SinkState(begin, decisions, tuple(reversed(read_back)), told, last, None if lag_ms is None else since)
+    return SinkState(begin, decisions, tuple(reversed(read_back)), rules, is_lived, last, None if lag_ms is None else since)
 
 
 def _last_position(message: ReadBack, longest_ms: int) -> int:

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, times_ms
-from pipelines.core.letters import LETTERS, NEXT_OFFSETS, REDRIVEN, next_offsets, numbers_by_name
+from pipelines.core.letters import LETTERS, NEXT_OFFSETS, next_offsets, numbers_by_name
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
+from pipelines.core.redriven import REDRIVEN
 from pipelines.core.types import HEADERS, TIME
 
 ORIGIN = "watersmeet.origin"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
-
-Encoded: TypeAlias = "int | list[int]"
-"""A window as a JSON value: the length of a timeout, or gap and max (ms)."""
+from typing import NamedTuple
 
 
 class Window(NamedTuple):
@@ -33,15 +30,3 @@ class Window(NamedTuple):
     def due(self, first: int, last: int) -> int:
         """The last moment (ms) at which a merge record with these first and last event times can be joined."""
         return min(first + self.longest_ms, last + self.gap_ms)
-
-    def encoded(self) -> Encoded:
-        """As a JSON value."""
-        return self.gap_ms if self.max_ms is None else [self.gap_ms, self.max_ms]
-
-    @classmethod
-    def decoded(cls, value: object) -> Window:
-        """The inverse of `encoded`. Raises ValueError where the value is no such thing."""
-        numbers = value if isinstance(value, list) and len(value) == 2 else [value]
-        if any(type(number) is not int or not 0 <= number < 2**63 for number in numbers):
-            raise ValueError(f"no window: {value!r}")
-        return cls(*numbers)

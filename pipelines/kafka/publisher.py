@@ -161,19 +161,23 @@ class Publisher:
                     Cluster(self._kafka, PROMPT_S).check_transactions()
 
     def tails(self, partitions: int) -> dict[int, Message]:
-        """The last committed message of each of the topic's partitions that holds one, once no transaction is open there.
+        """The last committed message of each of the topic's partitions that holds one, once no transaction is open there. Raises
+        what `settled_bounds` raises.
+        """
+        return read_tails(self._kafka, self._topic, partitions, self.settled_bounds(partitions))
+
+    def settled_bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
+        """By partition of the topic the first offset and the end of what is committed, once no transaction is open there.
 
         One of this publisher's id ends with `begin`. One of the id that an earlier version gave it is settled here, where the
         user may use that id. Raises OpenTransactionError where another one is still open after a while.
         """
         with suppress(OpenTransactionError):
-            bounds = Cluster(self._kafka, settling_s=0).settled_bounds(self._topic, partitions)
-            return read_tails(self._kafka, self._topic, partitions, bounds)
+            return Cluster(self._kafka, settling_s=0).settled_bounds(self._topic, partitions)
         if self._former_id != self.transactional_id:
             with suppress(KafkaAccessError):
                 self._fencing(self._former_id)
-        bounds = Cluster(self._kafka).settled_bounds(self._topic, partitions)
-        return read_tails(self._kafka, self._topic, partitions, bounds)
+        return Cluster(self._kafka).settled_bounds(self._topic, partitions)
 
     def send(self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None) -> dict[int, int | None]:
         """Publishes messages, each partition's in their order, and answers the offset of each partition's last one (null where

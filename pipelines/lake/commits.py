@@ -28,9 +28,9 @@ EVOLVING: Final = "watersmeet-evolve"
 """Of the commits that begin a further epoch, which is a row of its own."""
 
 RESETTING: Final = "watersmeet-reset"
-"""Of the commits that remember which messages a deliberate reset takes out of silver, before it does."""
+"""Of the commits that follow from a jump, for the generation that it has ended."""
 
-UNREAD: Final = frozenset([DELETING, EVOLVING])
+UNREAD: Final = frozenset([DELETING, EVOLVING, RESETTING])
 """Applications of which nobody asks what their last commit said."""
 
 Append = Callable[[str, pa.Table, "Commit"], None]

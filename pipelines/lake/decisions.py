@@ -11,20 +11,22 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.core.types import TENANT, own_columns
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.generations import Generation, own_generation
+from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
 
-def read_decisions(questions: Questions, before_ms: int | None = None) -> list[Decided]:
-    """Every decision (taken before a time in epoch ms), by topic-partition in its order."""
-    where: Where = () if before_ms is None else [[("decided_at", "<", before_ms)]]
+def read_decisions(questions: Questions, generation: Generation) -> list[Decided]:
+    """Every decision of a generation, by topic-partition in its order."""
     columns = ["source", "partition", "after_offset", "event_time", "decided_at"]
-    columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT)
+    columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(questions, tables.IDLE_HEARTBEATS)
     told: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
-    for row in questions.select(tables.IDLE_HEARTBEATS, columns, where).to_pylist():
+    for row in questions.select(tables.IDLE_HEARTBEATS, columns).to_pylist():
+        if not generation.is_of(row.get("generation")):
+            continue
         of_one = row["source"], row["partition"], row["after_offset"], row["decided_at"]
         if (tenant := row.get("tenant")) is None:
             decided.append((row["after_offset"], row["event_time"], of_one))
@@ -36,11 +38,13 @@ def read_decisions(questions: Questions, before_ms: int | None = None) -> list[D
     ]
 
 
-def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int) -> pa.Table:
-    """Decisions as rows of `idle_heartbeats`: with tenants, a row of nobody's and one for each that is told a time."""
+def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int, generation: int) -> pa.Table:
+    """Decisions of a generation as rows of `idle_heartbeats`: with tenants, a row of nobody's and one for each that is told a
+    time.
+    """
     rows = [
         {**settings.place(tp.source)._asdict(), "partition": tp.partition, "tenant": tenant}
-        | {"after_offset": decision.after_offset, "event_time": time, "decided_at": decided_at_ms}
+        | {"after_offset": decision.after_offset, "event_time": time, "decided_at": decided_at_ms, "generation": generation}
         for tp, decision in decided
         for tenant, time in [(None, decision.event_time), *decision.told]
     ]

@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pipelines.core.model import horizon_after
-from pipelines.core.plan import Stretch, TopicPartition
-from pipelines.core.recovery import Told
+from pipelines.core.plan import TopicPartition
+from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.generations import Generation
 from pipelines.lake.heads import Heads, moment_of
 from pipelines.lake.identity import check_rules_of_layout_1
-from pipelines.lake.questions import Questions, row_count
+from pipelines.lake.questions import Questions, Where, row_count
 from pipelines.settings import Settings
 
 _APPLICATION = "watersmeet-epochs"
@@ -145,26 +146,41 @@ def keep_first_epoch(questions: Questions, append: Append, settings: Settings, n
         begin_epoch(questions, append, settings, 0, now_ms)
 
 
-def epoch_ends(
-    questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})
-) -> dict[int, list[Stretch]]:
-    """By partition, where the epochs before the last ended, as far as that was after the batch `after`: the last reset, which
-    begins with fresh state. What a lost lake `lived` comes before any epoch of this one.
+def longest_ms(epochs: Epochs) -> int:
+    """For how long (ms) after its first record a merge record could be open at most, by the clock of all, under any of the rules:
+    the longest of the windows, and the largest lag of a tenant's clock.
     """
-    ends = {last: epoch.settings.merge.window for epoch, last in epochs.ends() if last > after}
+    merges = [epoch.settings.merge for epoch in epochs]
+    return max(merge.window.longest_ms for merge in merges) + max(merge.tenant_max_lag_ms or 0 for merge in merges)
+
+
+class EpochEnd(NamedTuple):
+    """Where an epoch ended in a partition: its window, the clock (ms) then, and the largest head (ms) of its inputs, up to which
+    it may have looked.
+    """
+
+    window: Window
+    clock: int
+    head: int
+
+    @property
+    def horizon(self) -> int:
+        """The event time (ms) before which a record was late at the end; what had timed out lies before it."""
+        return self.clock - self.window.gap_ms
+
+
+def epoch_ends(questions: Questions, epochs: Epochs, generation: Generation) -> dict[int, list[EpochEnd]]:
+    """By partition, where the epochs before the last ended within a generation."""
+    ends = {last: epoch.settings.merge.window for epoch, last in epochs.ends() if last >= generation.from_batch}
     if not ends:
         return {}
-    columns = ["batch", "partition", "source", "clock", "until_offset"]
-    rows = questions.select(
-        tables.PROGRESS, columns, [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
-    ).to_pylist()
-    found: dict[int, dict[int, Stretch]] = {}
+    where: Where = [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
+    values = {"clock": ("max", "clock"), "head": ("max", "head")}
+    rows = questions.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
+    found: dict[int, list[EpochEnd]] = {}
     for row in sorted(rows, key=itemgetter("batch")):
-        p, batch = row["partition"], row["batch"]
-        if p not in lived or row["clock"] >= lived[p].stretches[-1].clock:
-            stretch = found.setdefault(p, {}).setdefault(batch, Stretch(ends[batch], row["clock"], {}))
-            found[p][batch] = stretch._replace(offsets={**(stretch.offsets or {}), row["source"]: row["until_offset"]})
-    return {p: list(mine.values()) for p, mine in found.items()}
+        found.setdefault(row["partition"], []).append(EpochEnd(ends[row["batch"]], row["clock"], row["head"]))
+    return found
 
 
 class Passed(NamedTuple):
@@ -180,22 +196,22 @@ class Passed(NamedTuple):
     of_all: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
-def passed(questions: Questions, epochs: Epochs, after: int, lived: Mapping[int, Told] = MappingProxyType({})) -> Passed:
-    """What the epochs have left at these ends (`epoch_ends`)."""
-    found = epoch_ends(questions, epochs, after, lived)
+def passed(questions: Questions, epochs: Epochs, generation: Generation) -> Passed:
+    """What the epochs have left in a generation at these ends (`epoch_ends`)."""
+    found = epoch_ends(questions, epochs, generation)
     begun = {p: mine[-1].clock for p, mine in found.items()}
     if epochs.current.settings.merge.has_tenants:
-        return _passed_with_tenants(questions, epochs, after, begun)
-    return Passed({p: max(s.horizon for s in mine) for p, mine in found.items()}, begun)
+        return _passed_with_tenants(questions, epochs, generation, begun)
+    return Passed({p: max(each.horizon for each in mine) for p, mine in found.items()}, begun)
 
 
-def _passed_with_tenants(questions: Questions, epochs: Epochs, after: int, begun: Mapping[int, int]) -> Passed:
-    heads = Heads(questions, after)
+def _passed_with_tenants(questions: Questions, epochs: Epochs, generation: Generation, begun: Mapping[int, int]) -> Passed:
+    heads = Heads(questions, generation)
     horizons: dict[int, int] = {}
     of_tenants: dict[tuple[int, str], int] = {}
     of_all: dict[TopicPartition, int] = {}
     for epoch, last in epochs.ends():
-        if last <= after:
+        if last < generation.from_batch:
             continue
         merge, following = epoch.settings.merge, epochs[epoch.number + 1].settings.merge
         lag_ms, gap_ms = merge.tenant_max_lag_ms or 0, merge.window.gap_ms

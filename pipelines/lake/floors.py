@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.generations import Generation
 from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.settings import Settings
 
@@ -53,38 +54,39 @@ def read_floors(questions: Questions) -> Floors:
     return Floors(batches, {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None})
 
 
-def read_history(questions: Questions, settings: Settings, partitions: int, last_batch: int) -> dict[int, History]:
-    """By partition, from where on what is left can be derived again; nothing where nothing was deleted.
-
-    After a deliberate reset, that is where it goes on, or later.
+def read_history(
+    questions: Questions, settings: Settings, partitions: int, generation: Generation, last_batch: int
+) -> dict[int, History]:
+    """By partition, from where on what is left of a generation, up to a batch, can be derived again; nothing where nothing was
+    deleted.
     """
     floors = read_floors(questions)
     if not floors.batches and not floors.times:
         return {}
     noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]])["last"][0].as_py()
     longest_ms = max(epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings))
-    reset, found = last_reset(questions), {}
+    found = {}
     for p in range(partitions):
-        batch = max(floors.batches.get(p, -1), reset)
+        batch = max(min(floors.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer, so that one which was at a clock has its last event time that long before, or later.
         times = [time for (table, q), time in floors.times.items() if q == p and table == tables.LATE]
         times += [time + longest_ms for (table, q), time in floors.times.items() if q == p and table == tables.SILVER]
         if times:
-            batch = max(batch, _first_batch(questions, settings, p, max(batch, 0), max(times), noted))
-        found[p] = _at_end_of(questions, settings, p, batch)
+            first = max(batch, generation.from_batch)
+            batch = max(batch, _first_batch(questions, settings, p, first, max(times), noted))
+        found[p] = _at_end_of(questions, settings, p, batch) if batch >= generation.from_batch else _beginning(generation, p)
     return found
 
 
-def last_reset(questions: Questions, until: int | None = None) -> int:
-    """The last batch (up to this one) that is a deliberate reset, -1 where there is none."""
-    is_reset: list[Condition] = [("reason", "is not null", None), *([] if until is None else [("batch", "<=", until)])]
-    found = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [is_reset])["last"][0].as_py()
-    return -1 if found is None else int(found)
+def _beginning(generation: Generation, partition: int) -> History:
+    begin = {tp.source: offset for tp, offset in generation.begin.items() if tp.partition == partition}
+    return History(generation.from_batch - 1, begin, dict.fromkeys(begin), None)
 
 
 def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int) -> int:
     """The first batch at whose end every source of a partition has at least this position; else the last one that is noted."""
-    beyond: list[Condition] = [("partition", "=", partition), ("batch", ">=", since), ("position", ">=", time_ms)]
+    beyond: list[Condition] = [("partition", "=", partition), ("position", ">=", time_ms)]
+    beyond += [("batch", ">=", since), ("batch", "<=", last)]
     rows = questions.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
     found = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
     return max(found.values()) if found.keys() == settings.inputs.keys() else last

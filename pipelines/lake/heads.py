@@ -19,6 +19,7 @@ from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.generations import Generation
 from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
 
 _RECORDS = pa.schema(
@@ -43,24 +44,19 @@ def moment_of(questions: Questions, batch: int) -> Moment:
 
 @dataclass(frozen=True)
 class Heads:
-    """Asks for the clocks of tenants of a lake, since a deliberate reset (the batch `after`; -1: there was none).
-
-    `decided_before_ms`: only idle decisions that were taken before (epoch ms) count.
-    """
+    """Asks for the clocks of tenants in a generation of a lake."""
 
     questions: Questions
-    after: int
-    decided_before_ms: int | None = None
+    generation: Generation
 
     def clocks_at(self, moment: Moment, lag_ms: int, of_all: Mapping[TopicPartition, int] = MappingProxyType({})) -> TenantClocks:
         """The clocks of tenants at a moment. `of_all`: what all tenants had at the least on a topic-partition since an earlier
         epoch (ms), which had another lag.
         """
-        begins = {tp: c.next_offset for tp, c in moment_of(self.questions, self.after).cursors.items()} if self.after >= 0 else {}
+        begins = self.generation.begin
         idle: dict[TopicPartition, list[IdleDecision]] = {}
-        for tp, decision in read_decisions(self.questions, self.decided_before_ms):
-            if decision.after_offset + 1 >= begins.get(tp, 0):
-                idle.setdefault(tp, []).append(decision)
+        for tp, decision in read_decisions(self.questions, self.generation):
+            idle.setdefault(tp, []).append(decision)
         heads, waiting = [HEADS.empty_table()], [_RECORDS.empty_table()]
         known = {tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks}
         for source in sorted({tp.source for tp in known}):

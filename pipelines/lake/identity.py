@@ -53,7 +53,7 @@ def check_layout(questions: Questions, lake: Lake) -> None:
     if not is_numbered or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
         raise ConfigurationError(
             f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
-            "begin a new lake elsewhere; with `kafka.start: sink` it takes up the old sink where it stands"
+            "begin a new lake elsewhere, with another `publish.topic`: messages of then do not say how they are taken up"
         )
     if changed := [*_other_topics(questions, lake.settings), *differences(questions, _tenants(lake.settings))]:
         raise ConfigurationError(changed[0])
@@ -96,7 +96,7 @@ def rules_of_layout_1(settings: Settings) -> dict[str, str]:
     facts = {
         "kafka.max_record_bytes": str(settings.kafka.max_record_bytes),
         "merge.timeout": "null" if settings.merge.timeout_ms is None else f"{settings.merge.timeout_ms} ms",
-        "merge.window": "null" if settings.merge.window_by_gap is None else str(settings.merge.window.encoded()),
+        "merge.window": "null" if settings.merge.window_by_gap is None else str(list(settings.merge.window)),
         "merge.max_future": f"{settings.merge.max_future_ms} ms",
         "publish.valid": settings.publish.valid,
         "publish.value": settings.publish.value or "null",
@@ -183,18 +183,9 @@ def keep_facts(questions: Questions, append: Append, settings: Settings, facts: 
     return kept
 
 
-def first_offsets_fact(name: str) -> str:
-    """The name of the fact where reading an input began: by partition the first offset that Kafka had then, as JSON."""
-    return f"inputs.{name}.first_offsets"
-
-
-def known_first_offsets(questions: Questions, settings: Settings) -> dict[str, dict[int, int]]:
-    """Return, by input and partition, the first offset that Kafka had when the lake first saw it; without inputs that it has
-    not seen.
-    """
-    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
-    found = {name: kept[fact] for name in settings.inputs if (fact := first_offsets_fact(name)) in kept}
-    return {name: {int(p): first for p, first in orjson.loads(text).items()} for name, text in found.items()}
+def kept_facts(questions: Questions) -> dict[str, str]:
+    """Everything that the lake was begun with, or that was noted since, by its name."""
+    return _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
 
 
 def _refusal(changed: Sequence[str]) -> ConfigurationError:

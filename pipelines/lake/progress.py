@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit, last_decision
+from pipelines.lake.generations import own_generation
 from pipelines.lake.questions import Questions, Where
 from pipelines.settings import Settings
 
@@ -21,8 +22,8 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     """A batch as facts of its commit to silver.
 
     `batch`; `epoch`; `offsets`: by input, `[partition, from, until, position_before, position, head]` for each of its
-    partitions; `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `reset`: its
-    reason, where the batch is one; `configuration`: a digest.
+    partitions; `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `generation`;
+    `configuration`: a digest.
     """
     times = [time for done in plan.ranges.values() for time in (done.position_before, done.position, done.head)]
     since = min((time for time in [*times, *plan.clocks.values()] if time is not None), default=0)
@@ -36,9 +37,9 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
         row_times = map(after, (done.position_before, done.position, done.head))
         offsets.setdefault(tp.source, []).append([tp.partition, done.from_offset, done.until_offset, *row_times])
     clocks = [[partition, clock - since] for partition, clock in plan.clocks.items()]
-    facts = {"batch": plan.batch, "epoch": plan.epoch, "since": since, "offsets": offsets, "clocks": clocks}
-    facts["has_late"] = plan.has_late
-    return {**facts, **({} if plan.reset is None else {"reset": plan.reset}), "configuration": settings.digest}
+    facts: dict[str, Any] = {"batch": plan.batch, "epoch": plan.epoch, "generation": plan.generation}
+    facts |= {"since": since, "offsets": offsets, "clocks": clocks, "has_late": plan.has_late}
+    return {**facts, "configuration": settings.digest}
 
 
 def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
@@ -55,14 +56,14 @@ def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
         for partition, begin, until, before, position, head in rows
     }
     clocks = {partition: since + after for partition, after in facts["clocks"]}
-    return BatchPlan(facts["batch"], ranges, clocks, facts["has_late"], facts.get("reset"), facts.get("epoch", 0))
+    return BatchPlan(facts["batch"], ranges, clocks, facts["has_late"], facts.get("generation", 0), facts.get("epoch", 0))
 
 
 def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, committed_at_ms: int) -> pa.Table:
     """One row of `progress` for every topic-partition, so that the last batch alone says where all of them stand."""
     rows = []
     for tp, done in plan.ranges.items():
-        of_batch = (committed_at_ms, done.position, plan.reset, silver_version, plan.epoch)
+        of_batch = (committed_at_ms, done.position, None, silver_version, plan.epoch, plan.generation)
         of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
         rows.append((plan.batch, *settings.place(tp.source), tp.partition, *of_range, *of_batch))
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
@@ -96,14 +97,19 @@ def _last_noted(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
     last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is None:
         return None
-    columns = ["source", "partition", "from_offset", "until_offset", "position", "head", "clock", "reason", "silver_version"]
-    before = questions.select(tables.PROGRESS, ["source", "partition", "position"], [[("batch", "=", last - 1)]]).to_pylist()
+    columns = ["source", "partition", "from_offset", "until_offset", "position", "head", "clock", "silver_version"]
+    columns += own_generation(questions, tables.PROGRESS)
+    before = questions.select(tables.PROGRESS, columns, [[("batch", "=", last - 1)]]).to_pylist()
     rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
-    positions = {TopicPartition(row["source"], row["partition"]): row["position"] for row in before}
+    positions = {
+        TopicPartition(row["source"], row["partition"]): row["position"]
+        for row in before
+        if row.get("generation") == rows[0].get("generation")
+    }
     ranges = {}
     for row in rows:
         tp = TopicPartition(row["source"], row["partition"])
         ranges[tp] = OffsetRange(row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"])
     clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
-    plan = BatchPlan(last, ranges, clocks, has_late=True, reset=rows[0]["reason"])
+    plan = BatchPlan(last, ranges, clocks, has_late=True, generation=rows[0].get("generation") or 0)
     return plan, rows[0]["silver_version"], Commit(APPLICATION, token=0, number=last + 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -196,11 +197,15 @@ def in_portions(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
     return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
 
 
-def first_offsets(asked: Questions, table: str, column: str, bounds: Mapping[int, int]) -> dict[int, int]:
-    """By partition the first offset of a row whose `column` is at least the partition's bound; absent where there is none."""
+def first_offsets(
+    asked: Questions, table: str, column: str, bounds: Mapping[int, int], since: Mapping[int, int] = MappingProxyType({})
+) -> dict[int, int]:
+    """By partition the first offset, from `since` on, of a row whose `column` is at least the partition's bound; absent where
+    there is none.
+    """
     first: dict[int, int] = {}
     for some in in_portions(sorted(bounds.items())):
-        beyond: Where = [[("partition", "=", partition), (column, ">=", bound)] for partition, bound in some]
+        beyond: Where = [[("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)] for p, bound in some]
         found = asked.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
         first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))
     return first

@@ -15,8 +15,8 @@ from pipelines.lake.questions import Questions, walk
 
 def check_not_restored(questions: Questions, lake: Lake) -> None:
     """Raises ConfigurationError where a table that the layers write was taken back behind a commit of theirs."""
-    noted = [tables.PROGRESS, tables.PUBLISHED, tables.IDLE_HEARTBEATS, tables.RESETS, tables.DEAD_LETTERS]
-    for table in (*filter(tables.has_records, lake.layout), *noted):
+    noted = [tables.PROGRESS, tables.PUBLISHED, tables.IDLE_HEARTBEATS, tables.GENERATIONS, tables.RECOVERED, tables.RESETS]
+    for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
         if questions.exists(table):
             check_table(questions, lake, table)
 

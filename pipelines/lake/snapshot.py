@@ -27,7 +27,7 @@ ATTEMPTS: Final = 100
 
 _THREADS: Final = 8
 
-_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.RECOVERED, tables.RESETS, tables.PROGRESS)
+_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.PROGRESS)
 """The tables that a batch of silver and its notes are written to."""
 
 _CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.configuration.sources import SourceSettings
 from pipelines.core.merge import late_schema, silver_schema
-from pipelines.core.reading import BRONZE, RECORD_BYTES, bronze_schema
+from pipelines.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.settings import MergeSettings, Settings
 
@@ -18,10 +18,12 @@ SILVER = "silver"
 LATE = "late"
 QUARANTINE = "quarantine"
 IDLE_HEARTBEATS = "idle_heartbeats"
+GENERATIONS = "generations"
 RESETS = "resets"
 PUBLISHED = "published"
 DEAD_LETTERS = "dead_letters"
 FORGOTTEN = "forgotten"
+ERASED = "erased"
 RECOVERED = "recovered"
 PROGRESS = "progress"
 FLOORS = "floors"
@@ -36,7 +38,7 @@ DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
 """The property of silver that says which layout the tables of its lake have."""
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
 
 STATISTICS_BYTES = 64
@@ -44,18 +46,21 @@ STATISTICS_BYTES = 64
 reader opens a file where they have some hundred megabytes."""
 
 _ADDED = {
-    SILVER: frozenset([*DUE.names, RECORD_BYTES.name]),
+    SILVER: frozenset([*DUE.names, RECORD_BYTES.name, "generation"]),
+    LATE: frozenset(["generation"]),
+    IDLE_HEARTBEATS: frozenset(["generation"]),
     QUARANTINE: frozenset([RECORD_BYTES.name]),
     PUBLISHED: frozenset(["last_due", "last_closed_at"]),
-    RECOVERED: frozenset(["epochs", *DUE.names]),
-    PROGRESS: frozenset(["epoch"]),
+    RECOVERED: frozenset(["generation", "until_offset", *DUE.names]),
+    PROGRESS: frozenset(["epoch", "generation"]),
     LEASES: frozenset(["boot_id", "namespace", "started", "jvm_started"]),
 }
 
 
 def added(table: str) -> frozenset[str]:
     """The columns of a table that lakes of earlier versions, or without a window by gap, lack; their owner adds them."""
-    return frozenset([RECORD_BYTES.name]) if table.startswith(bronze("")) else _ADDED.get(table, frozenset())
+    of_bronze = frozenset([RECORD_BYTES.name, REDRIVEN_FROM.name])
+    return of_bronze if table.startswith(bronze("")) else _ADDED.get(table, frozenset())
 
 
 _OF_DUE = {PUBLISHED: schema_of("last_due timestamp, last_closed_at timestamp"), RECOVERED: DUE}
@@ -154,7 +159,7 @@ def _bronze(name: str, source: SourceSettings, merge: MergeSettings) -> Table:
     """What Kafka said, every record once; `reason` and `detail` where it is refused (the row is then in `quarantine` too)."""
     # Statistics on these skip files exactly: a file holds one contiguous range of offsets of one topic-partition.
     schema = bronze_schema(has_registry=source.registry is not None, has_tenants=merge.has_tenants)
-    statistics = _statistics("partition", "offset", "event_time", "kafka_timestamp", "reason")
+    statistics = _statistics("partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name)
     return Table(bronze(name), schema, properties=statistics)
 
 
@@ -194,9 +199,24 @@ _OTHERS = (
     ),
     # What the idle policy decided: a heartbeat of a silent topic-partition, placed after `after_offset` (-1: before any record)
     # and before whatever comes next. Input of the merge like bronze: a rebuild takes the same decisions.
-    Table(IDLE_HEARTBEATS, schema_of(f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp")),
-    # Offsets of a topic-partition that were passed over on purpose, `[from_offset, to_offset)`, and why: a deliberate start or
-    # jump, or a gap in Kafka that was accepted. Where `to_offset` is the smaller one, the range is merged once more.
+    Table(
+        IDLE_HEARTBEATS,
+        schema_of(f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, generation int"),
+    ),
+    # Where the generations of the lake begin, each decided by one commit: a row for every topic-partition with the offset that is
+    # read first, and one for every partition of the sink that had messages, with the last of them (`seq` to `tenant`; its
+    # `source` is null). `from_batch`: the first batch of silver that belongs to the generation. `epoch`: the last epoch then.
+    # `is_lived`: whether the lake that this one takes up had more behind it than its records and one set of rules.
+    Table(
+        GENERATIONS,
+        schema_of(
+            f"generation int, from_batch bigint, {_TOPIC_PARTITION}, start_offset bigint, kind string, decided_at timestamp, "
+            "reason string, epoch int, is_lived boolean, seq bigint, event_time timestamp, merge_key string, due timestamp, "
+            "closed_at timestamp, tenant string"
+        ),
+    ),
+    # Offsets of a topic-partition that were passed over on purpose, `[from_offset, to_offset)`, and why: a jump to another
+    # generation, or a gap in Kafka that was accepted. Where `to_offset` is the smaller one, the range is merged once more.
     Table(RESETS, schema_of(f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, reason string")),
     # What each publication transaction wrote; `sink_offset` is that of its last message (null under at_most_once, which notes
     # before it sends). `sink` is the topic with Kafka's identity of it, which a topic made again does not share.
@@ -212,25 +232,29 @@ _OTHERS = (
     Table(DEAD_LETTERS, schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp")),
     # Where merge records were whose key was forgotten: the sink may have messages of them. It does not name the key.
     Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
-    # What a start without a lake took from the sink: the messages read back (`merge_key`, `event_time`), and for each source the
-    # offset at which reading began (`source`, `offset`), and under which timeouts the lost lake had merged (`epochs`: JSON, as in
-    # the header `watersmeet.epochs`). A row is one of these; the rest of it is null.
+    # Where records were that `forget` has erased, and are no more: whatever reads Kafka again leaves their places
+    # empty.
+    Table(ERASED, schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp")),
+    # What a generation must know of messages that are out, a row being one of three; the rest of it is null. Of a lake that was
+    # lost: the messages read back from the sink (`merge_key`, `event_time`), and for each source the offset at which reading
+    # began (`source`, `offset`). After a jump back: the offsets `[offset, until_offset)` of parts of messages of earlier
+    # generations.
     Table(
         RECOVERED,
         schema_of(
-            "partition int, merge_key string, event_time timestamp, source string, offset bigint, recovered_at timestamp, "
-            "epochs string"
+            "partition int, merge_key string, event_time timestamp, source string, offset bigint, until_offset bigint, "
+            "recovered_at timestamp, generation int"
         ),
     ),
     # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the silver batch merged, and the
     # time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
-    # `reason` is null, but for a batch that is a reset: it merges nothing, and what comes next begins at `until_offset`.
-    # `silver_version` is the version of silver that holds the batch, `epoch` the epoch whose rules it followed (null: the first).
+    # `reason` is null. `silver_version` is the version of silver that holds the batch, `epoch` the epoch whose rules it followed
+    # (null: the first).
     Table(
         PROGRESS,
         schema_of(
             f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head timestamp, clock timestamp, "
-            "committed_at timestamp, position timestamp, reason string, silver_version bigint, epoch int"
+            "committed_at timestamp, position timestamp, reason string, silver_version bigint, epoch int, generation int"
         ),
     ),
     # Where a table's history begins since `keep` had rows of a partition deleted: for bronze at the end of a batch of silver, for

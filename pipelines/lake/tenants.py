@@ -12,7 +12,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, passed
-from pipelines.lake.floors import last_reset
+from pipelines.lake.generations import read_generations
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.questions import Questions, Where, in_portions
 
@@ -42,9 +42,9 @@ def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) 
     """The clocks of tenants at a moment, by the rules of a batch: at its end, or before it. The moment may be of a part of the
     topic-partitions.
     """
-    after, epoch = last_reset(questions, batch), epochs.of(batch)
-    left = passed(questions, Epochs(each for each in epochs if each.number <= epoch.number), after)
-    return Heads(questions, after).clocks_at(moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all)
+    generation, epoch = read_generations(questions, epochs.current.settings).of(batch), epochs.of(batch)
+    left = passed(questions, Epochs(each for each in epochs if each.number <= epoch.number), generation)
+    return Heads(questions, generation).clocks_at(moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all)
 
 
 def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int | None]]:

@@ -98,14 +98,15 @@ class TenantsSampled(NamedTuple):
 @dataclass(frozen=True)
 class Sampled:
     """What a run asks now and then: the first offset and the exclusive end offset of each topic-partition in Kafka; how many
-    merge records are open, and how tenants stand (None: as before, or there are none); and the oldest open transaction of each
-    topic-partition that has one.
+    merge records are open, how many by partition are never published (`behind_sink`), and how tenants stand (None: as before, or
+    there are none); and the oldest open transaction of each topic-partition that has one.
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
     open_rows: int | None
     tenants: TenantsSampled | None = None
     transactions: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    behind_sink: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True)

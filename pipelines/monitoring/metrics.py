@@ -76,6 +76,7 @@ METRICS: Final = (
     ),
     Metric("source_state", "gauge", ("topic", "partition", "state"), "1 for the state that the source is in, 0 for the others."),
     Metric("open_rows", "gauge", (), "Merge records that are open."),
+    Metric("behind_sink_rows", "gauge", ("partition",), "Finished, valid merge records that are never published."),
     Metric("waiting_rows", "gauge", (), "Records that were read and wait for their tenants' clocks; 0 without tenants."),
     Metric("tenants", "gauge", (), "Tenants with something open or waiting."),
     Metric("tenant_lag_seconds", "gauge", (), "How far the slowest of these tenants is behind the clock, in event time."),
@@ -146,12 +147,14 @@ class Metrics:
                 case Published(topic, sequences):
                     for p, seq in sequences.items():
                         self._of("sequence", topic, p).set(seq)
-                case Sampled(bounds, open_rows, tenants, transactions):
+                case Sampled(bounds, open_rows, tenants, transactions, behind_sink):
                     self._bounds.update(bounds)
                     self._lags()
                     self._transactions(bounds, transactions)
                     if open_rows is not None:
                         self._metrics["open_rows"].set(open_rows)
+                    for p, rows in (behind_sink or {}).items():
+                        self._of("behind_sink_rows", p).set(rows)
                     if tenants is not None:
                         self._metrics["waiting_rows"].set(tenants.waiting_rows)
                         self._metrics["tenants"].set(tenants.tenants)

@@ -26,15 +26,15 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from pipelines.lake import tables
 from pipelines.lake.commits import EVOLVING
-from pipelines.lake.epochs import Epochs, changes, epoch_ends, epoch_row, read_epochs, rerouted
-from pipelines.lake.floors import last_reset
+from pipelines.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerouted
+from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import EVOLVE
 from pipelines.lake.progress import LastBatch, last_batch
-from pipelines.lake.questions import Questions, Where
-from pipelines.lake.stretches import just_taken_up, read_lived
+from pipelines.lake.questions import Questions
+from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Owned, Run
-from pipelines.running.beginning import Beginning
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 
@@ -72,8 +72,8 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
             return found
         _read_to_the_end(this_run, owned, found["read_first"])
         reach(IN_EVOLVE)
-        begun = Beginning(questions, this_run.settings, this_run.partitions, owned.owner)
-        after = this_run.settings.under({**settings.rules(), **_first_values(begun, settings, found)})
+        reading = NextOffsets(questions, this_run.settings, this_run.partitions)
+        after = this_run.settings.under({**settings.rules(), **_first_values(reading, settings, found)})
         number = read_epochs(questions, settings).current.number + 1
         owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
     return {**found, "from_batch": from_batch, "applied": True}
@@ -83,7 +83,7 @@ def _applicable(questions: Questions, settings: Settings) -> dict[str, Any]:
     """Return what `preview` does. Raises ConfigurationError where the change cannot be made."""
     found = preview(questions, settings)
     if found["problems"]:
-        raise ConfigurationError("{where}: {what}".format(**found["problems"][0]))
+        raise ConfigurationError("{where}: {what}; {fix}".format(**found["problems"][0]))
     return found
 
 
@@ -96,53 +96,37 @@ def _read_to_the_end(this_run: Run, owned: Owned, sources: Sequence[str]) -> Non
     this_run.supervise(owned, [owned.bronze(name, once=True) for name in sources])
 
 
-def _first_values(begun: Beginning, settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:
+def _first_values(reading: NextOffsets, settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:
     """Where the values of changed schemas of bare Avro begin, which do not say it themselves: where bronze reads on."""
     changed = {change["field"] for change in found["changes"]}
     rules: dict[str, Any] = {}
     for name, source in settings.sources.items():
         if source.format == "avro" and source.registry is None and f"sources.{name}.schema" in changed:
-            rules[f"sources.{name}.schema_since"] = {str(p): max(0, o) for p, o in begun.next_offsets(name).items()}
+            rules[f"sources.{name}.schema_since"] = {str(p): offset for p, offset in reading.of(name).items()}
     return rules
 
 
 def _too_early(
     questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None, epochs: Epochs, after: Settings
 ) -> Iterator[Problem]:
-    """The window, and the lag of tenants, say which records a message holds that was left behind by a jump back: they stay until
-    all of these are past.
-
-    What was read back from the sink does not depend on it: the lost lake's windows were kept (`lake.stretches`). But this lake's
-    own one must have had a batch after these: else it would count there, and had closed nothing. And where merge records say when
-    they were closed, the clock of a partition that has merged something must have moved in each epoch: else nobody could tell
-    from a message in which epoch it was closed, when a lost lake is taken up. With tenants none is, after a change.
+    """The rules of reading and grouping say which records the messages hold that were read back from the sink of a lost lake:
+    they stay until all of these are past.
     """
-    field = next((field for field in ("merge.timeout", "merge.window", "merge.tenant_max_lag") if field in found), None)
-    if field is None or last is None or not questions.exists(tables.RECOVERED):
+    before, after = epochs.current.settings, epochs.current.settings.under(after.rules())
+    if before.fingerprint == after.fingerprint or not questions.exists(tables.RECOVERED):
         return
-    before = epochs.current.settings
-    lived = read_lived(questions)
-    for p in just_taken_up(questions, lived, last[0].batch):
-        if lived[p].window != before.merge.window:
-            what = f"partition {p} has just come to where the lost lake stood, and has no batch yet by this lake's own window"
-            yield Problem(what, field, "run the lake first")
+    field = next(field for field in found if not field.startswith("publish."))
+    generations = read_generations(questions, before)
+    if not generations or not has_messages(questions, generations.newest):
+        return
     longest_ms = max(each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0) for each in (before, after))
-    is_told = (before.merge.has_due or after.merge.has_due) and not after.merge.has_tenants
-    ends = epoch_ends(questions, epochs, last_reset(questions), lived) if is_told else {}
-    for p, (*_, end) in ends.items():
-        until = {tp.source: done.until_offset for tp, done in last[0].ranges.items() if tp.partition == p}
-        if last[0].clocks.get(p) == end.clock and until != end.offsets:
-            what = f"the clock of partition {p} stands since the last change, and records were merged meanwhile"
-            yield Problem(what, field, f"wait until its clock has passed {utc(end.clock)}")
-    where: Where = [[("merge_key", "is not null", None)]]
-    rows = questions.summary(tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, where).to_pylist()
+    clocks = {} if last is None else last[0].clocks
+    rows = questions.summary(tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES).to_pylist()
     for row in rows:
-        if row["partition"] in lived:
-            continue
         until = row["last"] + longest_ms
-        if last[0].clocks.get(row["partition"], 0) <= until:
-            what = f"messages that a jump back left may still hold records of partition {row['partition']}"
-            yield Problem(what, field, f"wait until its clock has passed {utc(until)}")
+        if clocks.get(row["partition"], 0) <= until:
+            what = f"messages of the lost lake may still hold records of partition {row['partition']}"
+            yield Problem(what, field, f"run the lake, and wait until its clock has passed {utc(until)}")
 
 
 def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]) -> list[Problem]:

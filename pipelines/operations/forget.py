@@ -249,10 +249,17 @@ class Forgetting:
 
         Bronze comes first: where it is cut short, what silver and late still have is known by records that bronze has no more.
         """
-        for step in (self._forget_in_bronze, self._forget_refused, self._forget_records, self._forget_late):
+        for step in (self._note_places, self._forget_in_bronze, self._forget_refused, self._forget_records, self._forget_late):
             step(owner)
         for table in filter(tables.has_records, owner.engine.lake.layout):
             _retried(partial(owner.engine.purge, table))
+
+    def _note_places(self, owner: Owner) -> None:
+        """Reading Kafka again must not bring the records back, also where `keep` has let go of their rows."""
+        now = now_ms()
+        for source in self.settings.inputs:
+            if rows := [(*self.settings.place(source), p, at, now) for p, at in sorted(set(self._in_bronze(source)))]:
+                owner.append(tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING)
 
     def _forget_in_bronze(self, owner: Owner) -> None:
         for source in self.settings.inputs:

@@ -4,7 +4,7 @@ Whatever is still needed stays: records that silver has not merged, merge record
 all that begins at or after such a merge record, since its message must say where a lost lake would be taken up; dead letters
 that are not sent yet, with bronze's rows of them; and of bronze the rows of redriven records as long as `quarantine` has the
 refused ones, since they alone say that these were redriven. Bronze is deleted up to the end of a batch, so that what is left can
-be derived again (`lake.floors`); after a deliberate reset, only what was merged since. A floor is written first, then the rows
+be derived again (`lake.floors`); after a jump, only what was merged since. A floor is written first, then the rows
 below it are deleted: what a crash leaves, the next time deletes.
 
 Deleting rewrites the files that hold rows on both sides of the floor. So a run, which looks every few hours, waits until a
@@ -21,15 +21,15 @@ from pipelines.core.recovery import read_again_from
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.epochs import read_epochs
-from pipelines.lake.floors import batch_ends, last_reset, read_floors
+from pipelines.lake.epochs import longest_ms, read_epochs
+from pipelines.lake.floors import batch_ends, read_floors
+from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count
-from pipelines.lake.stretches import longest, read_lived
 from pipelines.operations.redrive import Refused, redriven_in_bronze
 from pipelines.running.extent import not_out
 from pipelines.running.letters import not_sent
@@ -54,20 +54,35 @@ def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = F
     last = None if keep_ms is None else last_batch(questions)
     if keep_ms is None or last is None:
         return
+    generation, epochs = read_generations(questions, settings).newest, read_epochs(questions, settings)
+    if last[0].batch < generation.from_batch:  # a jump may have led back to where the clock was not yet
+        return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
-        longest_ms = longest(read_epochs(questions, settings), read_lived(questions))
         of_silver = table == tables.SILVER
-        needed = _needed(questions, limits, longest_ms) if of_silver else _first_not_sent(questions, settings, table, limits)
+        needed = (
+            _needed_of_silver(questions, limits, longest_ms(epochs))
+            if of_silver
+            else _first_not_sent(questions, settings, table, limits)
+        )
         _forget_before(owner, table, {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()}, is_sparing=is_sparing)
     else:
-        _forget_batches(owner, settings, table, limits, last[0].clocks, is_sparing=is_sparing)
+        _forget_batches(owner, settings, table, limits, last[0].clocks, generation, is_sparing=is_sparing)
 
 
 def kept_ms(keep: KeepSettings, table: str) -> int | None:
     """How long rows of a table are kept; None: for ever."""
     known = {tables.SILVER: keep.silver_ms, tables.LATE: keep.late_ms, tables.QUARANTINE: keep.quarantine_ms}
     return keep.bronze_ms if table.startswith(tables.bronze("")) else known.get(table)
+
+
+def _needed_of_silver(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
+    """See `_needed`; also rows whose records, merged anew after a jump back, could sort behind the last message."""
+    needed = _needed(questions, partitions, longest_ms)
+    for p, tail in last_published(questions).items():
+        time = tail.event_time if tail.closed_at is None else read_again_from(tail.closed_at, longest_ms)
+        needed[p] = min(time, needed.get(p, time))
+    return needed
 
 
 def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
@@ -107,15 +122,22 @@ def _forget_before(owner: Owner, table: str, limits: Mapping[int, int], *, is_sp
 
 
 def _forget_batches(
-    owner: Owner, settings: Settings, table: str, limits: Mapping[int, int], clocks: Mapping[int, int], *, is_sparing: bool
+    owner: Owner,
+    settings: Settings,
+    table: str,
+    limits: Mapping[int, int],
+    clocks: Mapping[int, int],
+    generation: Generation,
+    *,
+    is_sparing: bool,
 ) -> None:
     """Rows of bronze before the end of a batch at whose end every position was older than the limit (ms)."""
-    questions, reset = owner.engine.questions, last_reset(owner.engine.questions)
-    floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch > reset}
-    longest_ms = longest(read_epochs(questions, settings), read_lived(questions))
-    needed, letters = _needed(questions, limits, longest_ms), _first_not_sent(questions, settings, tables.LATE, limits)
-    bounds = {p: min(limit, clocks[p] - longest_ms, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
-    batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, reset).items() if batch > floors.get(p, -1)}
+    questions, first = owner.engine.questions, generation.from_batch
+    floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch >= first}
+    longest = longest_ms(read_epochs(questions, settings))
+    needed, letters = _needed(questions, limits, longest), _first_not_sent(questions, settings, tables.LATE, limits)
+    bounds = {p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
+    batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, first).items() if batch > floors.get(p, -1)}
     # Also what an earlier time had left: after a crash, or because another source's owner has written the floor.
     ends, terms = batch_ends(questions, {**floors, **batches}), list[Sequence[Condition]]()
     for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
@@ -154,11 +176,11 @@ def _redriven(questions: Questions, settings: Settings, source: str, ends: Mappi
     return needed
 
 
-def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[int, int], reset: int) -> dict[int, int]:
-    """By partition the last batch after a reset at whose end every source's position is below a bound (ms)."""
+def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[int, int], since: int) -> dict[int, int]:
+    """By partition the last batch, from this one on, at whose end every source's position is below a bound (ms)."""
     found = {}
     for some in in_portions(sorted(bounds)):
-        where = [[("partition", "=", p), ("batch", ">", reset), ("position", "<", bounds[p])] for p in some]
+        where = [[("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])] for p in some]
         rows = questions.summary(tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where).to_pylist()
         for p in some:
             mine = [row["last"] for row in rows if row["partition"] == p]

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import Int64s, int64s
-from pipelines.core.letters import again, fingerprint, redriven_offsets
+from pipelines.core.letters import again
 from pipelines.core.reading import Reason, merge_keys
+from pipelines.core.redriven import fingerprint, redriven_offsets
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, TransactionTimeoutError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -35,7 +36,7 @@ from pipelines.lake.identity import differences, identity
 from pipelines.lake.lease import FORGET, check_not_changing
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Condition, Questions, first_offsets, within
-from pipelines.running.beginning import Beginning
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
@@ -157,7 +158,7 @@ class Redrive:
         """
         topic, until = self.settings.inputs[source], 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
-        unread = Beginning(self.questions, self.settings, self.partitions).next_offsets(source)
+        unread = NextOffsets(self.questions, self.settings, self.partitions).of(source)
         of_bronze = {p: (at + 1, until) for p, at in first.items()}
         for p, _, offset in redriven_in_bronze(self.questions, self.settings, refused, of_bronze):
             yield p, offset

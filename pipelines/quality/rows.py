@@ -206,8 +206,8 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[st
 
 
 def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int, int]]:
-    """By partition the offsets `[from, until)` of an input's bronze that the batches have merged; a jump merges none."""
-    merged: Where = [[*span.where, ("source", "=", name), ("reason", "is null", None)]]
+    """By partition the offsets `[from, until)` of an input's bronze that the batches have merged."""
+    merged: Where = [[*span.where, ("source", "=", name)]]
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
     rows = questions.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
     return {row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]}

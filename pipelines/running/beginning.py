@@ -1,345 +1,348 @@
-"""Where bronze begins to read a source, and whether Kafka still has what it wants to read next.
+"""How a lake begins, and how a jump begins it anew: every beginning is a generation, decided by one commit to `generations`.
 
-A beginning is decided once, at the first start of a lake, and kept in its tables (`resets`, or `recovered` for a lake that was
-lost): a restart before the first record must neither skip a record nor decide anew. From then on the tables say where reading
-goes on: after the last row of bronze, or at the beginning that was kept.
+A generation says at which offsets the merge begins to read, and behind which messages of the sink it publishes; nothing else
+crosses from what was before. It is made in these steps:
+
+1. the records from its offsets on that bronze lacks are read, if bronze has come further already;
+2. what it must know of messages that are out is written under its number (`recovered`, and the idle decisions of a lost lake);
+3. *decide*: its rows of `generations`, in one commit.
+
+Before 3 nobody looks at what 2 has written, and another attempt writes it again. What follows for the generation before it is
+completed by `running.ended`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
-import orjson
+import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 
-from pipelines.core.inputs import source_of
+from pipelines.bronze import Bronze, kafka_input, without_known
+from pipelines.core.columns import as_ranges, groups, int64s
 from pipelines.core.plan import TopicPartition
-from pipelines.core.recovery import NotToldError, ReadBack, SinkState, Told, encode_told, sink_state
-from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, standing
-from pipelines.core.window import Window
-from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
+from pipelines.core.recovery import SinkState
+from pipelines.core.sequence import Tail
+from pipelines.errors import ConfigurationError
+from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.reading import headers_of, read_backwards
+from pipelines.kafka.publisher import Publisher
 from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
-from pipelines.lake.commits import Append, bronze_application
+from pipelines.lake.commits import bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
-from pipelines.lake.identity import first_offsets_fact, keep_facts, known_first_offsets
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.erased import read_erased
+from pipelines.lake.generations import Generation, Generations, generation_rows, is_begun, read_generations
 from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import Questions, within
+from pipelines.lake.questions import Questions, Where, in_portions, row_count, within
+from pipelines.lake.unpublished import reached, unpublished
+from pipelines.running.ended import end_earlier
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner, now_ms
+from pipelines.running.published_parts import out_offsets, passed_over
+from pipelines.running.taking_up import Sink, check_start, read_sink
 from pipelines.settings import Settings, StartOffsets, StartTimestamp
 
-EARLIEST = -2
-"""Stands for the first offset that Kafka still has, where no table says where to begin."""
+# -- the first generation
+
+
+def begin_first(owner: Owner, settings: Settings, partitions: int, publisher: Publisher | None = None) -> None:
+    """Afterwards the lake has begun: as `kafka.start` says, or where an earlier version has.
+
+    `publisher`: who owns gold as well fences everybody else who publishes to the sink, before it is read. Raises
+    ConfigurationError where the lake cannot begin like that.
+    """
+    questions = owner.engine.questions
+    if is_begun(questions):
+        return
+    if earlier := read_generations(questions, settings):
+        owner.append(
+            tables.GENERATIONS, generation_rows(settings, earlier.newest._replace(decided_at=now_ms())), bronze_application()
+        )
+        return
+    if publisher is not None:
+        publisher.begin()
+    generation, sink = first_generation(settings, partitions, publisher)
+    now, rows, decided = now_ms(), list[dict[str, Any]](), list[Decided]()
+    if generation.kind == "sink":
+        rows += _recovered_rows(settings, generation, sink.states)
+        decided += [
+            (TopicPartition(source, p), decision)
+            for p, state in sink.states.items()
+            for source in settings.inputs
+            for decision in state.decisions.get(source, ())
+        ]
+    _write_known(owner, settings, 0, rows, decided)
+    _decide(owner, settings, generation._replace(decided_at=now))
+
+
+def first_generation(settings: Settings, partitions: int, publisher: Publisher | None = None) -> tuple[Generation, Sink]:
+    """The first generation as `kafka.start` wants it, and what the sink says. Raises ConfigurationError where it cannot be."""
+    sink, start = read_sink(settings, partitions, publisher), settings.kafka.start
+    check_start(settings, sink)
+    begin = {
+        TopicPartition(source, p): offset
+        for source in settings.inputs
+        for p, offset in _chosen(settings, source, partitions, sink).items()
+    }
+    kind = "sink" if start == "sink" and sink.states else "start"
+    is_lived = any(state.is_lived for state in sink.states.values())
+    return Generation(0, 0, begin, sink.tails, kind, reason=f"start: {start}", is_lived=is_lived), sink
+
+
+def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dict[int, int]:
+    """Where `start` wants an input to begin, by partition."""
+    start, topic, cluster = settings.kafka.start, settings.inputs[source], Cluster(settings.kafka)
+    bounds = cluster.bounds(topic, partitions)
+    firsts = {p: first for p, (first, _) in bounds.items()}
+    if start == "latest":
+        return {p: end for p, (_, end) in bounds.items()}
+    if isinstance(start, StartTimestamp):
+        return cluster.offsets_at(topic, partitions, start.timestamp_ms)
+    if isinstance(start, StartOffsets):
+        named = start.offsets.get(source, {})
+        if beyond := sorted(named.keys() - bounds.keys()):
+            raise ConfigurationError(
+                f"kafka.start: {topic} has no partition {beyond[0]}; name partitions from 0 to {partitions - 1}"
+            )
+        for p, offset in named.items():
+            if offset > bounds[p][1]:
+                raise ConfigurationError(
+                    f"kafka.start: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond; name one up to there"
+                )
+        return {**firsts, **named}
+    if start == "sink":  # what Kafka has deleted since is out, or lost for good
+        return {
+            p: max(first, sink.states[p].begin.get(source, first)) if p in sink.states else first for p, first in firsts.items()
+        }
+    return firsts
+
+
+def _recovered_rows(settings: Settings, generation: Generation, states: Mapping[int, SinkState]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {"partition": p, "merge_key": m.key, "event_time": m.event_time}
+        | {"due": m.due, "closed_at": m.closed_at, "tenant": m.tenant}
+        for p, state in states.items()
+        for m in state.read_back
+    ]
+    rows += [{"partition": p, "since": state.since} for p, state in states.items() if state.since is not None]
+    rows += [
+        {**settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": offset}
+        for tp, offset in generation.begin.items()
+    ]
+    return rows
+
+
+def preview(questions: Questions, settings: Settings, partitions: int) -> list[dict[str, Any]]:
+    """What a run would read now: source, partition, `[from_offset, until_offset)`, what says so, and the `transaction` of another
+    producer that is open behind it, where one is. Changes nothing.
+
+    Raises what a run would raise.
+    """
+    rows, begun, reading = [], read_generations(questions, settings), NextOffsets(questions, settings, partitions)
+    newest = begun.newest if begun else first_generation(settings, partitions)[0]
+    because = "the lake" if begun else newest.reason
+    for source, topic in settings.inputs.items():
+        bounds, transactions = open_transactions(Cluster(settings.kafka), topic, range(partitions))
+        begin = {tp.partition: offset for tp, offset in newest.begin.items() if tp.source == source}
+        offsets = reading.of(source, newest) if begun else begin
+        lost = reading.lost(source, offsets, bounds)
+        for p, (first, end) in bounds.items():
+            place = {"source": source, "partition": p, "from_offset": max(first, offsets[p]), "until_offset": end}
+            of_others = {"transaction": transactions[p].as_row()} if p in transactions else {}
+            rows.append({**place, **of_others, "because": because + (", on_data_loss: continue" if p in lost else "")})
+    return rows
+
+
+# -- a jump
+
+
+class TopicJump(NamedTuple):
+    """One topic-partition: the offset that would be merged next, the one that will be, and the end of what Kafka has."""
+
+    source: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    end: int
+
+    @property
+    def skipped(self) -> int:
+        """Offsets that will never be merged."""
+        return max(0, self.to_offset - self.from_offset)
+
+    @property
+    def read_again(self) -> int:
+        """Offsets that will be merged a second time."""
+        return max(0, self.from_offset - self.to_offset)
+
+
+class Target(NamedTuple):
+    """Where a topic-partition jumps to, and the end of what Kafka has."""
+
+    offset: int
+    end: int
+
+
+def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[TopicPartition, Target]:
+    """Where a jump to `earliest`, `latest` or a Kafka timestamp (ms) leads, as Kafka says."""
+    cluster, found = Cluster(settings.kafka), dict[TopicPartition, Target]()
+    for source, topic in settings.inputs.items():
+        bounds = cluster.bounds(topic, partitions)
+        if isinstance(to, int):
+            targets = cluster.offsets_at(topic, partitions, to)
+        else:
+            targets = {p: end if to == "latest" else first for p, (first, end) in bounds.items()}
+        found |= {TopicPartition(source, p): Target(at, bounds[p][1]) for p, at in targets.items()}
+    return found
 
 
 @dataclass
-class Beginning:
-    """The offsets at which bronze reads the inputs (`core.inputs`) of one configuration, each with `partitions` Kafka partitions.
+class Jump:
+    """A jump of every topic-partition of a lake; `to`: in words. `tails`: by partition the last message of the sink.
 
-    Without an `owner`, it only looks.
+    To make the jump, the layers must be owned, and what a crash has left complete: it is from where everything stands.
     """
 
-    questions: Questions
+    owner: Owner
     settings: Settings
     partitions: int
-    owner: Owner | None = None
-    fence_sink: Callable[[], None] = lambda: None
-    """Called before a sink is read from which a lake is taken up: nobody else may publish to it from there on."""
-
-    def decide(self) -> None:
-        """Afterwards the tables say where every input begins; `earliest` needs no saying.
-
-        Raises ConfigurationError where an offset that `start` names does not exist yet.
-        """
-        if self.settings.kafka.start == "earliest":
-            return
-        unread = [source for source in self.settings.inputs if not self._is_begun(source)]
-        if self.settings.kafka.start != "sink":
-            self._begin(unread)
-        elif len(unread) == len(self.settings.inputs):
-            self.fence_sink()
-            self._begin_at_sink()
-
-    def remember(self, append: Append) -> None:
-        """Afterwards the lake knows for every input where Kafka began when it was first seen: what is deleted from there on
-        before it was read is a loss, also in a partition that was empty.
-        """
-        unknown = self.settings.inputs.keys() - known_first_offsets(self.questions, self.settings).keys()
-        firsts = {source: {str(p): first for p, (first, _) in self._bounds(source).items()} for source in unknown}
-        if not firsts:
-            return
-        facts = {first_offsets_fact(source): orjson.dumps(offsets).decode() for source, offsets in firsts.items()}
-        keep_facts(self.questions, append, self.settings, facts)
-
-    def next_offsets(self, source: str) -> dict[int, int]:
-        """Per partition the offset at which reading goes on: after the last row of bronze, or where a beginning was decided;
-        `EARLIEST` where nothing is said.
-        """
-        last = last_batch(self.questions)
-        ranges = {} if last is None else last[0].ranges
-        passed = {tp.partition: done.until_offset for tp, done in ranges.items() if tp.source == source and done.until_offset}
-        # What silver has long passed is not read.
-        beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        found = self.questions.summary(tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond)
-        read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
-        offsets = dict.fromkeys(range(self.partitions), EARLIEST)
-        for p, offset in [*passed.items(), *read, *begun(self.questions, source)]:
-            offsets[p] = max(offset, offsets[p])
-        return offsets
-
-    def checked_offsets(self, source: str) -> dict[int, int]:
-        """The offsets at which reading goes on, all of them in Kafka. A gap that is accepted is kept in `resets`.
-
-        Raises DataLossError where Kafka has deleted offsets that were not read and `on_data_loss` is `stop`.
-        """
-        bounds, known = self._bounds(source), self.next_offsets(source)
-        self._keep({(source, p): gap for p, gap in self._lost(source, known, bounds).items()}, "on_data_loss: continue")
-        return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
-
-    def _bounds(self, source: str) -> dict[int, tuple[int, int]]:
-        """By partition, the first offset that Kafka has of a source, and the end."""
-        return Cluster(self.settings.kafka).bounds(self.settings.inputs[source], self.partitions)
-
-    def _lost(self, source: str, offsets: Mapping[int, int], bounds: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
-        topic, lost = self.settings.inputs[source], dict[int, tuple[int, int]]()
-        is_unread = EARLIEST in offsets.values()
-        seen = known_first_offsets(self.questions, self.settings).get(source, {}) if is_unread else {}
-        for p, known in offsets.items():
-            first, end = bounds[p]
-            offset = seen.get(p, EARLIEST) if known == EARLIEST else known
-            if offset > end:
-                raise ConfigurationError(
-                    f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
-                    "it is not the topic that this lake has read, or has lost its end; use another lake for another topic"
-                )
-            if offset != EARLIEST and offset < first:
-                lost[p] = offset, first
-        if lost and self.settings.kafka.on_data_loss == "stop":
-            raise DataLossError(source, topic, lost)
-        return lost
-
-    def preview(self) -> list[dict[str, Any]]:
-        """What a run would read now: source, partition, `[from_offset, until_offset)`, what says so, and the `transaction` of
-        another producer that is open behind it, where one is. Changes nothing.
-
-        Raises what a run would raise.
-        """
-        rows = []
-        for source in self.settings.inputs:
-            cluster, topic = Cluster(self.settings.kafka), self.settings.inputs[source]
-            bounds, transactions = open_transactions(cluster, topic, range(self.partitions))
-            is_begun = self._is_begun(source)
-            offsets = self.next_offsets(source) if is_begun else self._chosen(source, bounds)
-            lost = self._lost(source, offsets, bounds)
-            because = "the lake" if is_begun else f"start: {self.settings.kafka.start}"
-            for p, (first, end) in bounds.items():
-                place = {"source": source, "partition": p, "from_offset": max(first, offsets[p]), "until_offset": end}
-                of_others = {"transaction": transactions[p].as_row()} if p in transactions else {}
-                rows.append({**place, **of_others, "because": because + (", on_data_loss: continue" if p in lost else "")})
-        return rows
-
-    # -- the first start
-
-    def _is_begun(self, source: str) -> bool:
-        """Whether the lake has read of the source, or has decided where to."""
-        if not self.questions.exists(tables.RESETS):
-            return False
-        if begun(self.questions, source):
-            return True
-        found = self.questions.summary(tables.bronze(source), [], {"records": ("count", "*")})
-        passed = self.questions.summary(tables.PROGRESS, [], {"until": ("max", "until_offset")}, [[("source", "=", source)]])
-        return bool(found["records"][0].as_py() or passed["until"][0].as_py())  # what bronze had may have been deleted
-
-    def _begin(self, sources: list[str]) -> None:
-        begun = {}
-        for source in sources:
-            bounds = self._bounds(source)
-            for p, offset in self._chosen(source, bounds).items():
-                if offset != EARLIEST:
-                    begun[source, p] = min(bounds[p][0], offset), offset
-        self._keep(begun, f"start: {self.settings.kafka.start}")
-
-    def _chosen(self, source: str, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Where `start` wants a source that was never read to begin."""
-        start, topic = self.settings.kafka.start, self.settings.inputs[source]
-        if start == "latest":
-            return {p: end for p, (_, end) in bounds.items()}
-        if isinstance(start, StartTimestamp):
-            return Cluster(self.settings.kafka).offsets_at(topic, self.partitions, start.timestamp_ms)
-        if isinstance(start, StartOffsets):
-            named = start.offsets.get(source, {})
-            if beyond := sorted(named.keys() - bounds.keys()):
-                raise ConfigurationError(
-                    f"kafka.start: {topic} has no partition {beyond[0]}; name partitions from 0 to {self.partitions - 1}"
-                )
-            for p, offset in named.items():
-                if offset > bounds[p][1]:
-                    raise ConfigurationError(
-                        f"kafka.start: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond; name one up to there"
-                    )
-            return {p: named.get(p, EARLIEST) for p in bounds}
-        if start == "sink":
-            states = self._sink_states
-            return {p: max(first, states[p].begin.get(source, first)) for p, (first, _) in bounds.items()}
-        return dict.fromkeys(bounds, EARLIEST)
-
-    def _keep(self, gaps: Mapping[tuple[str, int], tuple[int, int]], reason: str) -> None:
-        """One commit for all of them, so that a start is decided whole or not at all."""
-        if not gaps:
-            return
-        now = now_ms()
-        rows = [(*self.settings.place(source), p, *gap, now, reason) for (source, p), gap in gaps.items()]
-        self._write(tables.RESETS, tables.layout(self.settings)[tables.RESETS].rows(rows))
-
-    def _write(self, table: str, rows: pa.Table) -> None:
-        if self.owner is None:
-            raise ValueError("a beginning can only be decided by the owner of bronze")
-        self.owner.append(table, rows, bronze_application())
-
-    # -- a lake that was lost
-
-    def _begin_at_sink(self) -> None:
-        """What the sink says is kept: the idle policy's decisions first, then all else in one commit, which decides.
-
-        Offsets that Kafka has deleted since are passed over: what they held is out, or lost for good.
-        """
-        states, now = self._sink_states, now_ms()
-        idle = [
-            (TopicPartition(source, p), decision)
-            for p, state in states.items()
-            for source in self.settings.inputs
-            for decision in state.decisions.get(source, ())
-        ]
-        rows: list[dict[str, Any]] = [
-            {"partition": p, "merge_key": m.key, "event_time": m.event_time}
-            | {"due": m.due, "closed_at": m.closed_at, "tenant": m.tenant}
-            for p, state in states.items()
-            for m in state.read_back
-        ]
-        if self.settings.merge.has_tenants:
-            rows += [{"partition": p, "since": state.since} for p, state in states.items() if state.since is not None]
-        else:
-            lived = {p: state.lived(self.settings.merge.window) for p, state in states.items()}
-            rows += [{"partition": p, "epochs": encode_told(told).decode()} for p, told in lived.items() if told is not None]
-        for name in self.settings.inputs:
-            begun, place = self._chosen(name, self._bounds(name)), self.settings.place(name)._asdict()
-            rows += [{"partition": p, **place, "offset": offset} for p, offset in begun.items()]
-        known = self.questions.summary(tables.IDLE_HEARTBEATS, [], {"decisions": ("count", "*")})
-        if idle and not known["decisions"][0].as_py():
-            self._write(tables.IDLE_HEARTBEATS, self._decision_rows(idle, now))
-        table = tables.layout(self.settings)[tables.RECOVERED]
-        self._write(tables.RECOVERED, table.rows_of({**row, "recovered_at": now} for row in rows))
-
-    def _decision_rows(self, decided: Sequence[Decided], now: int) -> pa.Table:
-        """Decisions as rows: those after one offset a millisecond apart, since rows of one time are one decision."""
-        counts: Counter[tuple[TopicPartition, int]] = Counter()
-        by_time: dict[int, list[Decided]] = {now: []}
-        for tp, decision in decided:
-            place = tp, decision.after_offset
-            by_time.setdefault(now + counts[place], []).append((tp, decision))
-            counts[place] += 1
-        return pa.concat_tables([decision_rows(self.settings, mine, time) for time, mine in by_time.items()])
+    to: str
+    targets: Mapping[TopicPartition, Target]
+    tails: Mapping[int, Tail]
 
     @cached_property
-    def _sink_states(self) -> dict[int, SinkState]:
-        """Per partition what the sink says; where there is no sink, or nothing in it, nothing. No transaction is open there.
+    def _before(self) -> Generations:
+        """The generations so far; of a lake that has not begun, the one that it would begin with."""
+        known = read_generations(self._questions, self.settings)
+        return known or Generations([first_generation(self.settings, self.partitions)[0]])
 
-        A partition whose last message was made before the window first changed says nothing of it, and others say what it was.
-        Raises ConfigurationError where messages were not made with the tenants or the window of the configuration, and do not
-        say with which, or where the window or the lag of tenants has changed.
-        """
-        topic, cluster = self.settings.publish.topic, Cluster(self.settings.kafka)
-        nothing = {p: SinkState({}, {}, ()) for p in range(self.partitions)}
-        if topic not in cluster.partition_counts([topic]):
-            return nothing
+    @cached_property
+    def jumps(self) -> list[TopicJump]:
+        """The jump, by topic-partition."""
+        stands = reached(self._questions, self._before.newest, self._next_batch)
+        return [TopicJump(tp.source, tp.partition, stands[tp], *target) for tp, target in self.targets.items()]
 
-        bounds = cluster.settled_bounds(topic, self.partitions)
+    @cached_property
+    def _generation(self) -> Generation:
+        begin = {TopicPartition(jump.source, jump.partition): jump.to_offset for jump in self.jumps}
+        epoch = read_epochs(self._questions, self.settings).current.number
+        reason = f"reset --to {self.to}"
+        number = self._before.newest.number + 1
+        return Generation(number, self._next_batch, begin, self.tails, "reset", now_ms(), reason, epoch, is_lived=True)
 
-        def read(p: int, window: Window) -> SinkState:
-            """What a sink partition says, whose messages had this window unless they tell of another one."""
-            offset = -1
+    @property
+    def _next_batch(self) -> int:
+        last = last_batch(self._questions)
+        return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
 
-            def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
-                """The partition's messages from its end backwards, without tombstones."""
-                nonlocal offset
-                for message in read_backwards(self.settings.kafka, topic, p, bounds[p]):
-                    if FORGOTTEN not in dict(headers_of(message)):
-                        offset = message.offset() or 0
-                        yield _as_read_back(message)
+    def preview(self) -> dict[str, Any]:
+        """What the jump does: by topic-partition, how many open records it closes, and how many finished ones not out."""
+        unfinished: Where = [[("status", "in", ["open", "waiting"])]]
+        not_yet = list(unpublished(self._questions, self._before.newest, self._generation))
+        return {
+            "to": self.to,
+            "open_records_closed": row_count(self._questions, tables.SILVER, unfinished),
+            "unpublished_records_closed": sum(row_count(self._questions, tables.SILVER, some) for some in in_portions(not_yet)),
+            "jumps": [{**each._asdict(), "skipped": each.skipped, "read_again": each.read_again} for each in self.jumps],
+        }
 
-            try:
-                return sink_state(messages(), window, merge.tenant_max_lag_ms)
-            except ValueError:
-                raise ForeignMessageError(topic, p, offset, MIN_OFFSETS) from None
-            except NotToldError:
-                raise ConfigurationError(
-                    f"kafka.start: {topic}[{p}]@{offset} does not say where a lost lake goes on, since the idle decisions "
-                    "that it needs, with what each tells its tenants, are more than fit into a message; start at `earliest`, "
-                    "and publish to another topic"
-                ) from None
+    def commit(self) -> None:
+        """Makes the jump."""
+        generation, rows = self._generation, list[dict[str, Any]]()
+        for source in self.settings.inputs:
+            self._read_missing(source)
+        if any(each.read_again for each in self.jumps):
+            out = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
+        else:
+            out = passed_over(self._questions, self._before.newest)
+        rows += [
+            {**self.settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
+            for tp, offsets in out.items()
+            for since, until in as_ranges(offsets)
+        ]
+        _write_known(self.owner, self.settings, generation.number, rows)
+        _decide(self.owner, self.settings, generation)
+        end_earlier(self.owner, self.settings)
 
-        merge = self.settings.merge
-        found = {p: read(p, merge.window) for p in nothing}
-        self._check_tenants(found.values())
-        first = next((state.told.first for state in found.values() if state.told), None)
-        if first is not None:
-            early = [p for p, state in found.items() if state.told is None]
-            found |= {p: replace(read(p, first), told=Told(first, first, is_plain=first.is_timeout)) for p in early}
-        for state in found.values():
-            if state.had_gap and not merge.has_due:
-                raise ConfigurationError(
-                    f"merge.timeout: the messages of {topic} were made with a window by gap; give the `window` of the lake, "
-                    f"or one whose gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"
-                )
-            if state.last is not None and state.told is None and not merge.window.is_timeout and state.last.closed_at == PLAIN:
-                raise ConfigurationError(
-                    f"merge.window: the messages of {topic} were made with a timeout; begin with that one as `merge.timeout`, "
-                    "and change it with `watersmeet evolve`"
-                )
-        return found
+    def _read_missing(self, source: str) -> None:
+        """Bronze has every record between where the jump goes back to and where it reads on, each once."""
+        reads_on = NextOffsets(self._questions, self.settings, self.partitions).of(source, self._before.newest)
+        back = {j.partition: (j.to_offset, reads_on[j.partition]) for j in self.jumps if j.source == source}
+        engine, table = self.owner.engine, tables.bronze(source)
+        back = self._lacking(table, {p: (since, until) for p, (since, until) in back.items() if since < until})
+        if not back:
+            return
+        kafka = engine.read_kafka(kafka_input(self.settings, source, {}), back)
+        known = engine.read(table, ["partition", "offset"], within(back))
+        missing = engine.per_partition(without_known, [kafka, known], engine.lake.schema(table))
+        bronze = Bronze(self.owner, self.settings, source)
+        erased = read_erased(self._questions, source, {p: since for p, (since, _) in back.items()})
+        with engine.held(bronze.without_erased(missing, erased)) as rows:
+            found = bronze.counted(rows)
+            if found.num_rows:
+                reach("reset.read")
+                bronze.note(bronze.append(rows, found, fills=True))
 
-    def _check_tenants(self, states: Iterable[SinkState]) -> None:
-        topic, has_tenants = self.settings.publish.topic, self.settings.merge.has_tenants
-        for state in states:
-            if state.last is None:
-                continue
-            if has_tenants and not state.last.tenant:
-                raise ConfigurationError(
-                    f"merge.tenant: the messages of {topic} were made without tenants; leave `tenant` and `tenant_max_lag` out, "
-                    "or publish to another topic"
-                )
-            if state.last.tenant and not has_tenants:
-                raise ConfigurationError(
-                    f"merge.tenant: the messages of {topic} were made with tenants; give the `tenant` and `tenant_max_lag` of "
-                    "the lake, or publish to another topic"
-                )
-            if has_tenants and state.told is not None:
-                raise ConfigurationError(
-                    f"kafka.start: the messages of {topic} tell of another window or `tenant_max_lag` before, and with tenants a "
-                    "lake cannot be taken up through such a change; start at `earliest`, and publish to another topic"
-                )
+    def _lacking(self, table: str, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """By partition, from the first to the last offset of a range that bronze lacks; absent where it lacks none."""
+        found = self._questions.select(table, ["partition", "offset"], within(ranges))
+        offsets, known = int64s(found["offset"]), groups(int64s(found["partition"]))
+        lacking = {}
+        for p, (since, until) in ranges.items():
+            mine = offsets[known[p]] if p in known else np.array([], np.int64)
+            missing = np.setdiff1d(np.arange(since, until), mine)
+            if len(missing):
+                lacking[p] = int(missing[0]), int(missing[-1]) + 1
+        return lacking
 
-
-def begun(questions: Questions, source: str) -> list[tuple[int, int]]:
-    """The beginnings that the tables keep for a source: (partition, offset)."""
-    of_source = [[("source", "=", source)]]
-    resets = questions.select(tables.RESETS, ["partition", "to_offset"], of_source)
-    recovered = questions.select(tables.RECOVERED, ["partition", "offset"], of_source)
-    return [tuple(row.values()) for found in (resets, recovered) for row in found.to_pylist()]
+    @property
+    def _questions(self) -> Questions:
+        return self.owner.engine.questions
 
 
-def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
-    headers: dict[str, Any] = dict(headers_of(message))
-    try:
-        stands = standing(headers)
-    except ValueError:
-        raise ForeignMessageError(message.topic() or "", message.partition() or 0, message.offset() or 0) from None
-    return ReadBack(stands.event_time, stands.key, stands.due, stands.closed_at, stands.tenant), headers
+# -- the steps of both
+
+
+def _write_known(
+    owner: Owner,
+    settings: Settings,
+    number: int,
+    rows: Iterable[Mapping[str, Any]],
+    decided: Iterable[Decided] = (),
+) -> None:
+    """Step 2: instead of what an attempt that was never decided has written."""
+    engine, now = owner.engine, now_ms()
+    for table in (tables.RECOVERED, tables.IDLE_HEARTBEATS):
+        undecided: Where = [[("generation", "=", number)]]
+        if row_count(engine.questions, table, undecided):
+            owner.change(table, bronze_application(), partial(engine.delete, table, undecided))
+    reach("beginning.known")
+    layout = engine.lake.layout[tables.RECOVERED]
+    known = [{**row, "recovered_at": now, "generation": number} for row in rows]
+    if known:
+        owner.append(tables.RECOVERED, layout.rows_of(known), bronze_application())
+    if decisions := list(decided):
+        owner.append(tables.IDLE_HEARTBEATS, _rows_of_decisions(settings, decisions, now, number), bronze_application())
+
+
+def _rows_of_decisions(settings: Settings, decided: Iterable[Decided], now: int, number: int) -> pa.Table:
+    """Decisions as rows: those after one offset a millisecond apart, since rows of one time are one decision."""
+    counts: Counter[tuple[TopicPartition, int]] = Counter()
+    by_time: dict[int, list[Decided]] = {now: []}
+    for tp, decision in decided:
+        place = tp, decision.after_offset
+        by_time.setdefault(now + counts[place], []).append((tp, decision))
+        counts[place] += 1
+    return pa.concat_tables([decision_rows(settings, mine, time, number) for time, mine in by_time.items()])
+
+
+def _decide(owner: Owner, settings: Settings, generation: Generation) -> None:
+    """Step 3."""
+    reach("beginning.decide")
+    owner.append(tables.GENERATIONS, generation_rows(settings, generation), bronze_application())

@@ -28,14 +28,15 @@ class Extent(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What is published next: one piece after the other, each by partition; whether there is more; in which order; and how many
-    records they are.
+    """What is published next: one piece after the other, each by partition; whether there is more; in which order; how many
+    records they are; and from which batch of silver on.
     """
 
     pieces: list[dict[int, Extent]]
     has_more: bool
     order: Order
     records: int = 0
+    from_batch: int = 0
 
     @property
     def extents(self) -> dict[int, Extent]:
@@ -54,6 +55,7 @@ def pending(
     size: int,
     clocks: Mapping[int, int] | None = None,
     limit_bytes: int = LIMIT_BYTES,
+    from_batch: int = 0,
 ) -> Pending:
     """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
     and fewer where records are large, so that they have about `limit_bytes`, and a piece `PIECE_BYTES`.
@@ -61,13 +63,15 @@ def pending(
     All records of one time go together. Whatever times out later has a later one, so that an extent stays what it is while silver
     moves on. Where there are more than `limit`, each partition gives about an equal share of its records. `clocks`: by partition
     the clock (ms) up to which all that is closed is known; None where every finished record is closed at or before it.
+    `from_batch`: the first batch of silver that counts.
     """
     *earlier, last = orders(questions)
     for order in earlier:
-        found = _pending(questions, tails, order, order.since(tails, range(partitions)), limit, size, limit_bytes=limit_bytes)
+        since = order.since(tails, range(partitions))
+        found = _pending(questions, tails, order, since, limit, size, None, limit_bytes, from_batch)
         if found.pieces:
             return found._replace(has_more=True)
-    return _pending(questions, tails, last, last.since(tails, range(partitions)), limit, size, clocks, limit_bytes)
+    return _pending(questions, tails, last, last.since(tails, range(partitions)), limit, size, clocks, limit_bytes, from_batch)
 
 
 def _pending(
@@ -77,15 +81,16 @@ def _pending(
     since: Mapping[int, int],
     limit: int,
     size: int,
-    clocks: Mapping[int, int] | None = None,
-    limit_bytes: int = LIMIT_BYTES,
+    clocks: Mapping[int, int] | None,
+    limit_bytes: int,
+    from_batch: int,
 ) -> Pending:
     columns = with_sizes(questions, tables.SILVER, ["partition", order.column])
-    found = questions.select(tables.SILVER, columns, finished(order, since))
+    found = questions.select(tables.SILVER, columns, finished(order, since, None, from_batch))
     of_rows, times = int64s(found["partition"]), int64s(found[order.column])
     after = looked_up(of_rows, since, NEVER)
     is_tie = times == after
-    tied = _with_ties(questions, tails, order, np.unique(of_rows[is_tie]).tolist())
+    tied = _with_ties(questions, tails, order, np.unique(of_rows[is_tie]).tolist(), from_batch)
     is_pending = (times > after) | (is_tie & np.isin(of_rows, tied))
     if clocks is not None and order.column == "closed_at":
         is_pending &= times <= looked_up(of_rows, clocks, NO_TIME)
@@ -109,7 +114,7 @@ def _pending(
             pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
             done += len(mine)
             room, room_bytes = room - len(mine), room_bytes - (int(sums[done - 1]) - before)
-    return Pending(pieces, share < 1.0, order, count)
+    return Pending(pieces, share < 1.0, order, count, from_batch)
 
 
 def _first(times: Int64s, count: int) -> Int64s:
@@ -117,16 +122,22 @@ def _first(times: Int64s, count: int) -> Int64s:
     return times[: np.searchsorted(times, times[min(count, len(times)) - 1], side="right")]
 
 
-def finished(order: Order, since: Mapping[int, int], until: Mapping[int, int] | None = None) -> Where:
-    """Finished, valid records of an order and these partitions from a time (ms) on, up to another one (inclusive); and more."""
+def finished(order: Order, since: Mapping[int, int], until: Mapping[int, int] | None = None, from_batch: int = 0) -> Where:
+    """Finished, valid records of an order and these partitions from a time (ms) on, up to another one (inclusive), and more; from
+    a batch of silver on.
+    """
     where = []
     for mine in neighbours(sorted(since, key=since.__getitem__)):
-        terms = [*_FINISHED, *order.conditions, ("partition", "in", sorted(mine))]
+        terms = [*_of_finished(order, from_batch), ("partition", "in", sorted(mine))]
         terms.append((order.column, ">=", min(since[p] for p in mine)))
         if until is not None:
             terms.append((order.column, "<=", max(until[p] for p in mine)))
         where.append(terms)
     return where or [[("partition", "in", [])]]
+
+
+def _of_finished(order: Order, from_batch: int) -> list[Condition]:
+    return [*_FINISHED, *order.conditions, *([("batch", ">=", from_batch)] if from_batch else [])]
 
 
 def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
@@ -135,7 +146,9 @@ def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterabl
     return [term for order in orders(questions) for term in finished(order, order.since(tails, known))]
 
 
-def _with_ties(questions: Questions, tails: Mapping[int, Tail], order: Order, partitions: Iterable[int]) -> list[int]:
+def _with_ties(
+    questions: Questions, tails: Mapping[int, Tail], order: Order, partitions: Iterable[int], from_batch: int
+) -> list[int]:
     """The partitions that have a record of the tail's very time that sorts after it.
 
     Only a failure leaves such a record behind, since all records of one time are published together.
@@ -144,7 +157,7 @@ def _with_ties(questions: Questions, tails: Mapping[int, Tail], order: Order, pa
     if not times:
         return []
     same: Condition = (order.column, "in", sorted(set(times.values())))
-    where = [[*_FINISHED, *order.conditions, ("partition", "in", list(times)), same]]
+    where = [[*_of_finished(order, from_batch), ("partition", "in", list(times)), same]]
     names = ["partition", *place_columns(questions)]
     found = questions.select(tables.SILVER, names, where)
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)

@@ -17,11 +17,9 @@ from pipelines.settings import Settings
 def outcomes(questions: Questions, settings: Settings, plan: BatchPlan, *, was_recovered: bool) -> dict[str, Counts]:
     """Return by topic how many records a batch, whose notes are written, has merged or found late, and its heartbeats.
 
-    A record that waits for its tenant's clock counts as merged. A jump has no outcomes. `was_recovered`: the sink
-    holds messages of a lost lake, so some records may be `recovered`: they are in no merge record of this lake.
+    A record that waits for its tenant's clock counts as merged. `was_recovered`: there are messages of a lost lake,
+    or of earlier generations, so some records may be `recovered`: they are in no merge record of this one.
     """
-    if plan.reset is not None:
-        return {}
     late: Counter[str] = Counter()
     found = questions.summary(tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]])
     for source, topic, rows in zip(*(found[name].to_pylist() for name in ("source", "topic", "rows")), strict=True):

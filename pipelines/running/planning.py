@@ -20,16 +20,14 @@ from pipelines.core.plan import (
     End,
     OffsetRange,
     Rules,
-    Stretch,
     TopicPartition,
-    ahead_of,
     heads_of,
     plan_batch,
     positions_of,
 )
+from pipelines.core.reading import REDRIVEN_FROM
 from pipelines.core.tenants import HEADS, TenantClocks
-from pipelines.core.types import TENANT
-from pipelines.core.window import Window
+from pipelines.core.types import TENANT, own_columns
 from pipelines.lake import tables
 from pipelines.lake.questions import Questions, first_offsets, sizes_of, with_sizes, within
 from pipelines.monitoring.events import SourceStanding, Standing
@@ -66,11 +64,9 @@ class Tenants:
     rows: list[pa.Table] = field(default_factory=list)
     clocks: TenantClocks | None = None
 
-    def done(self, plan: BatchPlan) -> None:
-        """The last plan, or another one, is committed: a reset begins with fresh state."""
-        if plan.reset is not None:
-            self.heads = HEADS.empty_table()
-        elif self.clocks is not None:
+    def done(self) -> None:
+        """The last plan is committed."""
+        if self.clocks is not None:
             self.heads = self.clocks.heads()
 
 
@@ -82,9 +78,7 @@ class Planner:
     so many bytes of records go into a batch, as they are in memory (`Engine.merge_bytes`). `ends`: where a rebuild stops;
     without any, what bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs have left,
     by partition (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins with.
-    `ahead`: by partition the stretches of a lost lake that are to be merged again; those that have ended already are passed
-    over. `plain_ahead`: the partitions where these began with timeouts alone, and still have come to nothing else.
-    `tenants`: what is known of them, where there are some.
+    `generation`: that of the batches. `tenants`: what is known of them, where there are some.
     """
 
     questions: Questions
@@ -98,15 +92,15 @@ class Planner:
     horizons: dict[int, int] = field(default_factory=dict)
     begun: dict[int, int] = field(default_factory=dict)
     epoch: tuple[int, int] = (0, 0)
-    ahead: dict[int, Sequence[Stretch]] = field(default_factory=dict)
-    plain_ahead: set[int] = field(default_factory=set)
+    generation: int = 0
     tenants: Tenants | None = None
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
     _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
     """How many bytes the records have that the last plan looked at."""
-    _ended: dict[int, int] = field(default_factory=dict, repr=False)
-    """By partition, the batch before which a stretch has ended where it stands: only one does before each."""
+
+    has_redriven: bool = field(default=True, repr=False)
+    """Whether there may be redriven records among those that the last plan has looked at."""
 
     def next(self) -> BatchPlan | None:
         """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`, and
@@ -128,6 +122,7 @@ class Planner:
     def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:
         self._heads_beyond.clear()
         self._sizes.clear()
+        self.has_redriven = False
         if self.tenants is not None:
             self.tenants.rows.clear()
         starts = {tp: cursor.next_offset for tp, cursor in self.cursors.items()}
@@ -150,7 +145,7 @@ class Planner:
     def done(self, plan: BatchPlan) -> None:
         """The plan is committed: the next one follows it."""
         if self.tenants is not None:
-            self.tenants.done(plan)
+            self.tenants.done()
         self.next_batch, self.clocks = plan.batch + 1, plan.clocks
         self.cursors |= plan.cursors()
 
@@ -162,16 +157,11 @@ class Planner:
     @property
     def rules(self) -> Rules:
         """By which times a record is late, joins, and times out."""
-        merge, plain = self.settings.merge, {p for p in self.plain_ahead if self.window_ahead(p) is not None}
-        rules = Rules(merge.window, self.horizons, self.begun, self.ahead, not merge.has_due, plain)
+        merge = self.settings.merge
+        rules = Rules(merge.window, self.horizons, self.begun, not merge.has_due)
         if self.tenants is None:
             return rules
         return replace(rules, lag_ms=merge.tenant_max_lag_ms, tenant_horizons=self.tenants.horizons, since=self.tenants.since)
-
-    def window_ahead(self, partition: int) -> Window | None:
-        """The window of a lost lake that holds in a partition; None where this lake's own does."""
-        left = self.ahead.get(partition)
-        return left[0].window if left else None
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Where bronze ended, as far as the last plan looked: the offset after the last record of each topic-partition."""
@@ -271,46 +261,14 @@ class Planner:
 
     def _plan(self) -> BatchPlan | None:
         number, since = self.epoch
-        begins = number > 0 and since == self.next_batch
-        rows, ends_stretch = self._shown()
-        begins |= ends_stretch
-        beyond = {tp: head for tp, head in self._heads_beyond.items() if rows.get(tp) is self._available.get(tp)}
-        plan = plan_batch(self.next_batch, self.cursors, rows, self.clocks, self.rules, beyond, begins_epoch=begins)
-        return None if plan is None else replace(plan, epoch=number)
+        begins, known = number > 0 and since == self.next_batch, (self.clocks, self.rules, self._heads_beyond)
+        plan = plan_batch(self.next_batch, self.cursors, self._available, *known, begins_epoch=begins)
+        return None if plan is None else replace(plan, epoch=number, generation=self.generation)
 
     def before(self, plan: BatchPlan, clocks: Mapping[int, int]) -> Planner:
-        """As it stood when it made a plan, after the batch with these clocks (ms).
-
-        Of the stretches that ended where a partition stands, all were over before a plan that passes anything there; for another
-        one it does not matter.
-        """
+        """As it stood when it made a plan, after the batch with these clocks (ms)."""
         cursors = self.cursors | {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
-        found = replace(self, cursors=cursors, clocks=clocks, plain_ahead=set(self.plain_ahead), _ended={})
-        found.horizons, found.begun = dict(self.horizons), dict(self.begun)
-        found._shown(max(map(len, self.ahead.values()), default=0))
-        return found
-
-    def _shown(self, ends_here: int = 1) -> tuple[dict[TopicPartition, Available], bool]:
-        """What the next batch may see of what is available, stopping where a lost lake's stretches end; and whether one of them
-        has ended at the clock where it stands: what the next timeout closes does not wait for the clock to go on.
-        """
-        rows = dict(self._available)
-        for p, stretches in self.ahead.items():
-            clock, left = self.clocks.get(p), 0 if self._ended.get(p) == self.next_batch else ends_here
-            ended, seen = ahead_of(stretches, p, clock, self.cursors, rows, self.settings.merge.window, left)
-            for stretch in ended:
-                at = stretch.clock if stretch.offsets is not None or clock is None else clock
-                self.horizons[p] = max(at - stretch.window.gap_ms, self.horizons.get(p, NO_TIME))
-                self.begun[p] = max(at, self.begun.get(p, NO_TIME))
-                if at == clock:
-                    self._ended[p] = self.next_batch
-            if not all(stretch.window.is_timeout for stretch in stretches[: len(ended) + 1]):
-                self.plain_ahead.discard(p)
-            self.ahead = {**self.ahead, p: stretches[len(ended) :]}
-            rows |= {tp: shown for tp, shown in seen.items() if len(shown.offsets)}
-            for tp in [tp for tp, shown in seen.items() if not len(shown.offsets)]:
-                rows.pop(tp, None)
-        return rows, self.next_batch in self._ended.values()
+        return replace(self, cursors=cursors, clocks=clocks, has_redriven=True)
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None) -> dict[TopicPartition, Available]:
         """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none.
@@ -344,7 +302,15 @@ class Planner:
         return rows
 
     def _select(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
-        narrow = with_sizes(self.questions, tables.bronze(source), _NARROW)
+        table = tables.bronze(source)
+        narrow = with_sizes(self.questions, table, _NARROW)
+        narrow += own_columns(self.questions.columns(table), pa.schema([REDRIVEN_FROM]))
+        found = self._select_all(source, narrow, ranges)
+        says = found[REDRIVEN_FROM.name] if REDRIVEN_FROM.name in found.column_names else None
+        self.has_redriven |= says is not None and says.null_count < len(says)
+        return found
+
+    def _select_all(self, source: str, narrow: Sequence[str], ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         if self.tenants is None:
             return self.questions.select(tables.bronze(source), narrow, within(ranges))
         # The first record behind a range decides how far the clocks of tenants are.

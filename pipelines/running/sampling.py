@@ -12,8 +12,10 @@ from pipelines.core.tenants import TenantClocks
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
+from pipelines.lake.generations import read_generations
 from pipelines.lake.questions import Questions
 from pipelines.lake.tenants import slowest, unfinished
+from pipelines.lake.unpublished import count_behind_sink
 from pipelines.monitoring.events import Committed, Event, Observer, Sampled, Standing, TenantsSampled
 from pipelines.settings import Settings
 
@@ -65,7 +67,7 @@ class Sampler:
                 found, still_open = open_transactions(self._cluster, topic, range(self._partitions))
                 bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
                 transactions |= {TopicPartition(name, p): each for p, each in still_open.items()}
-        open_rows, of_tenants = None, None
+        open_rows, of_tenants, behind_sink = None, None, None
         if self._silver_changed:
             self._silver_changed = False  # before the question, so that a batch of meanwhile is not missed
             if self._settings.merge.has_tenants:
@@ -73,7 +75,10 @@ class Sampler:
             else:
                 asked = self._questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
                 open_rows = asked["open"][0].as_py()
-        self._tell(Sampled(bounds, open_rows, of_tenants, transactions))
+            if generations := read_generations(self._questions, self._settings):
+                none = dict.fromkeys(range(self._partitions), 0)
+                behind_sink = none | count_behind_sink(self._questions, generations.newest)
+        self._tell(Sampled(bounds, open_rows, of_tenants, transactions, behind_sink))
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """How many merge records are open, and how tenants stand."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_partition, check_versions
-from pipelines.audit.verify_eras import read_evidence
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge
 from pipelines.core.idle import IdleDecision
@@ -44,9 +44,9 @@ def with_topics(kafka: str, folder: Path, name: str, partitions: int = 1, **over
     return settings_of(kafka, folder, name, **overrides)
 
 
-def problems_in(lake: ModelLake | CaseLake, *, full: bool = True) -> list[str]:
+def problems_in(lake: ModelLake | CaseLake, *, full: bool = True, generation: int | None = None) -> list[str]:
     """What is found without Kafka."""
-    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, full=full)
+    evidence = read_evidence(lake.questions, lake.settings, max(lake.cases) + 1, generation, full=full)
     findings, judge = Findings("all"), Judge(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))

@@ -18,7 +18,6 @@ from pipelines.audit.report import read_report
 from pipelines.audit.status import status
 from pipelines.audit.verify import verify
 from pipelines.bronze import Bronze
-from pipelines.core.plan import BatchPlan, OffsetRange
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -28,7 +27,9 @@ from pipelines.lake.questions import Questions
 from pipelines.operations.forget import Forgetting
 from pipelines.operations.keeping import expire
 from pipelines.run import LAYERS
+from pipelines.running.beginning import Jump, Target
 from pipelines.running.owner import Owner
+from pipelines.running.taking_up import read_last_messages
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 from tests.support.cases import keyed
@@ -200,13 +201,12 @@ def drain(settings: Settings) -> Callable[[Owner], object]:
 
 
 def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
-    """A reset that goes on so many offsets further on, or back."""
+    """A jump so many offsets further on, or back."""
 
     def write(owner: Owner) -> None:
-        silver = Silver(owner, settings, PARTITIONS)
-        at = {tp: cursor.next_offset for tp, cursor in silver.planner.cursors.items()}
-        ranges = {tp: OffsetRange(offset, offset + by, None, None, None) for tp, offset in at.items()}
-        silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
+        at = {tp: cursor.next_offset for tp, cursor in Silver(owner, settings, PARTITIONS).planner.cursors.items()}
+        targets = {tp: Target(offset + by, offset) for tp, offset in at.items()}
+        Jump(owner, settings, PARTITIONS, "a test", targets, read_last_messages(settings, PARTITIONS)).commit()
 
     return write
 
@@ -216,9 +216,8 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
     *[
         ("a jump back", partial(jump, by=-6), operation, table)
         for operation, table in [
-            ("delete", tables.LATE),
+            ("update", tables.SILVER),
             ("append", tables.RESETS),
-            ("append", tables.PROGRESS),
         ]
     ],
     ("a jump forward", partial(jump, by=2), "append", tables.RESETS),
@@ -242,15 +241,15 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     assert problems(questions_of(settings), settings) == []
 
 
-@pytest.mark.parametrize("operation", ["append", "merge"])
-def test_a_reset_that_was_not_decided_leaves_nothing(scene: Scene, tmp_path: Path, operation: str) -> None:
+@pytest.mark.parametrize("table", [tables.RECOVERED, tables.GENERATIONS])
+def test_a_jump_that_was_not_decided_leaves_nothing(scene: Scene, tmp_path: Path, table: str) -> None:
     """What it remembers of messages before its commit counts for nothing, before the next start and after it."""
     settings = scene.copy(tmp_path)
-    cut_short(settings, jump(settings, -6), operation, tables.RECOVERED if operation == "append" else tables.SILVER)
-    assert (rows(settings, tables.RECOVERED) > 0) == (operation == "merge")
+    before = rows(settings, tables.RECOVERED)
+    cut_short(settings, jump(settings, -6), "append", table)
+    assert (rows(settings, tables.RECOVERED) > before) == (table == tables.GENERATIONS)
     assert problems(questions_of(settings), settings) == []
     batch(settings)
-    assert rows(settings, tables.RECOVERED) == 0
     assert problems(questions_of(settings), settings) == []
 
 

@@ -91,7 +91,7 @@ BATCHES = [
     *progress(1, 1100, ("tracking", 0, 5, 8, 900, 300), ("order", 0, 0, 2, 300, 300)),
     *progress(2, 1900, ("tracking", 0, 8, 9, 900, 500), ("order", 0, 2, 6, 500, 500)),
     *progress(3, 4000, ("tracking", 0, 9, 10, 900, 900), ("order", 0, 6, 7, 950, 900)),
-    *progress(4, 5000, ("tracking", 0, 10, 99, None, None), ("order", 0, 7, 2, None, None), reason="reset --to latest"),
+    *progress(4, 5000, ("tracking", 0, 99, 99, None, None), ("order", 0, 2, 2, None, None)),  # after a jump
 ]
 
 
@@ -131,8 +131,8 @@ def test_wall_time_is_drawn_where_there_are_batches_enough(tmp_path: Path, steps
 def test_a_clock_is_that_of_a_steps_last_batch(tmp_path: Path) -> None:
     batches = [row for n in range(10) for row in progress(n, n * 60_000 + 3, ("order", 0, n, n + 1, 9, n))]
     later = progress(10, 9 * 60_000 + 4, ("order", 0, 10, 11, 99, 77))
-    reset = progress(11, 10 * 60_000, ("order", 0, 11, 12, None, None), reason="reset --to latest")
-    found = rows(report_of(tmp_path, progress=[*reset, *later, *batches]), CLOCKS)
+    after_a_jump = progress(11, 10 * 60_000, ("order", 0, 12, 12, None, None))
+    found = rows(report_of(tmp_path, progress=[*after_a_jump, *later, *batches]), CLOCKS)
     assert [row["clock"] for row in found] == [*range(9), 77, None]
 
 

@@ -12,15 +12,16 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import write_deltalake
 
-from pipelines.audit import problems, verify_eras, verify_evidence
+from pipelines.audit import evidence as audit_evidence
+from pipelines.audit import problems, verify_evidence
+from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_clock, verify
-from pipelines.audit.verify_eras import read_evidence
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import BatchPlan, Cursor, OffsetRange
-from pipelines.errors import KafkaUnreachableError
+from pipelines.core.plan import BatchPlan, Cursor
+from pipelines.errors import ConfigurationError, KafkaUnreachableError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.decisions import read_decisions
@@ -115,7 +116,7 @@ def the_same(found: Sequence[tuple[str, str]], expected: Sequence[tuple[str, str
 @pytest.mark.parametrize("one_in", [1, 3], ids=["all keys", "a sample"])
 def test_a_healthy_lake_keeps_every_promise(river: River, monkeypatch: pytest.MonkeyPatch, one_in: int) -> None:
     if one_in > 1:
-        monkeypatch.setattr(verify_eras, "SAMPLED_RECORDS", 50)
+        monkeypatch.setattr(audit_evidence, "SAMPLED_RECORDS", 50)
         assert read_evidence(questions_of(river.settings), river.settings, PARTITIONS, full=False).one_in > 1
     assert problems_of(river.settings, full=one_in == 1) == []
 
@@ -488,7 +489,7 @@ def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path,
 @pytest.mark.promise("A3")
 @pytest.mark.parametrize("records", [5, 1000])
 def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, records: int) -> None:
-    """However batches are cut, with decisions of the idle policy and a reset."""
+    """However batches are cut, with decisions of the idle policy."""
     cases = dict(enumerate([*richest_cases(3), *(random_case(seed) for seed in range(3))]))
     cases[6] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400))
     lake = ModelLake(settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases)
@@ -504,18 +505,13 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
         lake.arrive(share)
         drain()
     lake.decide()
-    planner.decided(read_decisions(lake.questions))
-    drain()
-    at = {tp: cursor.next_offset for tp, cursor in planner.cursors.items()}
-    jump = {tp: OffsetRange(offset, max(0, offset - 3), None, None, None) for tp, offset in at.items()}
-    plans.append(BatchPlan(planner.next_batch, jump, {}, has_late=False, reset="a jump"))
-    planner.done(plans[-1])
+    planner.decided(read_decisions(lake.questions, lake.generations[0]))
     drain()
     for plan in plans:
         write_deltalake(lake.lake.address(tables.PROGRESS), progress_rows(plan, lake.settings, 0, 1 + plan.batch), mode="append")
     evidence, findings = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock")
     judge = Judge(lake.settings, evidence.epochs)
-    assert (evidence.last_batch, len(evidence.eras)) == (len(plans) - 1, 2)
+    assert evidence.last_batch == len(plans) - 1
     for partition in read_partitions(evidence, judge.evaluated):
         check_clock(partition, findings)
     assert list(findings.told()) == []
@@ -531,9 +527,9 @@ def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int
         if by:
             lake.arrive(min(1.0, share + 0.2))  # records are passed over that bronze has
             lake.jump(by)
-    assert len(read_evidence(lake.questions, lake.settings, max(lake.cases) + 1).eras) == 3
+    assert lake.number == 2
     assert {row["invalid_reason"] for row in lake.rows} == {None, "reset"}
-    assert problems_in(lake) == []
+    assert [problems_in(lake, generation=number) for number in range(3)] == [[], [], []]
 
 
 @pytest.mark.promise("A3")
@@ -595,13 +591,34 @@ def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) 
     assert problems_of(settings) == []
     rewrite(settings, tables.bronze("tracking"), lambda found: None if found["offset"] == 0 else found)
     rewrite(settings, tables.SILVER, lambda found: None if found["merge_key"] == "b" else found)
-    assert [where for where, _ in problems_of(settings)] == [
-        "bronze_tracking: again_tracking[0]@0",
-        "bronze_tracking: again_tracking[0]@0",
-        "bronze_tracking: again_tracking[0]@1",
-        row(0, "a", 0),
-        row(0, "b", 100),
-    ]
+    of_record = "bronze_tracking: again_tracking[0]@"
+    missing = [f"{of_record}0", f"{of_record}0", f"{of_record}1", row(0, "a", 0), row(0, "b", 100)]
+    assert [where for where, _ in problems_of(settings)] == [f"generation 1, {where}" for where in missing]
+
+
+def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(kafka: str, tmp_path: Path) -> None:
+    settings = with_topics(kafka, tmp_path, "generations")
+    case = case_of([keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)], [heartbeat(1000)])
+    for source in SOURCES:
+        produce(kafka, f"generations_{source}", [(0, value) for value in case.values[source]])
+    lake = ModelLake(settings, {0: case})
+    lake.arrive()
+    lake.merge()
+    lake.jump(-3)
+    lake.merge()
+    assert problems_of(settings) == []
+    first = DeltaRsQuestions(Lake(settings)).summary(tables.SILVER, [], {"rows": ("count", "*")}, [[("batch", "=", 0)]])
+    assert first["rows"].to_pylist() == [6]
+    rewrite(settings, tables.SILVER, lambda found: None if (found["merge_key"], found["batch"]) == ("b", 0) else found)
+    found = verify(questions_of(settings), settings, full=True)["problems"]
+    assert {problem["where"] for problem in found} == {
+        f"generation 0, {where}" for where in ("bronze_tracking: generations_tracking[0]@1", row(0, "b", 100))
+    }
+    assert verify(questions_of(settings), settings, full=True, generation=0)["problems"] == found
+    assert verify(questions_of(settings), settings, full=False)["ok"]
+    assert verify(questions_of(settings), settings, full=True, generation=1)["ok"]
+    with pytest.raises(ConfigurationError, match="no generation 2; the newest is 1"):
+        verify(questions_of(settings), settings, generation=2)
 
 
 def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
@@ -609,8 +626,31 @@ def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
     evidence, sink = read_evidence(lake.questions, lake.settings, 1), read_sink(lake.questions, lake.settings, 1)
     findings, judge = Findings("sink"), Judge(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
-        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
+        check_sink(partition, sink, read_limits(evidence), judge, findings)
     return [(problem.where, problem.what) for problem in findings.problems]
+
+
+def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(kafka: str, tmp_path: Path) -> None:
+    settings = with_topics(kafka, tmp_path, "two_messages")
+    beats = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))]
+    lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
+    sink = read_sink(lake.questions, settings, 1).name
+    lake.arrive()
+    lake.merge()
+    lake.publish(sink, most=2)
+    lake.jump(-4)
+    lake.merge()
+    lake.publish(sink)
+    assert sink_problems(lake) == []
+
+    def with_the_first(found: Row) -> Row:
+        more = [{**part, "offset": 0} for part in found["tracking"]] if found["merge_key"] == "d" else []
+        return {**found, "tracking": [*found["tracking"], *more]}
+
+    rewrite(settings, tables.SILVER, with_the_first)
+    [(where, what)] = [each for each in sink_problems(lake) if "earlier message" in each[1]]
+    assert where.endswith("seq 3, key 'd', event_time 450")
+    assert what == "the record tracking@0 is in an earlier message, too"
 
 
 def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_path: Path) -> None:

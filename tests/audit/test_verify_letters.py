@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.audit import problems, verify_eras, verify_letters
+from pipelines.audit import evidence, problems, verify_letters
 from pipelines.audit.verify import verify
 from pipelines.core.letters import OFFSET, PARTITION, REASON
 from pipelines.kafka.cluster import Cluster
@@ -238,7 +238,7 @@ def the_same(found: list[dict[str, str]], expected: set[tuple[str, str]]) -> Non
 
 @pytest.mark.parametrize("full", [True, False], ids=["all", "a sample"])
 def test_what_gold_sent_breaks_no_promise(lettered: Lettered, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(verify_eras, "SAMPLED_RECORDS", 50)
+    monkeypatch.setattr(evidence, "SAMPLED_RECORDS", 50)
     assert all(len(mine) > 10 for table in TABLES for mine in lettered.sent(table).values())
     assert found_in(lettered.river.settings, full=full) == []
 
@@ -261,7 +261,7 @@ def test_in_a_sample_of_the_records_all_but_some_changes_are_found(
     lettered: Lettered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "SHOWN", 50)
-    monkeypatch.setattr(verify_eras, "SAMPLED_RECORDS", 1)  # of thousands: so none
+    monkeypatch.setattr(evidence, "SAMPLED_RECORDS", 1)  # of thousands: so none
     settings, expected = broken(lettered, tmp_path, "broken-sample")
     the_same(found_in(settings, full=False), {(where, words) for where, words in expected if "differ" not in words})
 

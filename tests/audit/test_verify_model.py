@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.audit.evidence import End
 from pipelines.audit.problems import SHOWN, Findings, Problem, answer
 from pipelines.audit.verify import gaps
-from pipelines.audit.verify_eras import Era
 from pipelines.audit.verify_evidence import Outcome
 from pipelines.audit.verify_model import PUBLISHED, Message, outcomes
 from pipelines.core.model import Record
@@ -18,13 +18,13 @@ from pipelines.lake.epochs import Epoch
 from tests.support.cases import SOURCES
 from tests.support.configurations import settings_for
 
-FIRST, SECOND = (Epoch(i, 5 * i, settings_for(Path(), merge__timeout=timeout)) for i, timeout in enumerate(["100ms", "300ms"]))
+FIRST = Epoch(0, 0, settings_for(Path(), merge__timeout="100ms"))
 
 
-def era(clock: int | None, begin: tuple[int, int] = (0, 0), ended_at: int | None = None) -> Era:
-    tps = [TopicPartition(source, 0) for source in SOURCES]
-    clocks = {} if clock is None else {0: clock}
-    return Era(dict(zip(tps, begin, strict=True)), dict(zip(tps, (3, 1), strict=True)), clocks, {}, ended_at, [(FIRST, None)])
+def through(clock: int | None) -> list[tuple[Epoch, End]]:
+    """One epoch that ended at a clock, having merged all records."""
+    until = {TopicPartition("tracking", 0): 3, TopicPartition("orders", 0): 1}
+    return [(FIRST, End(until, {}, {} if clock is None else {0: clock}))]
 
 
 TRACKING = [
@@ -43,38 +43,20 @@ def out_before(source: str, offset: int, time: int) -> Outcome:
     return Outcome("k", PUBLISHED, time, time, ((source, offset, time),))
 
 
-def read_back(era: int, key: str, event_time: int) -> Message:
-    return era, key, event_time, None, None, None
+def read_back(key: str, event_time: int) -> Message:
+    return key, event_time, None, None, None
 
 
 def test_a_keys_outcomes_are_those_of_the_model() -> None:
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [])) == sorted([TIMED_OUT, OPEN, LATE])
-    assert outcomes(SOURCES, [era(None)], 0, [ALL], []) == []
+    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [])) == sorted([TIMED_OUT, OPEN, LATE])
+    assert list(outcomes(SOURCES, through(None), 0, ALL, [])) == []
 
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [read_back(0, "k", 10)])) == sorted([OPEN, LATE, *out])
+    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10)])) == sorted([OPEN, LATE, *out])
     out.append(out_before("tracking", 1, 200))
-    assert sorted(outcomes(SOURCES, [era(200)], 0, [ALL], [read_back(0, "k", 10), read_back(0, "k", 150)])) == sorted(
-        [LATE, *out]
-    )
-
-
-def test_a_reset_closes_what_is_open() -> None:
-    found = outcomes(SOURCES, [era(200, ended_at=1), era(None, begin=(5, 5))], 0, [ALL, {}], [])
-    assert sorted(found) == sorted([TIMED_OUT, OPEN._replace(status="reset"), LATE])
-
-
-def test_what_is_merged_again_after_a_jump_back_leaves_its_merge_record() -> None:
-    eras, again = [era(200, ended_at=1), era(200, begin=(1, 1))], {"tracking": TRACKING[1:]}
-    assert sorted(outcomes(SOURCES, eras, 0, [ALL, again], [])) == sorted([TIMED_OUT, OPEN, LATE])
-    eras, again = [era(200, ended_at=1), era(60, begin=(1, 0))], {"orders": ORDERS}
-    left = Outcome("k", "reset", 10, 10, (("tracking", 0, 10),))
-    alone = Outcome("k", "open", 50, 50, (("orders", 0, 50),))
-    assert sorted(outcomes(SOURCES, eras, 0, [ALL, again], [])) == sorted([left, alone])
-    published = outcomes(SOURCES, eras, 0, [ALL, again], [read_back(1, "k", 10)])
-    assert sorted(published) == sorted([left, out_before("orders", 0, 50)]), "published before the jump"
+    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10), read_back("k", 150)])) == sorted([LATE, *out])
 
 
 def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ import pytest
 from confluent_kafka import Producer
 from hypothesis import given
 
-from pipelines.audit import problems, verify_eras
+from pipelines.audit import evidence as audit_evidence
+from pipelines.audit import problems
+from pipelines.audit.evidence import End, read_evidence
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify_eras import EpochEnd, Era, read_evidence
 from pipelines.audit.verify_evidence import Outcome, read_partitions
 from pipelines.audit.verify_model import outcomes
 from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
@@ -83,7 +84,7 @@ def test_what_the_rules_make_of_any_arrivals_breaks_no_promise(
         settings_of(tmp_path, gap_ms, max_ms, lag_ms), {p: case_of_records(arrivals_of(p, lag_ms or 1000)) for p in range(16)}
     )
     if one_in > 1:
-        monkeypatch.setattr(verify_eras, "SAMPLED_RECORDS", 300)
+        monkeypatch.setattr(audit_evidence, "SAMPLED_RECORDS", 300)
     lake.decide()
     for share in (0.3, 0.7, 0.8, 1.0):
         lake.arrive(share)
@@ -130,6 +131,7 @@ def test_resets_break_no_promise(tmp_path: Path, by: int) -> None:
         lake.arrive(share + 0.1)  # records are passed over that bronze has
         lake.jump(by)
         assert problems_in(lake) == []
+        assert problems_in(lake, generation=lake.number - 1) == []
     lake.arrive()
     lake.merge()
     assert {row["status"] for row in lake.rows} == {"open", "waiting", "timed_out"}
@@ -371,7 +373,7 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     judge = Judge(there, evidence.epochs)
     for partition, (_, told) in zip(read_partitions(evidence, judge.evaluated), BROKEN_SINKS, strict=True):
         findings = Findings("sink")
-        check_sink(partition, sink, read_limits(evidence, sink), judge, findings)
+        check_sink(partition, sink, read_limits(evidence), judge, findings)
         found = [f"{problem.where}: {problem.what}" for problem in findings.told()]
         assert len(found) == len(told), (partition.number, found)
         for where, words in told:
@@ -413,7 +415,7 @@ def test_a_lake_that_was_taken_up_from_its_sink_breaks_no_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_in: int
 ) -> None:
     if one_in > 1:
-        monkeypatch.setattr(verify_eras, "SAMPLED_RECORDS", 300)
+        monkeypatch.setattr(audit_evidence, "SAMPLED_RECORDS", 300)
     assert problems_in(taken_up(tmp_path), full=one_in == 1) == []
 
 
@@ -450,19 +452,16 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
         waits = {source: min(r.offset for _, r in rows) for source, rows in model.unread().items()}
         until = {TopicPartition(s, 0): waits.get(s, offsets[s]) for s in SOURCES}
         heads = {TopicPartition(source, 0): head for source, head in model.heads.items()}
-        ends.append(EpochEnd(until, heads, {} if model.clock is None else {0: model.clock}))
+        ends.append(End(until, heads, {} if model.clock is None else {0: model.clock}))
         if model.clock is not None:
             said.append((number, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
     epochs = [Epoch(i, i, settings_of(Path(), r.gap_ms, r.max_ms, r.lag_ms or 0)) for i, (r, _) in enumerate(life)]
-    last = ends[-1]
-    through = [*zip(epochs[:-1], ends[:-1], strict=True), (epochs[-1], None)]
-    era = Era(dict.fromkeys(last.until, 0), last.until, last.clocks, last.heads, None, through)
     heard = []
 
-    def hear(_: int, epoch: int, model: PartitionMerge) -> None:
+    def hear(epoch: int, model: PartitionMerge) -> None:
         heard.append((epoch, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
 
-    found = outcomes(SOURCES, [era], 0, [logs], [], hear=hear)
+    found = list(outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, [], hear=hear))
     assert heard == said
     expected: list[tuple[object, ...]] = [
         ("late", r.tenant, r.offset, position) for r, position in ((each.record, each.position) for each in model.late)

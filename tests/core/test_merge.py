@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +41,8 @@ class PureLake:
     epochs: Sequence[Window] = ()
     """Windows that follow the first one, each from some batch on."""
     recovered: Mapping[int, Mapping[str, Sequence[PublishedRecord]]] = field(default_factory=dict)
+    out: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
+    """Offsets that are passed over."""
     inputs: Sequence[str] = SOURCES
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
@@ -114,6 +116,7 @@ class PureLake:
 
     def _commit(self, plan: BatchPlan) -> None:
         batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, max_bytes=10**6, has_due=self.has_due, topics=self.topics)
+        batch = replace(batch, out={tp: np.array(mine, np.int64) for tp, mine in self.out.items()})
         rows = [
             row
             for tp, done in plan.ranges.items()
@@ -161,7 +164,8 @@ def _ms(time: object) -> int | None:
 
 def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
     for p, case in lake.cases.items():
-        model = PartitionMerge(rules_of(lake.inputs, *lake.window), recovered=lake.recovered.get(p, {}))
+        out = {(tp.source, offset) for tp, mine in lake.out.items() if tp.partition == p for offset in mine}
+        model = PartitionMerge(rules_of(lake.inputs, *lake.window), recovered=lake.recovered.get(p, {}), out=out)
         heads: dict[str, int] = {}
         left: dict[str, list[tuple[int, Record]]] = {source: [] for source in lake.inputs}
         for record in case.records():
@@ -224,7 +228,7 @@ def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
                 key: [_random_message(rng, window) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5
             }
     epochs = [_random_window(rng) for _ in range(rng.choice([0, 0, 1, 3]))]
-    return PureLake(cases, rng, window, epochs, {} if epochs else recovered, inputs)
+    return PureLake(cases, rng, window, epochs, {} if epochs else recovered, inputs=inputs)
 
 
 def _random_window(rng: random.Random) -> Window:
@@ -251,6 +255,17 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(LAKES // 2))
 def test_several_topics_of_a_source_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed, INPUTS)
+    lake.drain()
+    silver, late_rows = _expected(lake)
+    assert lake.content() == silver
+    assert _late(lake) == late_rows
+
+
+@pytest.mark.parametrize("seed", seeds(LAKES // 2))
+def test_what_is_out_is_passed_over_and_still_moves_positions(seed: int) -> None:
+    lake = _random_lake(seed)
+    rng = random.Random(seed)
+    lake.out = {tp: sorted(rng.sample(range(len(rows)), len(rows) // 4)) for tp, rows in lake.rows.items()}
     lake.drain()
     silver, late_rows = _expected(lake)
     assert lake.content() == silver

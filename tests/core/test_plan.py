@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, Stretch, TopicPartition, ahead_of, plan_batch
+from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
 from pipelines.core.window import Window
 
 pytestmark = pytest.mark.promise("R5")
@@ -200,23 +200,3 @@ def test_late_by_what_was_before_the_range() -> None:
 
 def test_a_late_record_that_waits_is_not_announced_yet() -> None:
     assert not some(plan({A: rows([10, 500, 0]), B: rows([20])})).has_late
-
-
-# -- a lost lake's stretches
-
-
-def test_of_stretches_that_ended_where_a_partition_stands_one_is_over_before_each_batch() -> None:
-    here = {"a": 3, "b": 1}
-    before, one, other = Stretch(Window(5), 90, here), Stretch(Window(T), 120, here), Stretch(Window(1), 120, here)
-    stretches = [before, one, other, Stretch(Window(T), 121, None)]
-    cursors = {A: Cursor(3, 120), B: Cursor(1, 120)}
-
-    def over(since: int, ends_here: int) -> list[Stretch]:
-        ended, seen = ahead_of(stretches[since:], 0, 120, cursors, {A: rows([130], first=3)}, Window(T), ends_here)
-        assert sum(len(each.offsets) for each in seen.values()) == (since + len(ended) >= 3), "until all are, nothing is seen"
-        return ended
-
-    assert over(0, 1) == [before, one]
-    assert over(2, 1) == [other]
-    assert over(2, 0) == []
-    assert over(0, 2) == [before, one, other]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.reading import BRONZE, KAFKA, RECORD_BYTES, WRITER_SCHEMA, bronze_schema, read_records
+from pipelines.core.reading import BRONZE, KAFKA, RECORD_BYTES, REDRIVEN_FROM, WRITER_SCHEMA, bronze_schema, read_records
 from tests.core.test_reading import FAR, Input, kafka_table, rules
 from tests.support.avro import as_text, encoded, framed
 from tests.support.effort import draws
@@ -200,9 +200,9 @@ def test_in_avro_too_some_values_are_no_tenant(kind: Any, value: Any, is_: str) 
 def test_the_column_is_there_only_with_tenants_and_comes_behind_what_was_read() -> None:
     kafka = kafka_table([(None, b'{"ts":1,"k":"a","g":"x"}', FAR)])
     assert read_records(kafka, rules()).schema == bronze_schema()
-    assert bronze_schema().names == [*BRONZE.names, RECORD_BYTES.name]
+    assert bronze_schema().names == [*BRONZE.names, REDRIVEN_FROM.name, RECORD_BYTES.name]
     assert read_records(kafka, rules(tenant=("g",))).schema == bronze_schema(has_tenants=True)
-    assert bronze_schema(has_tenants=True).names == [*BRONZE.names, "tenant", RECORD_BYTES.name]
+    assert bronze_schema(has_tenants=True).names == [*BRONZE.names, "tenant", REDRIVEN_FROM.name, RECORD_BYTES.name]
     assert read_records(KAFKA.empty_table(), rules(tenant=("g",))) == bronze_schema(has_tenants=True).empty_table()
 
 
@@ -212,7 +212,7 @@ def test_the_column_comes_after_the_writers_schema() -> None:
     value = framed(7, encoded(json.loads(schema), {"ts": 1, "g": "x"}))
     bronze = read_records(kafka_table([(b"a", value, FAR)]), how)
     assert bronze.schema == bronze_schema(has_registry=True, has_tenants=True)
-    assert bronze.schema.names == [*BRONZE.names, WRITER_SCHEMA.name, "tenant", RECORD_BYTES.name]
+    assert bronze.schema.names == [*BRONZE.names, WRITER_SCHEMA.name, "tenant", REDRIVEN_FROM.name, RECORD_BYTES.name]
     assert bronze.select([WRITER_SCHEMA.name, "tenant"]).to_pylist() == [{WRITER_SCHEMA.name: 7, "tenant": "x"}]
 
 

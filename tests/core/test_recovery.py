@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 
 import pytest
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
-from pipelines.core.plan import Stretch
 from pipelines.core.recovery import (
     Closings,
+    NotToldError,
     ReadBack,
     SinkState,
-    Told,
     encode_idle,
     encode_min_offsets,
-    encode_told,
     idle_header,
     min_offset,
     parse_idle,
     parse_min_offsets,
-    parse_told,
+    parse_rules,
+    recovery_headers,
     sink_state,
-    told_of,
 )
-from pipelines.core.sequence import EPOCHS, IDLE, MIN_OFFSETS, PLAIN, SEQ, Place
+from pipelines.core.sequence import IDLE, IDLE_PACKED, LIVED, MIN_OFFSETS, NO_RECOVERY, PLAIN, RULES, SEQ, Place
 from pipelines.core.window import Window
 from tests.support.sequences import by_key, published
 
@@ -196,8 +195,9 @@ def test_what_is_no_idle_is_refused(header: bytes | None) -> None:
 
 # -- the sink, read backwards
 
-Message = tuple[ReadBack, dict[str, bytes | None]]
+Message = tuple[ReadBack, Mapping[str, bytes | None]]
 BEGIN = {"tracking": 17, "orders": 3}
+RULE = "0000000a"
 
 
 def plain(event_time: int, key: str) -> Message:
@@ -205,8 +205,7 @@ def plain(event_time: int, key: str) -> Message:
 
 
 def telling(event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]) -> Message:
-    headers: dict[str, bytes | None] = {MIN_OFFSETS: encode_min_offsets(begin)}
-    return ReadBack(event_time, key), {**headers, IDLE: encode_idle(idle)} if idle else headers
+    return ReadBack(event_time, key), dict(recovery_headers(begin, idle, [RULE], is_lived=False))
 
 
 def backwards(*messages: Message) -> Iterator[Message]:
@@ -225,7 +224,11 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
     )
     state = sink_state(backwards(first, last), TIMEOUT)
     assert state == SinkState(
-        BEGIN, {"orders": (IdleDecision(2, 5),)}, (ReadBack(300, "a"), ReadBack(310, "a")), None, Place(PLAIN, b"", 310, b"a")
+        BEGIN,
+        {"orders": (IdleDecision(2, 5),)},
+        (ReadBack(300, "a"), ReadBack(310, "a")),
+        {RULE},
+        last=Place(PLAIN, b"", 310, b"a"),
     )
 
 
@@ -257,50 +260,60 @@ def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() ->
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
     assert sink_state(backwards(plain(0, "a"), plain(900, "b")), TIMEOUT) == SinkState(
-        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), None, Place(PLAIN, b"", 900, b"b")
+        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), last=Place(PLAIN, b"", 900, b"b")
     )
 
 
-SHORT = Window(30)
-TOLD = Told(TIMEOUT, SHORT, 120, (Stretch(Window(3 * T), 400, {"tracking": 7, "orders": 9}), Stretch(SHORT, 431, None)))
+# -- rules, and what else lies behind
 
 
-def test_what_a_message_tells_of_timeouts_is_read_as_it_was_written() -> None:
-    assert parse_told(encode_told(TOLD)) == TOLD
-    assert parse_told(encode_told(Told(TIMEOUT, SHORT))) == Told(TIMEOUT, SHORT, None, ())
-    by_gap = Told(TIMEOUT, Window(30, 90), None, (Stretch(Window(5, 5), 7, None),), is_plain=False, longest_ms=T)
-    assert parse_told(encode_told(by_gap)) == by_gap
+def test_the_rules_are_those_of_the_message_that_says_where_to_begin() -> None:
+    first, last = (dict(recovery_headers(BEGIN, {}, rules, is_lived=False)) for rules in (["0000000a"], ["0000000c", "0000000b"]))
+    assert last[RULES] == b"0000000b,0000000c"
+    state = sink_state(backwards((ReadBack(300, "a"), first), (ReadBack(310, "b"), last), plain(310, "c")), TIMEOUT)
+    assert state.rules == {"0000000b", "0000000c"}
+    assert parse_rules(first[RULES]) == {"0000000a"}
 
 
-@pytest.mark.parametrize("header", [None, b"", b"[]", b"{}", b'{"first":1,"timeout":"2","horizon":null,"ended":[]}'])
-def test_a_header_that_tells_of_no_timeouts_is_refused(header: bytes | None) -> None:
-    with pytest.raises(ValueError, match=EPOCHS):
-        parse_told(header)
+def test_a_message_of_an_earlier_version_names_no_rules() -> None:
+    state = sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN)})], TIMEOUT)
+    assert (state.begin, state.rules, state.is_lived) == (BEGIN, frozenset(), False)
 
 
-def test_a_message_tells_of_the_stretches_whose_clock_reaches_it_and_of_the_horizon_before() -> None:
-    stretches = [Stretch(TIMEOUT, 200, {"a": 1}), Stretch(Window(10), 250, {"a": 2}), Stretch(TIMEOUT, 300, {"a": 3})]
-    assert told_of(Told(TIMEOUT, SHORT), stretches, 300) == Told(TIMEOUT, SHORT, 240, stretches[2:])
-    assert told_of(Told(TIMEOUT, SHORT, 260), stretches, 301) == Told(TIMEOUT, SHORT, 260, [])
+@pytest.mark.parametrize("is_lived", [False, True])
+def test_a_message_says_whether_its_lake_has_more_behind_it_than_records(is_lived: bool) -> None:
+    headers = dict(recovery_headers(BEGIN, {}, [RULE], is_lived=is_lived))
+    assert headers.get(LIVED) == (b"true" if is_lived else None)
+    assert sink_state([(ReadBack(300, "a"), headers)], TIMEOUT).is_lived == is_lived
 
 
-def test_messages_are_read_back_to_the_longest_timeout_that_may_have_held_their_parts() -> None:
-    telling_of_epochs = (ReadBack(500, "c"), {**telling(500, "c", BEGIN)[1], EPOCHS: encode_told(TOLD)})
-    state = sink_state(backwards(plain(199, "a"), plain(200, "b"), telling_of_epochs), TIMEOUT)
-    assert state.read_back == (ReadBack(200, "b"), ReadBack(500, "c"))
-    lived = state.lived(TIMEOUT)
-    assert lived is not None
-    assert lived.stretches == (TOLD.stretches[0], Stretch(SHORT, 531, None)), "until the last message was out"
+def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_are_not_told() -> None:
+    def told(tenants: int) -> dict[str, bytes]:
+        of_all = tuple(sorted((sha256(b"%d" % n).hexdigest(), 1_700_000_000_000 + n * 7919) for n in range(tenants)))
+        return dict(recovery_headers(BEGIN, {"orders": [IdleDecision(2, 1_800_000_000_000, of_all)]}, [RULE], is_lived=True))
+
+    assert list(told(10)) == [MIN_OFFSETS, IDLE, RULES, LIVED]
+    packed = told(1000)
+    assert list(packed) == [MIN_OFFSETS, IDLE_PACKED, RULES, LIVED]
+    [decision] = sink_state([(ReadBack(300, "a"), packed)], TIMEOUT).decisions["orders"]
+    assert len(decision.told) == 1000
+    assert list(told(40_000)) == [NO_RECOVERY, LIVED], "that it has lived is known all the same"
+    with pytest.raises(NotToldError):
+        sink_state([(ReadBack(300, "a"), told(40_000))], TIMEOUT)
 
 
-def test_a_lost_lakes_last_window_ends_after_all_ends_that_the_sink_tells_of() -> None:
-    """It began at the last of them, however early the message was that tells of it."""
-    told = Told(TIMEOUT, SHORT, None, (Stretch(TIMEOUT, 700, {"tracking": 7, "orders": 9}),))
-    state = sink_state(backwards((ReadBack(500, "c"), {**telling(500, "c", BEGIN)[1], EPOCHS: encode_told(told)})), TIMEOUT)
-    lived = state.lived(TIMEOUT)
-    assert lived is not None
-    assert lived.stretches == (*told.stretches, Stretch(SHORT, 701, None))
-    assert told_of(Told(TIMEOUT, SHORT), lived.stretches, 600).horizon is None
+@pytest.mark.parametrize(
+    "header",
+    [None, b"", b",", b"0000000", b"0000000aa", b"0000000G", b"0000000A", b"0000000a,", b"0000000a 0000000b", b"\xff" * 8],
+)
+def test_what_is_no_rules_is_refused(header: bytes | None) -> None:
+    with pytest.raises(ValueError, match=RULES):
+        parse_rules(header)
+    with pytest.raises(ValueError, match=RULES):
+        sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN), RULES: header})], TIMEOUT)
+
+
+# -- with tenants
 
 
 def closed(closed_at: int, key: str, tenant: str = "", due: int = 0) -> ReadBack:
@@ -319,7 +332,7 @@ def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_th
     assert state.since == since
     assert state.last == Place(500, b"y", 0, b"a")
     assert sink_state(backwards(*sink, telling_of_it), window).since is None
-    assert sink_state(backwards(*sink), window, lag_ms) == SinkState({}, {}, tuple(messages), None, messages[-1].place, None)
+    assert sink_state(backwards(*sink), window, lag_ms) == SinkState({}, {}, tuple(messages), last=messages[-1].place)
 
 
 def test_with_tenants_what_sorts_after_the_last_message_comes_again() -> None:

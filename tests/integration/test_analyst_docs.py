@@ -16,9 +16,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.bronze import Bronze
+from pipelines.core.plan import TopicPartition
 from pipelines.dev.init import write_example
 from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkQuestions, table_rows
+from pipelines.lake.generations import Generation, generation_rows
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
@@ -48,6 +50,9 @@ class Example:
         self.settings: Settings = quickly(load_settings(folder / "demo-lake" / "watersmeet.yml", {}))
         self.spark, self.engine = spark, engine_for(lambda: spark, self.settings)
         create_missing(self.engine)
+        begin = {TopicPartition(source, 0): 0 for source in self.settings.sources}
+        first = Generation(0, 0, begin, {}, decided_at=1_767_261_600_000, reason="start: earliest")
+        self.engine.append(tables.GENERATIONS, generation_rows(self.settings, first))
         rows = [cells(line) for line in PAGE.splitlines() if re.match(r"\| \d \| `(tracking|orders)` \|", line)]
         for step in sorted({row[0] for row in rows}):
             self._arrive([row for row in rows if row[0] == step])

@@ -243,6 +243,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "late": 2,  # "late" and "c"
                 "quarantined": 1,
                 "published": 2,
+                "behind_sink": 0,
                 "sources": {"tracking": active, "orders": {"head": 4000, "lead": 1000, "lag": 1, "state": "held"}},
             },
             {
@@ -253,6 +254,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "late": 0,
                 "quarantined": 0,
                 "published": 1,
+                "behind_sink": 0,
                 "sources": {
                     "tracking": {"head": 200, "lead": 0, "lag": 0, "state": "active"},
                     "orders": {"head": 200, "lead": 0, "lag": 1, "state": "active"},

@@ -333,11 +333,8 @@ def test_a_start_at_the_latest_is_decided_once(root_session: SparkSession, kafka
     run_once(settings, "bronze")
     questions = asked(root_session, settings)
     assert questions.select(tables.bronze("tracking"), ["merge_key"])["merge_key"].to_pylist() == ["kept"]
-    resets = questions.select(tables.RESETS, ["source", "from_offset", "to_offset", "reason"]).to_pylist()
-    assert sorted(tuple(row.values()) for row in resets) == [
-        ("orders", 0, 0, "start: latest"),
-        ("tracking", 0, 1, "start: latest"),
-    ]
+    begun = questions.select(tables.GENERATIONS, ["source", "start_offset", "reason"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in begun) == [("orders", 0, "start: latest"), ("tracking", 1, "start: latest")]
 
 
 def test_a_sink_that_others_write_to_is_refused(root_session: SparkSession, kafka: str, tmp_path: Path) -> None:

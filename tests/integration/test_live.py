@@ -79,6 +79,22 @@ def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spar
     assert len(found) > 5
 
 
+def test_after_a_jump_all_waits_from_its_beginning_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Before its first batch, and whatever the idle policy has said before it."""
+    cases = {p: random_case(7300 + p) for p in range(4)}
+    lake = case_lake(spark, settings_for(tmp_path), cases)
+    lake.arrive()
+    lake.merge()
+    decided = [(TopicPartition(source, 1), IdleDecision(50, 10**7)) for source in SOURCES]
+    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms(), 0))
+    lake.jump(dict.fromkeys(lake.every, 3))
+    waiting = live_rows(spark, lake.settings).where("status = 'waiting'").collect()
+    found = {(row.partition, source, part.offset) for row in waiting for source in SOURCES for part in row[source]}
+    assert found == {(p, r.source, r.offset) for p, case in cases.items() for r in case.records() if r.key and r.offset >= 3}
+    heads = {s: max(r.event_time for r in cases[1].records() if r.source == s and r.offset >= 3) for s in SOURCES}
+    assert {tuple(row.waits_for) for row in waiting if row.partition == 1} == {(min(heads, key=heads.__getitem__),)}
+
+
 @pytest.mark.nightly
 def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_path: Path) -> None:
     values: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10), keyed("b", 500)], "orders": [heartbeat(200)]}
@@ -88,7 +104,7 @@ def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_
     lake.arrive()
     lake.merge()
     decided = [(TopicPartition("orders", 1), IdleDecision(0, 500))]
-    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms()))
+    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms(), 0))
     waiting = live_rows(spark, lake.settings).where("status = 'waiting'").select("partition", "merge_key", "waits_for")
     assert sorted(map(tuple, waiting.collect())) == [
         (0, "b", ["orders"]),

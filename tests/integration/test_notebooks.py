@@ -82,7 +82,7 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     head = cases[0].merged(SOURCES).heads["orders"]
     last_offset = len(cases[0].values["orders"]) - 1
     decided = [(TopicPartition("orders", 0), IdleDecision(last_offset, head))]  # which moves nothing
-    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms()))
+    lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms(), 0))
     silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}
     assert any(all(row[5:]) for row in silver)

@@ -113,7 +113,7 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(kafka: str, 
     assert notes < by_token, "a note carries the version of the commit that it follows from, and is written once by anybody"
     assert {name for name, _ in by_token - notes} == {
         *map(tables.bronze, SOURCES),
-        *(tables.QUARANTINE, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED),
+        *(tables.QUARANTINE, tables.GENERATIONS, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED, tables.ERASED),
         *(tables.SILVER, tables.LATE, tables.FORGOTTEN, tables.PUBLISHED, tables.DEAD_LETTERS, tables.EPOCHS),
     }
     assert {place: after[place] for place in by_token - notes} == dict.fromkeys(by_token - notes, owned.owner.token)

@@ -82,8 +82,9 @@ class Store:
         return str(self.folder / name)
 
     def add(self, name: str, *rows: Sequence[Any], commit: Commit | None = None) -> None:
-        """Appends rows of Python values in one commit."""
-        self.append(name, self.lake.layout[name].rows(rows), commit)
+        """Appends rows of Python values in one commit; what is left out at the end of a row is null."""
+        table = self.lake.layout[name]
+        self.append(name, table.rows((*row, *[None] * (len(table.schema) - len(row))) for row in rows), commit)
 
     def append(self, name: str, rows: pa.Table, commit: Commit | None = None) -> None:
         """As an engine appends: skipped where the table has seen the transaction version, or a larger one."""

@@ -29,7 +29,7 @@ from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
 from tests.support.lakes import OpenSpark
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
 FACTS = {"batch": 7, "reset": None, "text": "it's \"é\n", "ranges": [[0, 1, 2]], "nested": {"a": [None, 1.5, True]}}
 
 

@@ -30,10 +30,10 @@ SMALL = BatchPlan(
 
 def test_a_batch_is_its_facts(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    for plan in (SMALL, replace(SMALL, has_late=False, reset="on purpose"), BatchPlan(0, {}, {}, has_late=False)):
+    for plan in (SMALL, replace(SMALL, has_late=False, generation=3), BatchPlan(0, {}, {}, has_late=False)):
         facts = facts_of(plan, settings)
         assert plan_of(json.loads(json.dumps(facts))) == plan
-        assert (facts["batch"], facts["configuration"], facts.get("reset")) == (plan.batch, settings.digest, plan.reset)
+        assert (facts["batch"], facts["configuration"], facts["generation"]) == (plan.batch, settings.digest, plan.generation)
 
 
 def test_a_wide_batch_stays_small(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ODD = ["it's", '"', "\\", "'; DROP TABLE t; --", "{x}", "`", "é€𝄞", "", "a
 BYTES = [b"", b"\x00'\xff", b"key"]
 
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
 
 
 def bronze_row(
@@ -158,7 +159,7 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
 
 
 def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
-    return (0, key, status, time, time, [(time, time * 1000, "{}")], [], None, None, batch, 2)
+    return (0, key, status, time, time, [(time, time * 1000, "{}")], [], None, None, batch, 0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -262,23 +263,21 @@ def test_each_thread_sees_the_last_commit(folder_store: Store) -> None:
 def test_the_history_numbers_commits_rightly_while_others_write(folder_store: Store) -> None:
     store, asked = folder_store, DeltaRsQuestions(folder_store.lake)
     store.create("late")
-    done = threading.Event()
 
     def write() -> None:
         for number in range(1, 41):
             told = CommitProperties(custom_metadata={"userMetadata": str(number)})
             write_deltalake(store.path("late"), store.lake.layout["late"].rows([LATE]), mode="append", commit_properties=told)
-        done.set()
 
-    writer = threading.Thread(target=write)
-    writer.start()
     seen = 0
-    while not done.is_set():
-        for limit in (1, 20, None):
-            for number, _, metadata, *_ in asked.history("late", limit):
-                assert int(metadata or 0) == number
-                seen = max(seen, number)
-    writer.join()
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        written = threads.submit(write)
+        while not written.done():
+            for limit in (1, 20, None):
+                for number, _, metadata, *_ in asked.history("late", limit):
+                    assert int(metadata or 0) == number
+                    seen = max(seen, number)
+        written.result()
     assert seen > 3
 
 
@@ -288,7 +287,7 @@ def test_a_log_that_was_cleaned_up_is_read_on(either_store: Store) -> None:
     store.add("late", LATE)
     assert store.questions.version("late") == 1
     for n in range(5):
-        store.add("late", ("s", "t", 0, n, "k", 0, 0, b"", 0))
+        store.add("late", ("s", "t", 0, n, "k", 0, 0, b"", 0, 0))
     DeltaTable(store.path("late")).create_checkpoint()
     for number in range(6):
         Path(store.path("late"), "_delta_log", f"{number:020d}.json").unlink()

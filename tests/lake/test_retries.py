@@ -15,6 +15,7 @@ from pipelines.errors import CommitRepeatedError
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.generations import Generation
 from pipelines.lake.questions import Questions
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
@@ -144,4 +145,4 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     assert plan is not None
     assert plan.clocks == {0: 500}, "the batch after it is the one that the table tells of"
     list(silver.drain())
-    assert len(read_decisions(engine.questions)) == 1, "nor is it decided twice"
+    assert len(read_decisions(engine.questions, Generation(0, 0, {}, {}))) == 1, "nor is it decided twice"

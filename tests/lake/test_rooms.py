@@ -17,6 +17,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Epoch, Epochs, changes
 from pipelines.lake.files import Files
+from pipelines.lake.generations import Generation
 from pipelines.lake.identity import check_layout, check_rules_of_layout_1, differences, identity, keep_identity, rules_of_layout_1
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
@@ -32,23 +33,27 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
     record = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
     promised = {
         "bronze_orders": f"{kafka}, timestamp_type INT, {record}, merge_key STRING, event_time TIMESTAMP, heartbeat BOOLEAN, "
-        "reason STRING, detail STRING, record_bytes BIGINT",
+        "reason STRING, detail STRING, redriven_from BIGINT, record_bytes BIGINT",
         "silver": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, last_event_time TIMESTAMP, "
-        f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, record_bytes BIGINT",
+        f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, generation INT, "
+        "record_bytes BIGINT",
         "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, event_time TIMESTAMP, "
-        "position TIMESTAMP, value BINARY, batch BIGINT",
+        "position TIMESTAMP, value BINARY, batch BIGINT, generation INT",
         "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING, record_bytes BIGINT",
         "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time TIMESTAMP, "
-        "decided_at TIMESTAMP",
+        "decided_at TIMESTAMP, generation INT",
+        "generations": "generation INT, from_batch BIGINT, source STRING, topic STRING, partition INT, start_offset BIGINT, "
+        "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq BIGINT, event_time TIMESTAMP, "
+        "merge_key STRING, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING",
         "resets": "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset BIGINT, decided_at TIMESTAMP, "
         "reason STRING",
         "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, last_key STRING, "
         "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING",
         "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset BIGINT, "
-        "recovered_at TIMESTAMP, epochs STRING",
+        "until_offset BIGINT, recovered_at TIMESTAMP, generation INT",
         "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
         "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING, silver_version BIGINT, "
-        "epoch INT",
+        "epoch INT, generation INT",
         "epochs": "epoch INT, from_batch BIGINT, configuration STRING, decided_at TIMESTAMP",
     }
     layout = Lake(settings_for(tmp_path)).layout
@@ -85,6 +90,7 @@ def test_with_tenants_a_lake_has_further_columns_and_no_others(tmp_path: Path) -
     for name, table in without.items():
         added = [columns[name] for columns in (of_due, of_tenants) if name in columns]
         usual, last = columns_ddl(table.schema), ", record_bytes BIGINT"
+        last = ", redriven_from BIGINT" + last if name.startswith("bronze") else last
         last = last if usual.endswith(last) and name != "quarantine" else ""
         usual = usual.removesuffix(last)
         assert columns_ddl(with_window[name].schema) == ", ".join([usual, *filter(None, [of_due.get(name)])]) + last
@@ -95,7 +101,7 @@ def test_with_tenants_a_lake_has_further_columns_and_no_others(tmp_path: Path) -
 
 
 def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(tmp_path: Path) -> None:
-    usual = "partition,event_time,last_event_time,batch"
+    usual = "partition,event_time,last_event_time,batch,generation"
     merges = {
         f"{usual},record_bytes": {"timeout": "1s"},
         f"{usual},due,closed_at,record_bytes": {"window": {"gap": "1s", "max": "2s"}},
@@ -271,7 +277,7 @@ def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store:
     before = tables.Table("progress", table.schema.remove(table.schema.get_field_index("silver_version")))
     folder_store.lake.layout["progress"] = before
     folder_store.create("progress")
-    with pytest.raises(ConfigurationError, match=r"earlier version of Watersmeet.*begin a new lake.*`kafka.start: sink`"):
+    with pytest.raises(ConfigurationError, match=r"earlier version of Watersmeet.*begin a new lake.*another `publish.topic`"):
         check_layout(folder_store.questions, folder_store.lake)
 
 
@@ -301,7 +307,7 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     later = {**silver.properties, tables.LAYOUT: str(tables.LAYOUT_VERSION + 1)}
     either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, later)
     either_store.create("silver")
-    with pytest.raises(ConfigurationError, match=r"has layout 3, .* layouts up to 2; use the version that wrote it, or a later"):
+    with pytest.raises(ConfigurationError, match=r"has layout 4, .* layouts up to 3; use the version that wrote it, or a later"):
         check_layout(either_store.questions, either_store.lake)
 
 
@@ -312,10 +318,10 @@ def test_decisions_come_back_in_their_order(either_store: Store) -> None:
     either_store.create("idle_heartbeats")
     tracking, orders = TopicPartition("tracking", 3), TopicPartition("orders", 0)
     first, second = (tracking, IdleDecision(-1, 50)), (tracking, IdleDecision(7, 60))
-    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000))
-    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000))
-    assert read_decisions(either_store.questions) == [first, (orders, IdleDecision(7, 55)), second]
-    assert read_decisions(either_store.questions, before_ms=2000) == [first, second]
+    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000, 0))
+    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000, 1))
+    assert read_decisions(either_store.questions, Generation(0, 0, {}, {})) == [first, second]
+    assert read_decisions(either_store.questions, Generation(1, 7, {}, {})) == [(orders, IdleDecision(7, 55))]
     topics = either_store.questions.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")}).sort_by("topic").to_pylist()
     assert topics == [{"topic": "orders", "n": 1}, {"topic": "tracking", "n": 2}]
 
@@ -351,7 +357,7 @@ class Kept:
 def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(folder_store: Store) -> None:
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
     kept, now = Kept(folder_store.lake, folder_store.questions), [0.0]
     maintenance = Maintenance(kept, ["late"], every=3, now_s=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(5):
@@ -368,7 +374,7 @@ def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(fol
 def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
     kept = Kept(folder_store.lake, folder_store.questions)
     maintenance = Maintenance(kept, ["late"], every=2)  # type: ignore[arg-type]
     for _ in range(2 * 64):
@@ -381,13 +387,13 @@ def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
 
 def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_configuration(folder_store: Store) -> None:
     folder_store.create("late")
-    folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
+    folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
     kept = Kept(folder_store.lake, folder_store.questions)
     told = {"table": "late", "files_before": 1, "files": 1, "old_files_removed": 3}
     assert maintain(kept, ["late"]) == [told]  # type: ignore[arg-type]
     assert kept.done == [("purge", "late"), ("vacuum", "late")], "few files stay as they are"
     for _ in range(FEW_FILES):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0))
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
     longer = Lake(folder_store.settings.model_copy(update={"retention_ms": 30 * 86_400_000}))
     kept = Kept(longer, folder_store.questions)
     maintain(kept, ["late"])  # type: ignore[arg-type]

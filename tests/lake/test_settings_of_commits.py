@@ -26,7 +26,7 @@ from tests.support.rivers import until
 
 pytestmark = pytest.mark.promise("N26")
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0)
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
 
 
 def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(folder_store: Store) -> None:
@@ -86,7 +86,7 @@ def engine(root_session: SparkSession, tmp_path: Path) -> SparkEngine:
 def test_while_a_merge_runs_nothing_else_has_its_settings(engine: SparkEngine, tmp_path: Path) -> None:
     silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
     schema = silver.schema.append(pa.field("replaces", TIME))
-    row: tuple[Any, ...] = (0, "a", "open", 1, 1, [], [], None, None, 0, 0)
+    row: tuple[Any, ...] = (0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)
     changed = engine.rows(silver.rows([row]).append_column("replaces", pa.nulls(1, TIME)))
     rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
@@ -114,10 +114,10 @@ def test_a_compaction_behind_a_merge_is_not_the_merge(engine: SparkEngine) -> No
     silver = engine.lake.layout[tables.SILVER]
     engine.set_properties(tables.SILVER, {"delta.autoOptimize.autoCompact": "true"})
     for n in range(60):  # as many small files as it takes
-        engine.append(tables.SILVER, silver.rows([(0, f"k{n}", "open", 1, 1, [], [], None, None, 0, 0)]))
+        engine.append(tables.SILVER, silver.rows([(0, f"k{n}", "open", 1, 1, [], [], None, None, 0, 0, 0)]))
     owner = Owner(engine, token=1)
     commit = owner.next_commit(tables.SILVER, facts={"batch": 0})
-    changed = silver.rows([(0, "a", "open", 1, 1, [], [], None, None, 0, 0)]).append_column("replaces", pa.nulls(1, TIME))
+    changed = silver.rows([(0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)]).append_column("replaces", pa.nulls(1, TIME))
     engine.merge(tables.SILVER, engine.rows(changed), commit)
     optimize, merge, *_ = engine.questions.history(tables.SILVER)
     assert (optimize.operation, merge.operation) == ("OPTIMIZE", "MERGE")

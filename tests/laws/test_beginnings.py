@@ -18,7 +18,8 @@ from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run, create_missing
-from pipelines.running.beginning import EARLIEST, Beginning
+from pipelines.running.beginning import begin_first, preview
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
 from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders
@@ -38,11 +39,24 @@ class Begun:
     engine: Engine
     settings: Settings
 
-    def beginning(self, start: Any = None, *, looks_only: bool = False, **kafka: Any) -> Beginning:
-        """What a run with another `start` finds."""
+    def told(self, start: Any = None, **kafka: Any) -> Settings:
+        """The configuration with another `start`."""
         told = {**self.settings.kafka.model_dump(), **({} if start is None else {"start": start}), **kafka}
-        settings = self.settings.model_copy(update={"kafka": KafkaSettings.model_validate(told)})
-        return Beginning(self.engine.questions, settings, PARTITIONS, None if looks_only else Owner(self.engine, token=1))
+        return self.settings.model_copy(update={"kafka": KafkaSettings.model_validate(told)})
+
+    def begin(self, start: Any = None) -> None:
+        """What the first start does, or another one."""
+        begin_first(Owner(self.engine, token=1), self.told(start), PARTITIONS)
+
+    def reading(self, **kafka: Any) -> NextOffsets:
+        return NextOffsets(self.engine.questions, self.told(**kafka), PARTITIONS, Owner(self.engine, token=1))
+
+    def generations(self) -> list[tuple[Any, ...]]:
+        columns = ["generation", "source", "partition", "start_offset", "kind", "reason"]
+        of_sources = [[("source", "is not null", None)]]
+        return sorted(
+            tuple(row.values()) for row in self.engine.questions.select(tables.GENERATIONS, columns, of_sources).to_pylist()
+        )
 
     def resets(self) -> list[tuple[Any, ...]]:
         columns = ["source", "partition", "from_offset", "to_offset", "reason"]
@@ -62,39 +76,41 @@ def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: s
     producer.flush()
     settings = new_settings(bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()})
     engine = engine_for(open_spark, settings)
-    wanted = [*map(tables.bronze, SOURCES), tables.RESETS, tables.RECOVERED, tables.SILVER, tables.PROGRESS]
+    wanted = [*map(tables.bronze, SOURCES), tables.GENERATIONS, tables.RESETS, tables.RECOVERED, tables.IDLE_HEARTBEATS]
+    wanted += [tables.SILVER, tables.PROGRESS]
     for name in wanted:
         engine.create(engine.lake.layout[name])
     return Begun(engine, settings)
 
 
 STARTS: dict[str, tuple[Any, dict[int, int], dict[int, int]]] = {
-    "earliest": ("earliest", {0: EARLIEST, 1: EARLIEST}, {0: EARLIEST, 1: EARLIEST}),
+    "earliest": ("earliest", {0: 0, 1: 0}, {0: 0, 1: 0}),
     "latest": ("latest", {0: 10, 1: 10}, {0: 10, 1: 10}),
     "timestamp": ({"timestamp": "1970-01-01T00:00:03.500Z"}, {0: 3, 1: 3}, {0: 3, 1: 3}),
-    "offsets": ({"offsets": {"tracking": {0: 7, 1: 10}}}, {0: 7, 1: 10}, {0: EARLIEST, 1: EARLIEST}),
+    "offsets": ({"offsets": {"tracking": {0: 7, 1: 10}}}, {0: 7, 1: 10}, {0: 0, 1: 0}),
 }
 """What `kafka.start` says, and where that is in each source."""
 
 
 def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
     for start, *_ in STARTS.values():
-        begun.beginning(start, looks_only=True).preview()
-    assert begun.resets() == [], "who looks decides nothing"
+        preview(begun.engine.questions, begun.told(start), PARTITIONS)
+    assert begun.generations() == [], "who looks decides nothing"
     start, *offsets = STARTS["offsets"]
-    shown = begun.beginning(start, looks_only=True).preview()
+    shown = preview(begun.engine.questions, begun.told(start), PARTITIONS)
     assert {(row["source"], row["partition"]): (row["from_offset"], row["until_offset"]) for row in shown} == {
-        (source, p): (max(0, mine[p]), 10) for source, mine in zip(SOURCES, offsets, strict=True) for p in mine
+        (source, p): (mine[p], 10) for source, mine in zip(SOURCES, offsets, strict=True) for p in mine
     }
-    begun.beginning(start).decide()
-    decided = begun.resets()
-    for _ in range(2):  # a restart decides nothing anew, whatever it is told; what it was not told, it may still be
-        for other, *_rest in STARTS.values():
-            if other != "latest" and not isinstance(other, dict):
-                begun.beginning(other).decide()
-    assert begun.resets() == decided
-    assert [row[:4] for row in decided] == [("tracking", 0, 0, 7), ("tracking", 1, 0, 10)]
-    assert {source: begun.beginning(start).next_offsets(source) for source in SOURCES} == dict(zip(SOURCES, offsets, strict=True))
+    begun.begin(start)
+    decided = begun.generations()
+    for other, *_rest in STARTS.values():  # a restart decides nothing anew, whatever it is told
+        begun.begin(other)
+    assert begun.generations() == decided
+    assert [row[:5] for row in decided] == sorted(
+        (0, source, p, at, "start") for source, mine in zip(SOURCES, offsets, strict=True) for p, at in mine.items()
+    )
+    assert begun.resets() == []
+    assert {source: begun.reading().of(source) for source in SOURCES} == dict(zip(SOURCES, offsets, strict=True))
 
 
 @pytest.mark.promise("B1")
@@ -102,41 +118,45 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
 @pytest.mark.parametrize("start", ["latest", "timestamp"])
 def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: Begun, start: str) -> None:
     told, *offsets = STARTS[start]
-    begun.beginning(told).decide()
-    found = {source: begun.beginning("earliest").next_offsets(source) for source in SOURCES}
+    begun.begin(told)
+    found = {source: begun.reading().of(source) for source in SOURCES}
     assert found == dict(zip(SOURCES, offsets, strict=True))
     first = offsets[0][0]
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, first): keyed("a", 1), (0, first + 1): keyed("a", 2)})
-    assert begun.beginning("earliest").next_offsets("tracking") == {0: first + 2, 1: first}
+    assert begun.reading().of("tracking") == {0: first + 2, 1: first}
 
 
 @in_folders
 def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
     with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 11 is beyond"):
-        begun.beginning({"offsets": {"tracking": {0: 11}}}).decide()
+        begun.begin({"offsets": {"tracking": {0: 11}}})
     with pytest.raises(ConfigurationError, match=r"-tracking has no partition 2; name partitions from 0 to 1"):
-        begun.beginning({"offsets": {"tracking": {2: 1}}}).decide()
+        begun.begin({"offsets": {"tracking": {2: 1}}})
     assert begun.resets() == []
 
 
 @pytest.mark.promise("B2")
 def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
+    begun.begin()
     topic = begun.settings.inputs["tracking"]
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
     delete_records(kafka, topic, 0, 6)
     delete_records(kafka, topic, 1, 2)
-    with pytest.raises(DataLossError, match=rf"offsets of tracking that were not read yet: {topic}\[0\] from 4 to 5;") as raised:
-        begun.beginning("earliest").checked_offsets("tracking")
-    assert raised.value.missing == {0: (4, 6)}, "where nothing was read, nothing is missing"
+    with pytest.raises(
+        DataLossError, match=rf"offsets of tracking that were not read yet: {topic}\[0\] from 4 to 5, {topic}\[1\] from 0 to 1;"
+    ) as raised:
+        begun.reading().checked("tracking")
+    assert raised.value.missing == {0: (4, 6), 1: (0, 2)}
     assert begun.resets() == []
     begun.settings = begun.settings.model_copy(
         update={"kafka": begun.settings.kafka.model_copy(update={"on_data_loss": "continue"})}
     )
     for _ in range(2):
-        assert begun.beginning().checked_offsets("tracking") == {0: 6, 1: 2}
-    assert begun.resets() == [("tracking", 0, 4, 6, "on_data_loss: continue")]
+        assert begun.reading().checked("tracking") == {0: 6, 1: 2}
+    gaps = [(0, 4, 6), (1, 0, 2)]
+    assert begun.resets() == [("tracking", *gap, "on_data_loss: continue") for gap in gaps]
 
 
 @in_folders
@@ -144,7 +164,7 @@ def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> 
     bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
     fill_bronze(bronze, {(0, 17): keyed("a", 1)})
     with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 18 is to be read next"):
-        begun.beginning("earliest").checked_offsets("tracking")
+        begun.reading().checked("tracking")
 
 
 @pytest.mark.promise("C4", "C5")
@@ -183,7 +203,7 @@ def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
         kafka__start="sink",
         **{f"sources__{name}__topic": source.topic for name, source in settings.sources.items()},
     )
-    Beginning(begun.questions, begun.settings, begun.partitions, begun.owner()).decide()
+    begin_first(begun.owner(), begun.settings, begun.partitions)
     return begun
 
 
@@ -198,7 +218,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **topics)
     for source in SOURCES:
         produce(kafka, topics[f"sources__{source}__topic"], [(p, v) for p, case in cases.items() for v in case.values[source]])
-    idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows([("orders", f"{name}-orders", 0, 0, 2900, 0)])
+    idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows([("orders", f"{name}-orders", 0, 0, 2900, 0, 0)])
     lake.owner().append(tables.IDLE_HEARTBEATS, idle)
     lake.arrive()
     lake.merge(lake.quick)
@@ -211,13 +231,13 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
         values = [(p, value) for p, case in cases.items() for value in case.values[source][-2:]]
         produce(kafka, topics[f"sources__{source}__topic"], values)
     again = taken_up(new_lake, lake)
-    begins = {s: Beginning(again.questions, again.settings, 4, again.owner()).next_offsets(s) for s in SOURCES}
+    begins = {s: NextOffsets(again.questions, again.settings, 4).of(s) for s in SOURCES}
     assert begins["tracking"][0] > 40, "nothing is read that is not needed"
     assert again.questions.select(tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]).to_pylist() == [
         {"source": "orders", "partition": 0, "after_offset": 0, "event_time": 2900}
     ]
     version = again.questions.version(tables.RECOVERED)
-    Beginning(again.questions, again.settings, 4, again.owner()).decide()
+    begin_first(again.owner(), again.settings, 4)
     assert again.questions.version(tables.RECOVERED) == version, "decided once"
     for source in SOURCES:
         unread = {
@@ -239,4 +259,4 @@ def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> 
     produce(kafka, sink, [(1, b"not ours")])
     begun.settings = begun.settings.model_copy(update={"publish": begun.settings.publish.model_copy(update={"topic": sink})})
     with pytest.raises(ForeignMessageError, match=r"-foreign\[1\] ends with a message at offset 0"):
-        begun.beginning("sink").decide()
+        begun.begin("sink")

@@ -11,14 +11,15 @@ from confluent_kafka import Producer
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
-from pipelines.core.recovery import Told, encode_idle, encode_min_offsets, encode_told
-from pipelines.core.sequence import CLOSED_AT, DUE, EPOCHS, ID, IDLE, MIN_OFFSETS, SEQ, TENANT, message_id
-from pipelines.core.window import Window
+from pipelines.core.recovery import encode_idle, encode_min_offsets
+from pipelines.core.sequence import CLOSED_AT, DUE, ID, IDLE, MIN_OFFSETS, RULES, SEQ, TENANT, message_id
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
-from pipelines.lake.stretches import read_lived, read_since
-from pipelines.running.beginning import Beginning
+from pipelines.lake.generations import is_begun, read_generations
+from pipelines.lake.recovered import read_since
+from pipelines.running.beginning import begin_first
+from pipelines.running.next_offsets import NextOffsets
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, keyed
 from tests.support.lakes import CaseLake
@@ -40,23 +41,23 @@ def lost(new_lake: MakeLake, kafka: str, kind: str, messages: Sequence[Message],
     create_topics(kafka, *topics.values(), f"{name}-merged", partitions=PARTITIONS)
     for topic in topics.values():
         produce(kafka, topic, [(p, keyed("k", n, g="x")) for n in range(10) for p in range(PARTITIONS)])
+    begun = {"kafka__start": "sink", "merge": merge, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
+    cases = {p: Case({source: [] for source in SOURCES}, 100) for p in range(PARTITIONS)}
+    lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **begun)
     producer = Producer({"bootstrap.servers": kafka})
     seqs = dict.fromkeys(range(PARTITIONS), 0)
     for p, tenant, key, due, closed_at, more in messages:
         said = {SEQ: str(seqs[p]), ID: message_id(p, due - 30, key, tenant), CLOSED_AT: str(closed_at), DUE: str(due)}
+        said |= {RULES: lake.settings.fingerprint} if MIN_OFFSETS in more else {}
         headers = {name: text.encode() for name, text in (said | ({TENANT: tenant} if tenant else {})).items()}
         producer.produce(f"{name}-merged", b"{}", key, p, headers={**headers, **more})
         seqs[p] += 1
     assert producer.flush(30) == 0
-    begun = {"kafka__start": "sink", "merge": merge, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
-    cases = {p: Case({source: [] for source in SOURCES}, 100) for p in range(PARTITIONS)}
-    return new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **begun)
+    return lake
 
 
-def begin(lake: CaseLake) -> Beginning:
-    beginning = Beginning(lake.questions, lake.settings, PARTITIONS, lake.owner())
-    beginning.decide()
-    return beginning
+def begin(lake: CaseLake) -> None:
+    begin_first(lake.owner(), lake.settings, PARTITIONS)
 
 
 def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake, kafka: str, kind: str) -> None:
@@ -76,20 +77,23 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake
         (0, "a/b 100%", "k/1", 900, 1000, telling),
     ]
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
-    beginning = begin(lake)
+    begin(lake)
+    generation = read_generations(lake.questions, lake.settings).newest
     columns = ["partition", "tenant", "merge_key", "event_time", "due", "closed_at"]
     found = lake.questions.select(tables.RECOVERED, columns, [[("merge_key", "is not null", None)]]).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == [
         (0, "a/b 100%", "k/1", 870, 900, 1000),
         (0, "\U0001f600", "k/1", 815, 845, 850),
     ], "those that may hold a record which is read again: closed after 1000 - 1 - 50 - 100"
-    assert read_since(lake.questions) == {0: 849}, "an empty partition is read from the beginning, and nothing passed over"
-    assert read_lived(lake.questions) == {}
+    assert read_since(lake.questions, generation) == {0: 849}, (
+        "an empty partition is read from the beginning, and nothing passed over"
+    )
     of_source = {
-        source: tuple(d for tp, d in read_decisions(lake.questions) if tp == TopicPartition(source, 0)) for source in SOURCES
+        source: tuple(d for tp, d in read_decisions(lake.questions, generation) if tp == TopicPartition(source, 0))
+        for source in SOURCES
     }
     assert of_source == decisions
-    assert {source: beginning.next_offsets(source)[0] for source in SOURCES} == begins
+    assert {s: NextOffsets(lake.questions, lake.settings, PARTITIONS).of(s)[0] for s in SOURCES} == begins
     version = lake.questions.version(tables.RECOVERED)
     begin(lake)
     assert lake.questions.version(tables.RECOVERED) == version, "decided once"
@@ -115,12 +119,25 @@ def test_messages_of_tenants_are_taken_up_with_tenants_alone(
 
 
 @in_folders
-def test_a_lake_with_tenants_is_not_taken_up_through_a_change_of_window_or_lag(new_lake: MakeLake, kafka: str, kind: str) -> None:
-    """Also where only one partition tells of it, and another has no later message."""
-    told = encode_told(Told(Window(30, 100), Window(30, 100), is_plain=False, longest_ms=150))
+@pytest.mark.parametrize(
+    ("rules", "refused"),
+    [
+        (
+            b"0123abcd,89abcdef",
+            r"was read and merged by rules that changed meanwhile \(0123abcd, 89abcdef; those of this configuration are",
+        ),
+        (b"0123abcd", r"made by other rules \(0123abcd\) than those of this configuration .*; begin with the former rules"),
+    ],
+)
+@pytest.mark.promise("B121")
+def test_a_lost_lake_is_taken_up_by_the_rules_that_it_had_alone(
+    new_lake: MakeLake, kafka: str, kind: str, rules: bytes, refused: str
+) -> None:
+    """Also where only one partition tells of others."""
     telling = {MIN_OFFSETS: encode_min_offsets({"tracking": 7, "orders": 5})}
-    messages: list[Message] = [(0, "x", "k", 900, 1000, telling), (1, "x", "k", 900, 1000, {**telling, EPOCHS: told})]
+    messages: list[Message] = [(0, "x", "k", 900, 1000, telling), (1, "x", "k", 900, 1000, {**telling, RULES: rules})]
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
-    with pytest.raises(ConfigurationError, match=r"kafka\.start: the messages of .* tell of another window or `tenant_max_lag`"):
+    with pytest.raises(ConfigurationError, match=refused):
         begin(lake)
     assert lake.questions.select(tables.RECOVERED, ["partition"]).num_rows == 0
+    assert not is_begun(lake.questions)

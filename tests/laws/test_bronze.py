@@ -13,8 +13,8 @@ import pytest
 from pipelines.bronze import Bronze
 from pipelines.errors import QuarantineLimitError
 from pipelines.lake import tables
-from pipelines.operations.reset import Reset
-from pipelines.running.beginning import Beginning
+from pipelines.running.beginning import Jump, begin_first, targets_of
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import (
@@ -57,7 +57,7 @@ def read(owner: Owner, lake: CaseLake, source: str) -> None:
             except Exception as failure:
                 failures.append(failure)
 
-    offsets = Beginning(owner.engine.questions, lake.settings, lake.partitions, owner).checked_offsets(source)
+    offsets = NextOffsets(owner.engine.questions, lake.settings, lake.partitions, owner).checked(source)
     running = Bronze(owner, lake.settings, source).start(offsets, guard, once=True)
     end = time.monotonic() + DEADLINE_S
     while running.is_active and time.monotonic() < end:
@@ -89,7 +89,7 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     cases = dict(enumerate(islice(filter(is_refused_in_part, map(random_case, range(4100, 10**6))), PARTITIONS)))
     begins = {p: len(case.values["tracking"]) // 2 for p, case in cases.items()}
     lake = begin(new_lake, kafka, f"bronze-{kind}", cases, kafka__start={"offsets": {"tracking": begins}})
-    Beginning(lake.questions, lake.settings, PARTITIONS, lake.owner()).decide()
+    begin_first(lake.owner(), lake.settings, PARTITIONS)
     with pytest.raises(CrashError):
         read(lake.owner(dying_at(lake.engine, "append", tables.bronze("tracking"))), lake, "tracking")
     assert records(lake, "tracking") == []
@@ -105,24 +105,24 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
     assert len(read_of) > 0
     lake.merge(lake.quick)
 
-    owner = lake.owner()
-    back = Reset(owner, lake.settings, lake.start(), PARTITIONS, "earliest")
-    assert {(jump.source, jump.partition, jump.to_offset) for jump in back.jumps} == {
+    def back(owner: Owner) -> Jump:
+        targets = targets_of(lake.settings, PARTITIONS, "earliest")
+        return Jump(owner, lake.settings, PARTITIONS, "earliest", targets, {})
+
+    assert {(jump.source, jump.partition, jump.to_offset) for jump in back(lake.owner()).jumps} == {
         (source, p, 0) for source in SOURCES for p in cases
     }
     with pytest.raises(CrashError):
-        Reset(
-            lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE)), lake.settings, lake.start(), PARTITIONS, "earliest"
-        ).commit()
+        back(lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE))).commit()
     for source in SOURCES:
         Bronze(lake.owner(), lake.settings, source).complete()
-    Reset(lake.owner(), lake.settings, lake.start(), PARTITIONS, "earliest").commit()
+    back(lake.owner()).commit()
     for source in SOURCES:
         assert records(lake, source) == expected(cases, source)
     assert lake.quarantined() == expected_quarantine(cases)
     lake.merge(lake.quick)
-    assert lake.silver() == expected_silver(cases)
-    assert lake.late() == expected_late(cases)
+    assert lake.silver(generation=1) == expected_silver(cases)
+    assert lake.late(generation=1) == expected_late(cases)
 
 
 @in_folders

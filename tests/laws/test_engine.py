@@ -68,7 +68,8 @@ def seqs(engine: Engine, partition: int) -> list[int]:
 def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None]) -> Any:
     """Silver's rows for a merge: partition, key, status, event time, and the event time of the row that goes (ms)."""
     table = engine.lake.layout[tables.SILVER]
-    values: list[tuple[Any, ...]] = [(p, key, status, time, time, [], [], None, None, 0, 0) for p, key, status, time, _ in rows]
+    values: list[tuple[Any, ...]]
+    values = [(p, key, status, time, time, [], [], None, None, 0, 0, 0) for p, key, status, time, _ in rows]
     replaces = pa.array([None if row[-1] is None else row[-1] * 1000 for row in rows], pa.int64()).cast(TIME)
     return engine.rows(table.rows(values).append_column("replaces", replaces))
 
@@ -277,7 +278,8 @@ def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
 
 def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_each_in_order(engine: Engine) -> None:
     part = {"offset": 0, "event_time": -5, "value": "é"}
-    rows: list[tuple[Any, ...]] = [(p, key, "timed_out", -5, 7, [], [part], True, None, 0, 9) for p in range(3) for key in "ab"]
+    rows: list[tuple[Any, ...]]
+    rows = [(p, key, "timed_out", -5, 7, [], [part], True, None, 0, 0, 9) for p in range(3) for key in "ab"]
     found = engine.lake.layout[tables.SILVER].rows(rows)
     fetched = engine.fetched(engine.rows(found))
     assert sorted(map(str, fetched.to_pylist())) == sorted(map(str, found.to_pylist()))
@@ -289,8 +291,8 @@ def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_eac
 def judge(engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6) -> dict[str, tuple[Any, Any]]:
     """Whether each of three finished rows and an open one is valid, and why not; `b` has orders, and they are of one byte."""
     part = {"offset": 0, "event_time": 0, "value": "x"}
-    rows: list[tuple[Any, ...]] = [(0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0, 0) for key in "abc"]
-    rows += [(0, "open", "open", 0, 0, [], [part], None, None, 0, 0)]
+    rows: list[tuple[Any, ...]] = [(0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0, 0, 0) for key in "abc"]
+    rows += [(0, "open", "open", 0, 0, [], [part], None, None, 0, 0, 0)]
     found = engine.lake.layout[tables.SILVER].rows(rows)
     reasons = pa.array([None, None, "too_large", None], pa.string())
     found = found.set_column(found.column_names.index("invalid_reason"), "invalid_reason", reasons)
@@ -391,7 +393,7 @@ def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
 def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) -> None:
     """A question for one key then opens few of them."""
     for time in (10, 20):
-        rows: list[tuple[Any, ...]] = [(11, "a", "timed_out", time, time, [], [], True, None, 0, 0)]
+        rows: list[tuple[Any, ...]] = [(11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)]
         engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].rows(rows))
     engine.compact(tables.SILVER, FILE_BYTES)
     uris = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}").file_uris()

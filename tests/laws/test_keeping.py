@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
+from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.audit.verify import check_partition, check_places, check_versions
-from pipelines.audit.verify_eras import read_evidence
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Judge
-from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.floors import batch_ends, read_floors
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
+from pipelines.lake.published import last_published
 from pipelines.operations.keeping import expire
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
@@ -215,9 +216,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(lake: CaseLake, 
     note_published(lake)
     lake.settings = lake.settings.model_copy(update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": None})})
     let_go(lake)
-    silver = lake.start()
-    ranges = {tp: OffsetRange(at.next_offset, at.next_offset // 2, None, None, None) for tp, at in silver.planner.cursors.items()}
-    silver.commit(BatchPlan(silver.planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
+    lake.jump({tp: at.next_offset // 2 for tp, at in lake.start().planner.cursors.items()}, last_published(lake.questions))
     lake.merge()
     lake.settings = lake.settings.model_copy(update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": 600})})
     lake.arrive()

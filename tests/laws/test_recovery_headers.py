@@ -15,9 +15,10 @@ from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.decisions import decision_rows, read_decisions
+from pipelines.lake.generations import read_generations
 from pipelines.lake.location import Lake
 from pipelines.run import create_missing
-from pipelines.running.beginning import Beginning
+from pipelines.running.beginning import begin_first
 from pipelines.running.owner import Owner
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed
 from tests.support.configurations import settings_for
@@ -60,7 +61,7 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         lake.merge()
         decision = IdleDecision(0, 1000, tuple(sorted(tenants.items())))
         decided = [(TopicPartition("orders", 0), decision)]
-        lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1))
+        lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1, 0))
         lake.merge()
         assert list(Gold(lake.owner(), settings, 1).drain()), "it goes on"
         largest = max(sum(len(key) + len(value) for key, value in m.headers()) for m in consume(kafka, name, 1))
@@ -71,10 +72,9 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         )
         engine = open_engine(lost)
         create_missing(engine)
-        beginning = Beginning(engine.questions, lost, 1, Owner(engine))
         if name == "too-many-tenants":
             with pytest.raises(ConfigurationError, match="does not say where a lost lake goes on"):
-                beginning.decide()
+                begin_first(Owner(engine), lost, 1)
         else:
-            beginning.decide()
-            assert read_decisions(DeltaRsQuestions(Lake(lost))) == decided
+            begin_first(Owner(engine), lost, 1)
+            assert read_decisions(DeltaRsQuestions(Lake(lost)), read_generations(engine.questions, lost).newest) == decided

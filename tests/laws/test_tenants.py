@@ -7,7 +7,6 @@ from deltalake import DeltaTable
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import Record
-from pipelines.core.plan import BatchPlan, OffsetRange
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.settings import Settings
@@ -96,18 +95,16 @@ def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left
     assert late_of(lake.questions) == models.late()
 
 
-def test_a_reset_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(new_lake: MakeLake, kind: str) -> None:
+def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(new_lake: MakeLake, kind: str) -> None:
     """Forward in some partitions, back to the beginning in others."""
     rules = (100, 250, 300)
     lake, before = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
     merged(lake, before, 0.5)
     cursors = lake.start().planner.cursors
     to = {tp: 0 if tp.partition % 2 else at.next_offset + 1 for tp, at in cursors.items()}
-    ranges = {tp: OffsetRange(at.next_offset, to[tp], None, None, None) for tp, at in cursors.items()}
-    lake.start().commit(BatchPlan(lake.start().planner.next_batch, ranges, {}, has_late=False, reset="reset --to a test"))
-    is_forward = [row for row in before.silver() if row[0] % 2 == 0]
-    closed = [(*row[:3], "timed_out", *row[4:6], None, None, None, row[9]) for row in is_forward if row[3] != "timed_out"]
-    kept = [row for row in is_forward if row[3] == "timed_out"]
+    lake.jump(to)
+    closed = [(*row[:3], "timed_out", *row[4:6], None, None, None, row[9]) for row in before.silver() if row[3] != "timed_out"]
+    kept = [row for row in before.silver() if row[3] == "timed_out"]
     assert sorted(silver_of(lake.questions), key=repr) == sorted(closed + kept, key=repr)
 
     merged(lake, before, 1.0)

@@ -17,11 +17,14 @@ from pipelines.core.recovery import (
     encode_min_offsets,
     idle_header,
     min_offset,
+    parse_min_offsets,
     read_again_from,
     sink_state,
 )
-from pipelines.core.sequence import IDLE, MIN_OFFSETS
+from pipelines.core.sequence import IDLE, MIN_OFFSETS, RULES
 from pipelines.core.window import Window
+from pipelines.lake.epochs import EpochEnd
+from pipelines.lake.fingerprints import Ended, Fingerprints
 from tests.support.cases import SOURCES
 from tests.support.effort import seeds
 from tests.support.merges import KEYS, TENANTS, MergeInput, closed, idle_decision
@@ -53,7 +56,7 @@ class Lost:
             mine = [(r.offset, r.event_time) for r in self.river.records if r.source == source]
             offsets[source] = min_offset(mine, self.decisions[source], since, next_offset=0)
         idle = idle_header(self.decisions, offsets, closings)
-        return {MIN_OFFSETS: encode_min_offsets(offsets), **({IDLE: encode_idle(idle)} if idle else {})}
+        return {MIN_OFFSETS: encode_min_offsets(offsets), **({IDLE: encode_idle(idle)} if idle else {}), RULES: b"11111111"}
 
     def among(self, decisions: Decisions, later: Sequence[Record], since: Mapping[str, int]) -> MergeInput:
         """All records of Kafka from these offsets on, with decisions among them."""
@@ -161,3 +164,65 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
         found["again"] += len(again)
         found["known"] += len(model.already_published)
     assert min(found[each] for each in ("told", "fewer", "several", "again", "known")) > len(drawn) / 3, found
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A lake whose rules change once, after some of its records, and that is lost later."""
+
+    river: MergeInput
+    before: MergeRules
+    records: Sequence[Record]
+    """What arrived before the change."""
+    later: Sequence[Record]
+
+    def merged(self, later: Sequence[Record] = ()) -> tuple[PartitionMerge, Fingerprints]:
+        """Without a loss, and what its messages name then."""
+        rules, model = self.river.rules, PartitionMerge(self.before)
+        model.arrive(*self.records)
+        model.advance()
+        window, lag_ms = Window(self.before.gap_ms, self.before.max_ms), self.before.lag_ms or 0
+        ended = []
+        if model.clock is not None:
+            ended.append(Ended("00000000", EpochEnd(window, model.clock, max(model.heads.values())), lag_ms))
+        model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
+        model.advance()
+        model.arrive(*self.river.records[len(self.records) :], *later)
+        model.advance()
+        return model, Fingerprints("11111111", rules.gap_ms, rules.lag_ms or 0, {0: ended}, ())
+
+
+def change(seed: int) -> Changed:
+    lost, rng = loss(seed), random.Random(-seed)
+    gap = rng.choice([0, 1, 30, 100])
+    before = MergeRules(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), rng.choice([0, 1, 30, 100, 300, 1000]))
+    small = replace(lost.river.rules, lag_ms=rng.choice([0, 1, 30, 100, 300, 1000]))
+    river = replace(lost.river, rules=small)
+    return Changed(river, before, river.records[: rng.randint(0, len(river.records))], lost.later)
+
+
+def test_a_lost_lake_whose_rules_changed_is_taken_up_exactly_where_its_last_message_names_the_last_ones_alone() -> None:
+    found: Counter[str] = Counter()
+    drawn = seeds(600)
+    for seed in drawn:
+        changed, rng = change(seed), random.Random(seed)
+        model, fingerprints = changed.merged()
+        order = [row for row in model.published_order() if (row.closed_at or 0) <= (model.clock or 0)]
+        if not order:
+            continue
+        out = order[: rng.randint(1, len(order))]
+        lost = Lost(changed.river, {source: [] for source in SOURCES}, list(changed.later))
+        closings = Closings(out[-1].closed_at or 0, out[-1].closed_at or 0, lost.river.lag)
+        position = read_again_from(closings.first, lost.window.longest_ms + closings.lag_ms)
+        headers = lost.headers(closings)
+        if len(fingerprints.of(0, parse_min_offsets(headers[MIN_OFFSETS]), position)) > 1:
+            found["refused"] += 1
+            continue
+        state = sink_state(reversed([(said(row), headers if row is out[-1] else {}) for row in out]), lost.window, lost.river.lag)
+        later = [*changed.later, *(Record(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
+        expected, _ = changed.merged(later)
+        again = [row for row in taken_up(lost, state, later).published_order() if said(row).place > said(out[-1]).place]
+        assert closed([*out, *again]) == closed(expected.published_order()), seed
+        found["taken up"] += 1
+        found["far"] += bool(changed.records)
+    assert min(found[each] for each in ("refused", "taken up", "far")) > len(drawn) / 10, found

@@ -36,9 +36,7 @@ def with_suites(lake: QualityLake, *files: str) -> None:
 @pytest.mark.long
 @pytest.mark.promise("A7")
 def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
-    lake = QualityLake(tmp_path)
-    cases = rich_cases(6)
-    lake.lake = CaseLake(lake.engine, lake.settings, cases)
+    lake = QualityLake(tmp_path, cases=rich_cases(6))
     seen: dict[str, int] = {}
     for share in (0.4, 0.4, 1.0):
         lake.flow(share)

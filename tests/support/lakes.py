@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +21,9 @@ from pyspark.sql import SparkSession
 from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of
-from pipelines.core.plan import BatchPlan
+from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.core.reading import KAFKA, read_records
+from pipelines.core.sequence import Tail
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import EmbeddedEngine
@@ -29,9 +31,11 @@ from pipelines.engine.spark import SparkEngine
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
+from pipelines.lake.generations import Generation, generation_rows, is_begun
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.questions import Questions, Where
 from pipelines.run import create_missing
+from pipelines.running.beginning import Jump, Target
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
@@ -162,6 +166,8 @@ class CaseLake:
     def __post_init__(self) -> None:
         self.quick = open_engine(quickly(self.settings))
         create_missing(self.engine)
+        if self.settings.kafka.start == "earliest" and not is_begun(self.questions):
+            self.begin(dict.fromkeys(self.every, 0))
         self._arrived = dict.fromkeys(self.cases, 0)
 
     @property
@@ -171,6 +177,22 @@ class CaseLake:
     @property
     def partitions(self) -> int:
         return max(self.cases) + 1
+
+    @property
+    def every(self) -> list[TopicPartition]:
+        """Every topic-partition."""
+        return [TopicPartition(source, p) for source in self.settings.inputs for p in range(self.partitions)]
+
+    def begin(self, begin: Mapping[TopicPartition, int]) -> None:
+        """The lake begins to read at these offsets, with a new sink."""
+        self.owner(self.quick).append(tables.GENERATIONS, generation_rows(self.settings, Generation(0, 0, begin, {})))
+
+    def jump(
+        self, begin: Mapping[TopicPartition, int], tails: Mapping[int, Tail] = MappingProxyType({}), owner: Owner | None = None
+    ) -> None:
+        """Another generation begins at these offsets, behind these messages of the sink."""
+        targets = {tp: Target(offset, offset) for tp, offset in begin.items()}
+        Jump(owner or self.owner(self.quick), self.settings, self.partitions, "a test", targets, tails).commit()
 
     def new(self, share: float = 1.0) -> dict[str, dict[tuple[int, int], bytes | None]]:
         """The next records of every case, up to this share of all of them: by source, and by (partition, offset)."""
@@ -209,23 +231,28 @@ class CaseLake:
         for (source, partition), decisions in decisions_of(self.questions).items():
             self.cases[partition].decisions[source] = decisions
 
-    def silver(self) -> list[tuple[object, ...]]:
-        """Silver's content, in the form of `expected_silver`."""
-        return silver_of(self.questions, list(self.settings.sources))
+    def silver(self, generation: int = 0) -> list[tuple[object, ...]]:
+        """Silver's content of a generation, in the form of `expected_silver`."""
+        return silver_of(self.questions, list(self.settings.sources), generation)
 
-    def late(self) -> list[tuple[object, ...]]:
-        """Late records, in the form of `expected_late`."""
-        return late_of(self.questions)
+    def late(self, generation: int = 0) -> list[tuple[object, ...]]:
+        """Late records of a generation, in the form of `expected_late`."""
+        return late_of(self.questions, generation)
 
     def quarantined(self) -> list[tuple[object, ...]]:
         """Refused records, in the form of `expected_quarantine`."""
         return quarantined_of(self.questions)
 
 
-def silver_of(questions: Questions, sources: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
-    """Silver's content, in the form of `expected_silver`."""
+def silver_of(questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None) -> list[tuple[object, ...]]:
+    """Silver's content, or that of a generation, in the form of `expected_silver`."""
     columns = ["partition", "merge_key", "status", "event_time", "last_event_time", *sources]
-    return sorted(as_tuples(questions.select(tables.SILVER, columns)), key=repr)
+    return sorted(as_tuples(questions.select(tables.SILVER, columns, of_generation(generation))), key=repr)
+
+
+def of_generation(generation: int | None) -> Where:
+    """The rows of a generation, or all."""
+    return () if generation is None else [[("generation", "=", generation)]]
 
 
 def as_tuples(rows: pa.Table) -> list[tuple[object, ...]]:
@@ -238,10 +265,10 @@ def _parts(parts: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
     return tuple((*topic, p["offset"], _ms(p["event_time"]), p["value"]) for topic, p in zip(topics, parts, strict=True))
 
 
-def late_of(questions: Questions) -> list[tuple[object, ...]]:
-    """Late records, in the form of `expected_late`."""
+def late_of(questions: Questions, generation: int | None = None) -> list[tuple[object, ...]]:
+    """Late records, or those of a generation, in the form of `expected_late`."""
     columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
-    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns).to_pylist())
+    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns, of_generation(generation)).to_pylist())
 
 
 def quarantined_of(questions: Questions) -> list[tuple[object, ...]]:
@@ -253,7 +280,7 @@ def quarantined_of(questions: Questions) -> list[tuple[object, ...]]:
 def decisions_of(questions: Questions) -> dict[tuple[str, int], list[IdleDecision]]:
     """What the idle policy has decided, by source and partition."""
     found: dict[tuple[str, int], list[IdleDecision]] = {}
-    for tp, decision in read_decisions(questions):
+    for tp, decision in read_decisions(questions, Generation(0, 0, {}, {})):
         found.setdefault((tp.source, tp.partition), []).append(decision)
     return found
 

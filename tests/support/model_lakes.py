@@ -16,14 +16,15 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from pipelines.core.model import ALL, NEVER, MergeRecord, MergeRules, Part, PartitionMerge, PublishedRecord, Record
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.core.sequence import Tail
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import APPLICATION, Commit
+from pipelines.lake.generations import Generation, generation_rows
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.settings import Settings
 from tests.support.cases import BAD_VALUES, HOLE, Case
-from tests.support.sequences import published
 from tests.support.topics import Published
 
 KAFKA_TIME_MS = 1_767_225_600_000
@@ -32,8 +33,9 @@ Row = dict[str, Any]
 
 @dataclass
 class ModelLake:
-    """Many cases in one lake, a partition each. `arrive` fills bronze, `merge` is one batch of silver, `jump` a reset, `publish`
-    writes what is finished to the real sink and notes it. A value's tenant is its field `g`, where the merge has tenants.
+    """Many cases in one lake, a partition each. `arrive` fills bronze, `merge` is one batch of silver, `jump` begins a
+    generation, `publish` writes what is finished to the real sink and notes it. A value's tenant is its field `g`, where the
+    merge has tenants.
 
     `is_valid` judges finished merge records; `kept` is what silver keeps of a source's value: its text, or what a schema makes of
     it; `value` is a row's message, by default its JSON.
@@ -44,10 +46,8 @@ class ModelLake:
     is_valid: Callable[[Row], bool] = lambda _: True
     kept: Callable[[str, bytes], Any] = lambda _, value: value.decode()
     value: Callable[[Row], bytes | None] | None = None
-    recovered: list[tuple[int, int, str, int]] = field(default_factory=list)
-    """(era, partition, key, event time) of messages read back."""
     known: dict[tuple[int, str], list[PublishedRecord]] = field(default_factory=dict)
-    """By partition and key, what was read back or remembered, where there are tenants."""
+    """By partition and key, the messages of a lost lake that were read back."""
     since: dict[int, int] = field(default_factory=dict)
     """By partition, the position of their tenant before which that lake's records are passed over."""
     rows: list[Row] = field(default_factory=list)
@@ -65,7 +65,14 @@ class ModelLake:
         self.first = dict.fromkeys(self.tps, 0)
         """What bronze has of a topic-partition: from `first` up to `arrived`."""
         self.arrived = dict.fromkeys(self.tps, 0)
-        self.batch = self.era = 0
+        self.batch = 0
+        self.generations = [Generation(0, 0, dict(self.begin), {})]
+        self.passed_over: set[tuple[TopicPartition, int]] = set()
+        """The records that are parts of messages of earlier generations."""
+        self.of_sink: set[tuple[TopicPartition, int]] = set()
+        """The records that the first generation found in the sink."""
+        self.decided_in: int | None = None
+        """The generation in which the idle policy decided; None: whichever it is."""
         self.time = 0
         """The last moment that was noted (epoch ms); no two steps share one."""
         self.positions: dict[TopicPartition, int | None] = dict.fromkeys(self.tps)
@@ -74,6 +81,7 @@ class ModelLake:
         """The messages of each sink partition."""
         for name, table in self.lake.layout.items():
             DeltaTable.create(self.lake.address(name), table.schema, partition_by=list(table.partitioned_by))
+        self._write_generations()
 
     @property
     def has_tenants(self) -> bool:
@@ -107,10 +115,12 @@ class ModelLake:
 
     def decide(self) -> None:
         """The idle policy's decisions of all cases are written."""
+        self.decided_in = self.number
         self.write(
             tables.IDLE_HEARTBEATS,
             [
                 {**self._place(TopicPartition(s, p)), "after_offset": after, "event_time": at, "tenant": tenant, "decided_at": 0}
+                | {"generation": self.number}
                 for p, case in self.cases.items()
                 for s, mine in case.decisions.items()
                 for after, time, told in mine
@@ -127,6 +137,7 @@ class ModelLake:
             rows += [self._silver_row(p, "timed_out", record) for record in model.timed_out]
             rows += [self._waiting_row(p, record, position) for position, record in model.waiting]
             late += [self._late_row(p, each.record, each.position) for each in model.late]
+            self.of_sink |= {(TopicPartition(each.source, p), each.offset) for each in model.already_published}
             if model.clock is not None:
                 clocks[p] = model.clock
             for source in self.sources:
@@ -134,53 +145,73 @@ class ModelLake:
                 until, position = ends[source]
                 ranges[tp] = OffsetRange(self.until[tp], until, self.positions[tp], position, model.heads.get(source))
                 self.until[tp], self.positions[tp] = until, position
-        known = {_content(row): row for row in self.rows}
-        self.rows = [known.get(_content(row), row) for row in [*self.before, *rows]]
-        known_late = {_content(row): row for row in self.late}
+        known = {_content(row): row for row in self.rows[len(self.before) :]}
+        self.rows = [*self.before, *(known.get(_content(row), row) for row in rows)]
+        known_late = {_content(row): row for row in self.late if row["batch"] >= self.generations[-1].from_batch}
         new = [row for row in late if _content(row) not in known_late]
         self.late += new
         self.write(tables.LATE, new)
-        return self._commit(BatchPlan(self.batch, ranges, clocks, has_late=bool(new)))
+        return self._commit(BatchPlan(self.batch, ranges, clocks, has_late=bool(new), generation=self.number))
 
     def jump(self, by: int, *sources: str) -> None:
         """A reset: the topic-partitions of these sources (by default of all) go on so many offsets further, or further back, as
-        far as Kafka has them. What is out and holds records that come again is remembered.
+        far as Kafka has them. What is out is passed over.
         """
         target = {tp: max(0, at + by) if tp.source in (sources or self.sources) else at for tp, at in self.until.items()}
         self.time = max(self.time + 1, wall_clock_ms())
-        held = [row for row in self.rows if row["valid"] and self._closed(row, target) != row]
         sent = {(m.partition, m.id) for out in self.out.values() for m in out}
-        held = [row for row in held if (row["partition"], self._id(row)) in sent]
-        self.rows = [left for row in self.rows if (left := self._closed(row, target)) is not None]
-        self.late = [row for row in self.late if row["offset"] < target[TopicPartition(row["source"], row["partition"])]]
-        self.write(tables.LATE, self.late, mode="overwrite")
-        ranges = {tp: OffsetRange(self.until[tp], offset, None, None, None) for tp, offset in target.items()}
-        self._skip({tp: (r.from_offset, r.until_offset) for tp, r in ranges.items()}, "jump")
+        self.passed_over |= self.of_sink
+        for row in self.rows:
+            if row["valid"] and (row["partition"], self._id(row)) in sent:
+                for source in self.sources:
+                    tp = TopicPartition(source, row["partition"])
+                    self.passed_over |= {(tp, part["offset"]) for part in row[source]}
+            elif row["status"] != "timed_out":
+                row |= {"status": "timed_out", "valid": False, "invalid_reason": "reset"}
+                row |= dict.fromkeys(["due", "closed_at", "position"])
+            elif row["valid"]:
+                row |= {"valid": False, "invalid_reason": "reset"}
+        self._skip({tp: (self.until[tp], offset) for tp, offset in target.items()}, "jump")
         self._read({tp: (offset, self.first[tp]) for tp, offset in target.items()})
         self.first = {tp: min(offset, self.first[tp]) for tp, offset in target.items()}
         self.before = self.rows
-        self.begin, self.until, self.positions, self.era = dict(target), dict(target), dict.fromkeys(self.tps), self.era + 1
-        self.recover([] if self.has_tenants else [(row["partition"], row["merge_key"], row["event_time"]) for row in held])
-        if self.has_tenants:
-            self._remember(held)
-        self._commit(BatchPlan(self.batch, ranges, {}, has_late=False, reset="jump"))
+        tails = {p: self._tail(out[-1]) for p, out in self.out.items() if out}
+        begun = Generation(self.number + 1, self.batch, dict(target), tails, "reset", self.time, "jump")
+        self.begin, self.until, self.positions = dict(target), dict(target), dict.fromkeys(self.tps)
+        of_number = {"generation": begun.number, "recovered_at": self.time}
+        rows = [
+            {**self._place(tp), "offset": offset, "until_offset": offset + 1, **of_number}
+            for tp, offset in sorted(self.passed_over)
+            if offset >= target[tp]
+        ]
+        self.write(tables.RECOVERED, rows)
+        self.generations.append(begun)
+        self._write_generations()
+        self.write(tables.SILVER, self.rows, mode="overwrite")
+
+    def _tail(self, message: Published) -> Tail:
+        closed = self.closing.get((message.partition, message.id), {})
+        time, key = int(message.id.split("/")[1]), message.key.decode()
+        return Tail(message.seq, time, key, None, closed.get("due"), closed.get("closed_at"), closed.get("tenant") or "")
+
+    @property
+    def number(self) -> int:
+        """That of the newest generation."""
+        return self.generations[-1].number
+
+    def _write_generations(self) -> None:
+        rows = pa.concat_tables(generation_rows(self.settings, each) for each in self.generations)
+        write_deltalake(self.lake.address(tables.GENERATIONS), rows, mode="overwrite")
 
     def start(self, offset: int) -> None:
         """Bronze begins there."""
-        self._skip(dict.fromkeys(self.tps, (0, offset)), "start: latest")
         self._begin(dict.fromkeys(self.tps, offset))
 
     def recover(self, messages: Iterable[tuple[int, str, int]], begin: Mapping[TopicPartition, int] | None = None) -> None:
-        """Messages (partition, key, event time) that were read back before the first batch, where bronze begins at these offsets,
-        or are remembered by a reset.
-        """
+        """Messages (partition, key, event time) that were read back before the first batch, where bronze begins there."""
         found = list(messages)
-        self.recovered += [(self.era, *message) for message in found]
-        columns = ("partition", "merge_key", "event_time")
-        rows = [dict(zip(columns, message, strict=True)) for message in found]
-        rows += [{"partition": tp.partition, "source": tp.source, "offset": offset} for tp, offset in (begin or {}).items()]
-        self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
-        self._begin(begin or {})
+        self._remember({"partition": p, "merge_key": key, "event_time": time} for p, key, time in found)
+        self._begin(begin or {}, found)
 
     def take_up(
         self, lost: Mapping[int, list[MergeRecord]], since: Mapping[int, int], begin: Mapping[TopicPartition, int]
@@ -189,14 +220,15 @@ class ModelLake:
         self.since = dict(since)
         self.write(tables.RECOVERED, [{"partition": p, "since": time, "recovered_at": self.time} for p, time in since.items()])
         self._remember({**vars(r), "merge_key": r.key, "partition": p} for p, mine in lost.items() for r in mine)
-        self.recover([], begin)
+        self._begin(begin)
 
     def _remember(self, messages: Iterable[Row]) -> None:
-        """Messages of tenants."""
-        for row in messages:
-            message = PublishedRecord(*(row[name] for name in ("event_time", "due", "closed_at", "tenant")))
+        """Messages that were read back."""
+        rows = list(messages)
+        for row in rows:
+            message = PublishedRecord(row["event_time"], row.get("due"), row.get("closed_at"), row.get("tenant", ALL))
             self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
-            self.write(tables.RECOVERED, [{**row, "recovered_at": self.time}])
+        self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
 
     def messages(self) -> list[Published]:
         """The sink as it must be: a function of silver's finished, valid rows."""
@@ -307,9 +339,16 @@ class ModelLake:
             self.write(tables.bronze(source), rows)
             self.write(tables.QUARANTINE, [{**row, "source": source} for row in rows if row["reason"] is not None])
 
-    def _begin(self, offsets: Mapping[TopicPartition, int]) -> None:
-        for known in (self.begin, self.first, self.arrived):
+    def _begin(self, offsets: Mapping[TopicPartition, int], messages: Iterable[tuple[int, str, int]] = ()) -> None:
+        """The first generation begins at these offsets, behind the last of these messages."""
+        for known in (self.begin, self.first, self.arrived, self.until):
             known.update(offsets)
+        tails: dict[int, Tail] = {}
+        for p, key, at in sorted(messages, key=lambda each: (each[2], each[1])):
+            tails[p] = Tail(tails[p].seq + 1 if p in tails else 0, at, key, None)
+        tails |= {p: self._tail(out[-1]) for p, out in self.out.items() if out}
+        self.generations = [Generation(0, 0, dict(self.begin), tails, "sink" if tails else "start")]
+        self._write_generations()
 
     def _skip(self, ranges: Mapping[TopicPartition, tuple[int, int]], reason: str) -> None:
         rows = [{**self._place(tp), "from_offset": a, "to_offset": b, "reason": reason} for tp, (a, b) in ranges.items()]
@@ -351,18 +390,17 @@ class ModelLake:
     def _model(self, p: int) -> tuple[PartitionMerge, dict[str, tuple[int, int | None]]]:
         """The era from its beginning to what has arrived; and by source the next offset and the position there."""
         case = self.cases.get(p, Case({source: [] for source in self.sources}, 100))
-        recovered: dict[str, list[int]] = {}
-        for era, partition, key, event_time in self.recovered:
-            if partition == p and era <= self.era:
-                recovered.setdefault(key, []).append(event_time)
         merge = self.settings.merge
         rules = MergeRules(tuple(self.sources), merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
-        known = published(recovered) | {key: messages for (partition, key), messages in self.known.items() if partition == p}
-        model = PartitionMerge(rules, recovered=known, since=NEVER if self.era else self.since.get(p, NEVER))
+        known = {key: messages for (partition, key), messages in self.known.items() if partition == p and not self.number}
+        out = {(tp.source, offset) for tp, offset in self.passed_over if tp.partition == p}
+        since = NEVER if self.number else self.since.get(p, NEVER)
+        model = PartitionMerge(rules, recovered=known, out=out, since=since)
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
             tp = TopicPartition(source, p)
-            spoken = [Record(source, *d[:2], tenant=None, told=dict(d.told)) for d in case.decisions.get(source, ())]
+            decisions = case.decisions.get(source, ()) if self.decided_in in (None, self.number) else ()
+            spoken = [Record(source, *d[:2], tenant=None, told=dict(d.told)) for d in decisions]
             told = [(record.offset, 1, record) for record in spoken]
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
@@ -416,33 +454,6 @@ class ModelLake:
         value = self.cases[p].values[record.source][record.offset]
         row = {**self._place(tp), "offset": record.offset, "merge_key": record.key, "event_time": record.event_time}
         return {**row, "position": position, "value": value, "tenant": record.tenant, "batch": self.batch}
-
-    def _closed(self, row: Row, target: Mapping[TopicPartition, int]) -> Row | None:
-        """What a reset leaves of a row."""
-        p = row["partition"]
-        kept = {
-            s: [
-                part
-                for part in row[s]
-                if part["offset"] < target[TopicPartition(s, p)]
-                or target[TopicPartition(s, p)] >= self.until[TopicPartition(s, p)]
-            ]
-            for s in self.sources
-        }
-        times = [part["event_time"] for mine in kept.values() for part in mine]
-        if not times:
-            return None
-        if row["status"] == "timed_out" and kept == {s: row[s] for s in self.sources}:
-            return row
-        closed = {
-            "status": "timed_out",
-            "event_time": min(times),
-            "last_event_time": max(times),
-            "valid": False,
-            "invalid_reason": "reset",
-            **dict.fromkeys(["due", "closed_at", "position"]),
-        }
-        return {**row, **kept, **closed, "batch": self.batch}
 
 
 def _order(row: Row) -> tuple[Any, ...]:

@@ -50,8 +50,8 @@ PLANTED = [
     Planted(
         "a late record is merged",
         "pipelines/core/merge.py",
-        "on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules))",
-        "on_time = positioned.where(~positioned.is_passed_over(batch.rules))",
+        "on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))",
+        "on_time = positioned.where(~positioned.is_passed_over(batch.rules, batch.out))",
         "tests/core/test_merge.py::test_merge_is_what_the_model_makes_of_the_same_records",
     ),
     Planted(

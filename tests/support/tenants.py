@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions
+from pipelines.lake.questions import Questions, Where
 from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed
 
 TENANTS = ("x", "y/1 %", "\u00e9", "\U0001f600")
@@ -132,17 +132,21 @@ class TenantModels:
         return found
 
 
-def silver_of(questions: Questions, sources: Sequence[str] = SOURCES) -> list[Row]:
+def silver_of(questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None) -> list[Row]:
     """Silver's content with tenants: partition, tenant, key, status, times, position and where its parts come from."""
     columns = ["partition", "tenant", "merge_key", "status", "event_time", "last_event_time", "due", "closed_at", "position"]
-    rows = questions.select(tables.SILVER, [*columns, *sources]).to_pylist()
+    rows = questions.select(tables.SILVER, [*columns, *sources], _of(generation)).to_pylist()
     return sorted(
         ((*(row[name] for name in columns), sorted((s, part["offset"]) for s in sources for part in row[s])) for row in rows),
         key=repr,
     )
 
 
-def late_of(questions: Questions) -> list[Row]:
+def late_of(questions: Questions, generation: int | None = None) -> list[Row]:
     """What is late with tenants."""
     columns = ["partition", "source", "offset", "tenant", "merge_key", "event_time", "position"]
-    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns).to_pylist())
+    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns, _of(generation)).to_pylist())
+
+
+def _of(generation: int | None) -> Where:
+    return () if generation is None else [[("generation", "=", generation)]]

@@ -24,7 +24,7 @@ from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPI
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
 from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
-from pipelines.core.sequence import EPOCHS, FORGOTTEN, ID, IDLE, MIN_OFFSETS, NO_RECOVERY, SEQ, TENANT, message_id
+from pipelines.core.sequence import FORGOTTEN, ID, IDLE, LIVED, MIN_OFFSETS, NO_RECOVERY, RULES, SEQ, TENANT, message_id
 from pipelines.core.types import TIME
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
@@ -386,7 +386,7 @@ def test_every_reason_has_a_row_in_order() -> None:
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
     of_sink, of_letters = (
-        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, EPOCHS, NO_RECOVERY, FORGOTTEN],
+        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, RULES, LIVED, NO_RECOVERY, FORGOTTEN],
         [REASON, TOPIC, PARTITION, OFFSET, VALUE_BYTES, NEXT_OFFSETS],
     )
     assert described == [*of_sink, *of_letters, ORIGIN, FROM, POSITIONS]

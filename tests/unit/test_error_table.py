@@ -56,6 +56,7 @@ def sentence(node: ast.expr) -> str | None:
 
 def sentences(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """The class and the sentence of every error that a module makes, and of every error class that words its own."""
+    returned = {node.name: list(returns(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name in KINDS:
             calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
@@ -65,9 +66,14 @@ def sentences(tree: ast.AST) -> Iterator[tuple[str, str]]:
         else:
             made = []
         for kind, call in made:
-            text = sentence(call.args[0])
-            if text is not None:
-                yield kind, text
+            said = call.args[0]
+            worded = returned.get(ast.unparse(said.func), []) if isinstance(said, ast.Call) else [said]
+            yield from ((kind, text) for text in map(sentence, worded) if text is not None)
+
+
+def returns(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    """What a function returns: where an error is made of it, these are sentences."""
+    yield from (node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None)
 
 
 OWN_WORDS: Mapping[str, type[WatersmeetError]] = {name: kind for name, kind in KINDS.items() if "__init__" in vars(kind)}
@@ -129,6 +135,8 @@ def test_a_sentence_without_a_row_and_a_row_without_a_sentence_are_noticed() -> 
     code = 'raise BrokerError(f"the disk {name} " "is full")\nraise ConfigurationError(f"{path}: {fault}")\nraise KeyError("x")'
     made = list(sentences(ast.parse(code)))
     assert made == [("BrokerError", "the disk … is full"), ("ConfigurationError", "…: …")]
+    elsewhere = 'def said(disk: str) -> str:\n    return f"{disk} is full"\n\nraise BrokerError(said("a"))'
+    assert list(sentences(ast.parse(elsewhere))) == [("BrokerError", "… is full")]
     table = "\n| the sentence begins | class |\n|---|---|\n| `the disk … is` | BrokerError | 1 | no | a | b |\n"
     row, quoted = rows_of(table + "| `` `…` is `` | BrokerError | 1 | no | a | b |\n\n")
     assert quoted.begins == "`…` is"

@@ -1,0 +1,63 @@
+"""The table `erased`: where records were that `forget` has erased, so that reading Kafka again does not bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.core.columns import Int64s, groups, int64s
+from pipelines.core.reading import FORGOTTEN
+from pipelines.lake import tables
+from pipelines.lake.questions import Questions, Where
+
+
+def read_erased(questions: Questions, source: str, since: Mapping[int, int]) -> dict[int, Int64s]:
+    """By partition the offsets, from these ones on, at which records of an input were erased; only partitions with some."""
+    if not questions.exists(tables.ERASED):
+        return {}
+    of_source: Where = [[("source", "=", source), ("offset", ">=", min(since.values(), default=0))]]
+    found = questions.select(tables.ERASED, ["partition", "offset"], of_source)
+    offsets = int64s(found["offset"])
+    known = {p: np.unique(offsets[rows]) for p, rows in groups(int64s(found["partition"])).items()}
+    return {p: late for p, mine in known.items() if len(late := mine[mine >= since.get(p, 0)])}
+
+
+def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
+    """Rows of bronze as `forget` leaves them: of those at erased offsets, by partition, nothing but places, times and tenants.
+    One that had a key is a heartbeat, since its time still moves the position.
+    """
+    offsets, is_erased = int64s(rows["offset"]), np.zeros(rows.num_rows, np.bool_)
+    for p, mine in groups(int64s(rows["partition"])).items():
+        if p in erased:
+            is_erased[mine] = np.isin(offsets[mine], erased[p])
+    if not is_erased.any():
+        return rows
+    gone = pa.array(is_erased)
+    was_keyed, is_refused = pc.is_valid(rows["merge_key"]), pc.is_valid(rows["reason"])
+    changed = {
+        "key": None,
+        "value": None,
+        "headers": None,
+        "merge_key": None,
+        "heartbeat": pc.or_(rows["heartbeat"], pc.and_(gone, was_keyed)),
+        "detail": pc.if_else(pc.and_(gone, is_refused), FORGOTTEN, rows["detail"]),
+    }
+    for name, column in changed.items():
+        number, kind = rows.column_names.index(name), rows.schema.field(name).type
+        if column is None:
+            column = (
+                pc.if_else(gone, pa.scalar(None, kind), rows[name])
+                if not pa.types.is_nested(kind)
+                else _without(rows[name], gone)
+            )
+        rows = rows.set_column(number, rows.schema.field(name), column.cast(kind))
+    return rows
+
+
+def _without(column: pa.ChunkedArray, gone: pa.Array) -> pa.ChunkedArray:
+    """A column of lists, null where they are gone."""
+    numbers = pa.array(np.arange(len(column)), mask=np.asarray(gone))
+    return column.take(numbers)

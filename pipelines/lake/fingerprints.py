@@ -1,0 +1,128 @@
+"""By which rules what a lost lake would read again was read and merged: the fingerprints that messages carry.
+
+Records are read by the rules of the epoch in which bronze read them, and merged by those of the epoch in which silver's batch
+came. Where an epoch begins to read, its first start notes (`keep_read_since`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import orjson
+
+from pipelines.core.plan import TopicPartition
+from pipelines.lake.commits import Append
+from pipelines.lake.epochs import EpochEnd, Epochs, epoch_ends
+from pipelines.lake.generations import Generation, Generations
+from pipelines.lake.identity import keep_facts, kept_facts
+from pipelines.lake.questions import Questions
+from pipelines.settings import Settings
+
+Offsets = Mapping[TopicPartition, int]
+Span = tuple[str, Offsets, "Offsets | None"]
+"""Offsets that were read by the rules with this fingerprint, `[since, until)`; None: all that bronze has from there on."""
+
+
+class Ended(NamedTuple):
+    """An epoch that ended in a partition: its rules, where it ended, and how far a tenant's clock could be behind (ms)."""
+
+    fingerprint: str
+    end: EpochEnd
+    lag_ms: int
+
+
+class Fingerprints(NamedTuple):
+    """Of a generation: the current rules, with their gap and lag (ms); by partition the epochs that ended; and which offsets were
+    read by other rules, each `[since, until)`.
+    """
+
+    current: str
+    gap_ms: int
+    lag_ms: int
+    ended: Mapping[int, Sequence[Ended]]
+    read: Sequence[Span]
+
+    def of(self, partition: int, offsets: Mapping[str, int], position: int) -> set[str]:
+        """Those of the rules by which everything from these offsets of a partition on, by input, was read, and everything from a
+        position (ms) on was merged: an epoch that ended before counts where its end still decides what is late, or where tenants
+        stand, as they do after another lag: nowhere less than it behind what the epoch has looked at.
+        """
+        found = {self.current}
+        for fingerprint, end, lag_ms in self.ended.get(partition, ()):
+            is_late = end.horizon > position - self.gap_ms
+            is_ahead = lag_ms != self.lag_ms and end.head - lag_ms >= position
+            if end.clock >= position or is_late or is_ahead:
+                found.add(fingerprint)
+        for fingerprint, since, until in self.read:
+            for source, offset in offsets.items():
+                tp = TopicPartition(source, partition)
+                if until is None or max(offset, since.get(tp, 0)) < until.get(tp, 0):
+                    found.add(fingerprint)
+        return found
+
+
+def read_fingerprints(questions: Questions, settings: Settings, epochs: Epochs, generations: Generations) -> Fingerprints:
+    """What the newest generation's messages have to say."""
+    newest, now = generations.newest, epochs.current.settings
+    fingerprints = [epoch.settings.fingerprint for epoch in epochs]
+    fixed = now.fingerprint, now.merge.window.gap_ms, now.merge.tenant_max_lag_ms or 0
+    if len(set(fingerprints)) == 1:
+        return Fingerprints(*fixed, {}, ())
+    passed = [epoch for epoch, last in epochs.ends() if last >= newest.from_batch]
+    ended = {
+        p: [
+            Ended(epoch.settings.fingerprint, end, epoch.settings.merge.tenant_max_lag_ms or 0)
+            for epoch, end in zip(passed[-len(ends) :], ends, strict=True)
+        ]
+        for p, ends in epoch_ends(questions, epochs, newest).items()
+    }
+    known = read_since(questions, settings, len(fingerprints))
+    return Fingerprints(*fixed, ended, read_spans(fingerprints, known, generations[1:]))
+
+
+def read_spans(
+    fingerprints: Sequence[str], read_since: Mapping[int, Offsets], jumps: Sequence[Generation] = ()
+) -> Sequence[Span]:
+    """Which offsets were read by other rules than the last of these; `read_since`: by epoch where bronze began to read by its
+    rules. While it has not, all was read by those of earlier epochs: silver may merge, and gold publish, without it.
+    """
+    known = {0: dict[TopicPartition, int](), **read_since}
+    numbers = sorted(known)
+    following = zip(numbers, [*numbers[1:], -1], strict=True)
+    spans: list[Span] = [(fingerprints[number], known[number], known.get(after)) for number, after in following]
+    for jump in jumps:  # what bronze lacked was read by the rules of then
+        until = known.get(next((n for n in numbers if n > jump.epoch), -1))
+        spans.append((fingerprints[jump.epoch], jump.begin, until))
+    return [span for span in spans if span[0] != fingerprints[-1]]
+
+
+def read_since(questions: Questions, settings: Settings, epochs: int) -> dict[int, dict[TopicPartition, int]]:
+    """By the number of an epoch, where bronze began to read by its rules; without epochs by whose rules it has read nothing."""
+    kept, found = kept_facts(questions), dict[int, dict[TopicPartition, int]]()
+    for number in range(1, epochs):
+        for source in settings.inputs:
+            if (text := kept.get(_fact(number, source))) is not None:
+                offsets = orjson.loads(text)
+                found.setdefault(number, {}).update({TopicPartition(source, int(p)): at for p, at in offsets.items()})
+    return found
+
+
+def keep_read_since(
+    questions: Questions, append: Append, settings: Settings, epochs: Epochs, next_offsets: Mapping[str, Mapping[int, int]]
+) -> None:
+    """Note where bronze reads on by the current rules, by input and partition, if this is the first time."""
+    facts = {
+        _fact(epochs.current.number, source): orjson.dumps({str(p): at for p, at in mine.items()}).decode()
+        for source, mine in next_offsets.items()
+    }
+    keep_facts(questions, append, settings, facts)
+
+
+def is_noted(questions: Questions, settings: Settings, number: int) -> bool:
+    """Whether it is known where bronze began to read by the rules of an epoch; of the first one, it always is."""
+    return number == 0 or number in read_since(questions, settings, number + 1)
+
+
+def _fact(number: int, source: str) -> str:
+    return f"epochs.{number}.{source}.read_since"

@@ -1,0 +1,167 @@
+"""The table `generations`: where the lake began, and where each jump began it anew.
+
+A generation is what is a pure function of its beginning and of bronze: silver's rows, late records, the idle policy's decisions.
+Batches of silver are numbered through; those of a generation lie between its `from_batch` and that of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from pipelines.core.plan import TopicPartition
+from pipelines.core.sequence import Tail
+from pipelines.core.types import own_columns
+from pipelines.errors import ConfigurationError
+from pipelines.lake import tables
+from pipelines.lake.questions import Condition, Questions, row_count
+from pipelines.settings import Settings
+
+_TAIL: Final = ("seq", "event_time", "merge_key", "due", "closed_at", "tenant")
+
+
+class Generation(NamedTuple):
+    """A generation of a lake, by its beginning.
+
+    `from_batch`: its first batch of silver. `begin`: by topic-partition the offset that is read first. `tails`: by partition the
+    last message of the sink then; what sorts before it is never published. `kind`: `start`, `sink` (a lost lake was taken up) or
+    `reset`; `reason` in words. `epoch`: the last epoch then. `is_lived`: whether a lost lake had more behind it than its records
+    and one set of rules.
+    """
+
+    number: int
+    from_batch: int
+    begin: Mapping[TopicPartition, int]
+    tails: Mapping[int, Tail]
+    kind: str = "start"
+    decided_at: int = 0
+    reason: str = ""
+    epoch: int = 0
+    is_lived: bool = False
+
+    def is_of(self, number: int | None) -> bool:
+        """Whether a row with this number belongs here; one of an earlier version (None) belongs to the first generation."""
+        return (number or 0) == self.number
+
+
+class Generations(tuple[Generation, ...]):
+    """The generations of a lake in their order; none before its first start."""
+
+    @property
+    def newest(self) -> Generation:
+        """The last one. Raises IndexError where there is none."""
+        return self[-1]
+
+    def of(self, batch: int) -> Generation:
+        """The generation of a batch of silver."""
+        return [each for each in self if each.from_batch <= batch or each is self[0]][-1]
+
+    def after(self, generation: Generation) -> Generation | None:
+        """The generation that ended this one; None of the newest."""
+        return next((each for each in self if each.number == generation.number + 1), None)
+
+    def batches(self, generation: Generation) -> list[Condition]:
+        """The batches of a generation, as a condition."""
+        last = self.after(generation)
+        return [("batch", ">=", generation.from_batch), *([] if last is None else [("batch", "<", last.from_batch)])]
+
+
+def read_generations(questions: Questions, settings: Settings) -> Generations:
+    """The generations of a lake as they are now. A lake that an earlier version has begun has one."""
+    if not questions.exists(tables.GENERATIONS):
+        return _of_earlier_version(questions, settings)
+    names = tables.layout(settings)[tables.GENERATIONS].schema.names
+    by_number: dict[int, list[dict[str, Any]]] = {}
+    for row in questions.select(tables.GENERATIONS, [name for name in names if name != "topic"]).to_pylist():
+        by_number.setdefault(row["generation"], []).append(row)
+    if not by_number:
+        return _of_earlier_version(questions, settings)
+    return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
+
+
+def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
+    begin = {TopicPartition(row["source"], row["partition"]): row["start_offset"] for row in rows if row["source"] is not None}
+    tails = {row["partition"]: _tail(row) for row in rows if row["source"] is None}
+    first = rows[0]
+    of_all = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
+    return Generation(number, first["from_batch"], begin, tails, *of_all)
+
+
+def _tail(row: Mapping[str, Any]) -> Tail:
+    seq, event_time, key, due, closed_at, tenant = (row[name] for name in _TAIL)
+    return Tail(seq, event_time, key, None, due, closed_at, tenant or "")
+
+
+def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
+    """A generation as rows of the table: one for every topic-partition, and one for every partition of the sink with messages."""
+    of_all = {
+        "generation": generation.number,
+        "from_batch": generation.from_batch,
+        "kind": generation.kind,
+        "decided_at": generation.decided_at,
+        "reason": generation.reason,
+        "epoch": generation.epoch,
+        "is_lived": generation.is_lived,
+    }
+    rows: list[dict[str, Any]] = [
+        {**of_all, **settings.place(tp.source)._asdict(), "partition": tp.partition, "start_offset": offset}
+        for tp, offset in generation.begin.items()
+    ]
+    for p, tail in generation.tails.items():
+        of_tail = (tail.seq, tail.event_time, tail.key, tail.due, tail.closed_at, tail.tenant or None)
+        rows.append({**of_all, "partition": p, **dict(zip(_TAIL, of_tail, strict=True))})
+    return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
+
+
+def is_begun(questions: Questions) -> bool:
+    """Whether the table says where the lake begins."""
+    return questions.exists(tables.GENERATIONS) and row_count(questions, tables.GENERATIONS) > 0
+
+
+def _of_earlier_version(questions: Questions, settings: Settings) -> Generations:
+    """The only generation of a lake whose beginning an earlier version has decided; none where there is no such lake.
+
+    Raises ConfigurationError where it has had a jump.
+    """
+    if not _has_begun(questions, settings):
+        return Generations()
+    if _has_jumped(questions):
+        raise ConfigurationError(
+            f"{tables.PROGRESS}: this lake has had a `watersmeet reset` under an earlier version, after which nobody can say "
+            "which rows belong together; begin a new lake, with another `publish.topic`, and keep this one to look at"
+        )
+    begin: dict[TopicPartition, int] = {}
+    of_tables = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
+    for table, column in of_tables:
+        if questions.exists(table):
+            rows = questions.select(table, ["source", "partition", column], [[("source", "is not null", None)]]).to_pylist()
+            for row in rows:
+                tp = TopicPartition(row["source"], row["partition"])
+                begin[tp] = min(row[column], begin.get(tp, row[column]))
+    partitions = {tp.partition for tp in begin} | _partitions(questions, settings)
+    every = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
+    return Generations([Generation(0, 0, dict.fromkeys(every, 0) | begin, {}, reason="an earlier version")])
+
+
+def _has_begun(questions: Questions, settings: Settings) -> bool:
+    with_rows = [tables.PROGRESS, tables.RECOVERED, tables.RESETS, *map(tables.bronze, settings.sources)]
+    return any(questions.exists(table) and row_count(questions, table) > 0 for table in with_rows)
+
+
+def _has_jumped(questions: Questions) -> bool:
+    return questions.exists(tables.PROGRESS) and row_count(questions, tables.PROGRESS, [[("reason", "is not null", None)]]) > 0
+
+
+def _partitions(questions: Questions, settings: Settings) -> set[int]:
+    found: set[int] = set()
+    for table in [tables.PROGRESS, *map(tables.bronze, settings.sources)]:
+        if questions.exists(table):
+            found |= set(questions.summary(table, ["partition"], {"rows": ("count", "*")})["partition"].to_pylist())
+    return found
+
+
+def own_generation(questions: Questions, table: str) -> list[str]:
+    """The column `generation`, if the table has it: earlier versions have not."""
+    return own_columns(questions.columns(table), pa.schema([pa.field("generation", pa.int32())]))

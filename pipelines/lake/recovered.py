@@ -1,0 +1,108 @@
+"""Which records are parts of messages that are out, or copies of others, and must not be merged: by the table `recovered`, and by
+what redriven records say in bronze.
+
+Of a lake that was lost, the first generation knows the messages that were read back from the sink, by key and time. After a jump
+back, a generation knows the offsets of the parts of all messages of those before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.core.columns import Int64s
+from pipelines.core.plan import TopicPartition
+from pipelines.core.reading import REDRIVEN_FROM
+from pipelines.core.types import own_columns
+from pipelines.lake import tables
+from pipelines.lake.generations import Generation
+from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count, within
+
+MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
+"""The rows that are messages of a lost lake."""
+
+Ranges = Mapping[TopicPartition, tuple[int, int]]
+"""Offsets `[from, until)`."""
+
+
+def has_messages(questions: Questions, generation: Generation) -> bool:
+    """Whether a generation knows messages that were read back from the sink."""
+    return generation.number == 0 and row_count(questions, tables.RECOVERED, MESSAGES) > 0
+
+
+def read_since(questions: Questions, generation: Generation) -> dict[int, int]:
+    """With tenants, by partition, from which position of their tenant (ms) on a lost lake's records are taken up."""
+    if generation.number or "since" not in questions.columns(tables.RECOVERED).names:
+        return {}
+    found = questions.select(tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]])
+    return dict(zip(found["partition"].to_pylist(), found["since"].to_pylist(), strict=True))
+
+
+def read_out(questions: Questions, generation: Generation, ranges: Ranges | None = None) -> dict[TopicPartition, Int64s]:
+    """By topic-partition the offsets, in order, of records that a generation passes over, since a message of an earlier one has
+    them, or since they are copies of records that it has; of these ranges, or all.
+    """
+    within_all = {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
+    found = [*parts_of_messages(questions, generation, within_all), *_copies(questions, generation, within_all)]
+    offsets = defaultdict(list)
+    for tp, mine in found:
+        offsets[tp].append(mine)
+    return {tp: np.unique(np.concatenate(mine)) for tp, mine in offsets.items()}
+
+
+def parts_of_messages(
+    questions: Questions, generation: Generation, ranges: Mapping[TopicPartition, tuple[int, int | None]]
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """By topic-partition offsets of parts of messages of earlier generations, within ranges (until None: no end)."""
+    if not generation.number or not ranges:
+        return
+    terms: list[Condition] = [("generation", "=", generation.number), ("until_offset", "is not null", None)]
+    terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
+    for row in questions.select(tables.RECOVERED, ["source", "partition", "offset", "until_offset"], [terms]).to_pylist():
+        tp = TopicPartition(row["source"], row["partition"])
+        since, until = ranges.get(tp, (0, 0))
+        since, until = max(since, row["offset"]), row["until_offset"] if until is None else min(until, row["until_offset"])
+        if since < until:
+            yield tp, np.arange(since, until, dtype=np.int64)
+
+
+def _copies(
+    questions: Questions, generation: Generation, ranges: Mapping[TopicPartition, tuple[int, int | None]]
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """Redriven records whose refused one this lake has not refused: since the redrive, its rules of reading have changed, or it
+    was lost. What only says that it was redriven is another record, and no copy.
+    """
+    for source in sorted({tp.source for tp in ranges}):
+        table = tables.bronze(source)
+        if not own_columns(questions.columns(table), pa.schema([REDRIVEN_FROM])):
+            continue
+        mine = {tp.partition: of_tp for tp, of_tp in ranges.items() if tp.source == source}
+        copies: Where = [[*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(mine)]
+        rows = questions.select(table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], copies).to_pylist()
+        originals = _records_at(questions, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows})
+        passed = defaultdict(list)
+        for row in rows:
+            p, original = row["partition"], originals.get((row["partition"], row[REDRIVEN_FROM.name]))
+            since, until = mine.get(p, (0, 0))
+            is_here = since <= row["offset"] and (until is None or row["offset"] < until)
+            is_known = row[REDRIVEN_FROM.name] >= generation.begin.get(TopicPartition(source, p), 0)
+            if is_here and is_known and original == (row["key"], row["value"]):
+                passed[p].append(row["offset"])
+        for p, offsets in passed.items():
+            yield TopicPartition(source, p), np.array(offsets, np.int64)
+
+
+def _records_at(
+    questions: Questions, table: str, places: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
+    """By partition and offset, the keys and values of records that were not refused."""
+    found = {}
+    for some in in_portions(sorted(places)):
+        where: Where = [[("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)] for p, offset in some]
+        for row in questions.select(table, ["partition", "offset", "key", "value"], where).to_pylist():
+            found[row["partition"], row["offset"]] = row["key"], row["value"]
+    return found

@@ -1,0 +1,87 @@
+"""How far a generation came, and which of its finished rows are in no message: by its beginning, and by that of the next one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pipelines.core.plan import TopicPartition
+from pipelines.core.sequence import PLAIN, Tail
+from pipelines.lake import tables
+from pipelines.lake.generations import Generation
+from pipelines.lake.order import Order, orders
+from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count
+
+_VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
+
+
+def reached(questions: Questions, generation: Generation, until_batch: int) -> dict[TopicPartition, int]:
+    """By topic-partition, the offset that a generation would have merged next after the batch before this one."""
+    where: Where = [[("batch", "=", until_batch - 1), ("batch", ">=", generation.from_batch)]]
+    rows = questions.select(tables.PROGRESS, ["source", "partition", "until_offset"], where).to_pylist()
+    return {**generation.begin, **{TopicPartition(row["source"], row["partition"]): row["until_offset"] for row in rows}}
+
+
+def unpublished(questions: Questions, ended: Generation, newest: Generation) -> Iterator[Sequence[Condition]]:
+    """The finished, valid rows of the generation before the newest that are in no message: they sort behind the tail at which the
+    newest begins, or are behind the sink in their own.
+    """
+    yield from behind_sink(questions, ended, newest.from_batch)
+    batches: list[Condition] = [("batch", ">=", ended.from_batch), ("batch", "<", newest.from_batch)]
+    partitions = sorted({tp.partition for tp in newest.begin})
+    for order in orders(questions):
+        mine = [*_VALID, *batches, *order.conditions]
+        for p in partitions:
+            here: list[Condition] = [*mine, ("partition", "=", p)]
+            yield from ([*here, *term] for term in _beyond(order, newest.tails.get(p), is_after=True))
+
+
+def behind_sink(questions: Questions, generation: Generation, until_batch: int | None = None) -> Iterator[Sequence[Condition]]:
+    """The finished, valid rows of a generation that are never published: they sort at or before the tail at which it began.
+
+    `until_batch`: where it has ended, the first batch of the next one.
+    """
+    batches: list[Condition] = [("batch", ">=", generation.from_batch)]
+    batches += [] if until_batch is None else [("batch", "<", until_batch)]
+    for order in orders(questions) if generation.tails else ():
+        for p, tail in sorted(generation.tails.items()):
+            here: list[Condition] = [*_VALID, *batches, *order.conditions, ("partition", "=", p)]
+            yield from ([*here, *term] for term in _beyond(order, tail, is_after=False))
+
+
+def count_behind_sink(questions: Questions, generation: Generation) -> dict[int, int]:
+    """By partition, how many finished, valid rows of a generation are never published (`behind_sink`)."""
+    found: Counter[int] = Counter()
+    for some in in_portions(list(behind_sink(questions, generation))):
+        rows = questions.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
+        found.update(dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True)))
+    return dict(found)
+
+
+def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequence[Condition]]:
+    """Which rows of an order come after a tail; or else which come at or before it."""
+    if tail is None:
+        yield from ([[]] if is_after else [])
+        return
+    is_plain = order.column != "closed_at"
+    if is_plain != (tail.place.closed_at == PLAIN):  # what a timeout alone has closed comes before everything else
+        yield from ([[(order.column, "is not null", None)]] if is_after != is_plain else [])
+        return
+    place: Mapping[str, Any] = {
+        "event_time": tail.event_time,
+        "merge_key": tail.key,
+        "closed_at": tail.closed_at,
+        "due": tail.due,
+        "tenant": tail.tenant,
+    }
+    values = [(column, place[column]) for column in order.columns]
+    for number, (column, value) in enumerate(values):
+        operator = ">" if is_after else "<=" if number == len(values) - 1 else "<"
+        yield [*((before, "=", same) for before, same in values[:number]), (column, operator, value)]
+
+
+def is_complete(questions: Questions, generation: Generation) -> bool:
+    """Whether what follows from the jump that began a generation is complete."""
+    decided: Where = [[("decided_at", "=", generation.decided_at), ("reason", "=", generation.reason)]]
+    return row_count(questions, tables.RESETS, decided) > 0

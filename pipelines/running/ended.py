@@ -1,0 +1,53 @@
+"""What follows from a jump for the generation that it ended: its rows that are not out are closed, and `resets` says what was
+left.
+
+The jump itself is one commit to `generations`. All this can be derived from it, so whoever owns silver next completes what a
+crash has left of it, before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pipelines.core.types import DUE, own_columns
+from pipelines.faults import reach
+from pipelines.lake import tables
+from pipelines.lake.commits import RESETTING
+from pipelines.lake.generations import read_generations
+from pipelines.lake.questions import Where, in_portions, row_count
+from pipelines.lake.unpublished import is_complete, reached, unpublished
+from pipelines.running.owner import Owner
+from pipelines.settings import Settings
+
+_CLOSED: Final = {"valid": False, "invalid_reason": "reset"}
+
+
+def end_earlier(owner: Owner, settings: Settings) -> None:
+    """Afterwards no row of an earlier generation is open, waits, or is finished, valid and not out; and `resets` has the last
+    jump.
+    """
+    questions = owner.engine.questions
+    generations = read_generations(questions, settings)
+    newest = generations.newest
+    if len(generations) == 1 or is_complete(questions, newest):
+        return
+    reach("reset.close")
+    ended = generations[-2]
+    silver = questions.columns(tables.SILVER)
+    never = dict.fromkeys([*own_columns(silver, DUE), *(["position"] if settings.merge.has_tenants else [])])
+    unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
+    _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
+    for some in in_portions(list(unpublished(questions, ended, newest))):
+        _change(owner, some, _CLOSED)
+    reach("reset.told")
+    jumps = [
+        (*settings.place(tp.source), tp.partition, since, newest.begin[tp], newest.decided_at, newest.reason)
+        for tp, since in reached(questions, ended, newest.from_batch).items()
+    ]
+    owner.append(tables.RESETS, owner.engine.lake.layout[tables.RESETS].rows(jumps), RESETTING)
+
+
+def _change(owner: Owner, where: Where, values: Mapping[str, Any]) -> None:
+    if row_count(owner.engine.questions, tables.SILVER, where):
+        owner.change(tables.SILVER, RESETTING, lambda commit: owner.engine.update(tables.SILVER, where, values, commit))

@@ -1,0 +1,86 @@
+"""Where bronze goes on reading a source, and whether Kafka still has what it wants to read next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipelines.core.inputs import source_of
+from pipelines.errors import ConfigurationError, DataLossError
+from pipelines.kafka.cluster import Cluster
+from pipelines.lake import tables
+from pipelines.lake.commits import bronze_application
+from pipelines.lake.generations import Generation, read_generations
+from pipelines.lake.progress import last_batch
+from pipelines.lake.questions import Questions, within
+from pipelines.running.owner import Owner, now_ms
+from pipelines.settings import Settings
+
+Bounds = Mapping[int, tuple[int, int]]
+"""By partition, the first offset that Kafka has, and the end."""
+
+
+@dataclass
+class NextOffsets:
+    """The offsets at which bronze goes on reading the inputs of a lake that has begun, each with `partitions` Kafka partitions.
+
+    Without an `owner`, it only looks.
+    """
+
+    questions: Questions
+    settings: Settings
+    partitions: int
+    owner: Owner | None = None
+
+    def of(self, source: str, generation: Generation | None = None) -> dict[int, int]:
+        """Per partition the offset at which reading goes on: after the last row of bronze, or where the newest generation begins,
+        or after a gap that was accepted. `generation`: the newest one, where it is known.
+        """
+        newest = generation or read_generations(self.questions, self.settings).newest
+        offsets = {tp.partition: offset for tp, offset in newest.begin.items() if tp.source == source}
+        last = last_batch(self.questions)
+        ranges = {} if last is None else last[0].ranges
+        passed = {tp.partition: done.until_offset for tp, done in ranges.items() if tp.source == source and done.until_offset}
+        # What silver has long passed is not read.
+        beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
+        found = self.questions.summary(tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond)
+        read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
+        gaps = self.questions.select(tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]])
+        for p, offset in [*passed.items(), *read, *(tuple(row.values()) for row in gaps.to_pylist())]:
+            offsets[p] = max(offset, offsets.get(p, 0))
+        return {p: offsets.get(p, 0) for p in range(self.partitions)}
+
+    def checked(self, source: str) -> dict[int, int]:
+        """The offsets at which reading goes on, all of them in Kafka. A gap that is accepted is kept in `resets`.
+
+        Raises DataLossError where Kafka has deleted offsets that were not read and `on_data_loss` is `stop`.
+        """
+        bounds, known = self.bounds(source), self.of(source)
+        lost = self.lost(source, known, bounds)
+        if lost:
+            if self.owner is None:
+                raise ValueError("a gap can only be accepted by the owner of bronze")
+            place, now, reason = self.settings.place(source), now_ms(), "on_data_loss: continue"
+            rows = [(*place, p, *gap, now, reason) for p, gap in lost.items()]
+            self.owner.append(tables.RESETS, tables.layout(self.settings)[tables.RESETS].rows(rows), bronze_application())
+        return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
+
+    def bounds(self, source: str) -> Bounds:
+        """What Kafka has of a source."""
+        return Cluster(self.settings.kafka).bounds(self.settings.inputs[source], self.partitions)
+
+    def lost(self, source: str, offsets: Mapping[int, int], bounds: Bounds) -> dict[int, tuple[int, int]]:
+        """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
+        topic, lost = self.settings.inputs[source], dict[int, tuple[int, int]]()
+        for p, offset in offsets.items():
+            first, end = bounds[p]
+            if offset > end:
+                raise ConfigurationError(
+                    f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
+                    "it is not the topic that this lake has read, or has lost its end; use another lake for another topic"
+                )
+            if offset < first:
+                lost[p] = offset, first
+        if lost and self.settings.kafka.on_data_loss == "stop":
+            raise DataLossError(source, topic, lost)
+        return lost

@@ -1,0 +1,156 @@
+"""What a sink says of the lake that filled it: how far its partitions are, and whether and how a new lake can go on after it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Message
+
+from pipelines.core.recovery import NotToldError, ReadBack, SinkState, sink_state
+from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, Tail, standing
+from pipelines.errors import ConfigurationError, ForeignMessageError
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.publisher import Publisher, sequence_tail
+from pipelines.kafka.reading import headers_of, read_backwards, read_tails
+from pipelines.settings import Settings
+
+COUNTED_RULES: Final = (
+    "key, event_time, heartbeat, where, tombstone and schema of each source, tenant, tenant_max_lag, max_future, "
+    "max_record_bytes, and timeout or window"
+)
+"""The rules of reading and grouping, whose fingerprint messages carry (`Settings.fingerprint`)."""
+
+
+class Sink(NamedTuple):
+    """By partition that has messages, the last one, and what the messages say."""
+
+    tails: Mapping[int, Tail]
+    states: Mapping[int, SinkState]
+
+
+NO_MESSAGES: Final = Sink({}, {})
+
+
+def read_sink(settings: Settings, partitions: int, publisher: Publisher | None = None) -> Sink:
+    """What the sink says, once no transaction is open there; nothing where it does not exist or has no messages. `publisher`:
+    the one that has fenced every other of this pipeline, where there is one.
+
+    Raises ForeignMessageError where a message is not one of Watersmeet's, and ConfigurationError where the messages were made by
+    another merge, or do not say where a lost lake goes on.
+    """
+    topic, cluster = settings.publish.topic, Cluster(settings.kafka)
+    if topic not in cluster.partition_counts([topic]):
+        return NO_MESSAGES
+    bounds = cluster.settled_bounds(topic, partitions) if publisher is None else publisher.settled_bounds(partitions)
+    tails = {p: sequence_tail(message) for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()}
+    states = {p: _read_state(settings, p, bounds[p]) for p in tails}
+    for state in states.values():
+        _check_form(settings, state)
+    return Sink(tails, {p: state for p, state in states.items() if state.last is not None})
+
+
+def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
+    """By partition of the sink, the last message that is there now; nothing where the sink does not exist."""
+    topic = settings.publish.topic
+    if topic not in Cluster(settings.kafka).partition_counts([topic]):
+        return {}
+    return {p: sequence_tail(message) for p, message in read_tails(settings.kafka, topic, partitions).items()}
+
+
+def check_start(settings: Settings, sink: Sink) -> None:
+    """Raises ConfigurationError where a lake that begins as `kafka.start` says would not go on exactly after the sink."""
+    start, topic, states = settings.kafka.start, settings.publish.topic, sink.states.values()
+    if not sink.states or start == "latest":
+        return
+    if start != "sink" and any(state.is_lived for state in states):
+        raise ConfigurationError(
+            f"kafka.start: {topic} has messages of a lake that has had idle decisions, other rules or a jump, which Kafka's "
+            "records alone do not tell; start at `sink`, or publish to another topic"
+        )
+    if start not in ("sink", "earliest"):
+        return
+    for p, state in sink.states.items():
+        if not state.begin:
+            continue  # nothing says where to begin, so all is read from the first record on
+        if not state.rules:
+            raise ConfigurationError(
+                f"kafka.start: the messages of {topic}[{p}] were made by an earlier version, which did not say by which rules; "
+                f"publish to another topic"
+            )
+        if state.rules != {settings.fingerprint}:
+            raise ConfigurationError(_other_rules(settings, f"{topic}[{p}]", state.rules))
+
+
+def _other_rules(settings: Settings, place: str, rules: Collection[str]) -> str:
+    which = f"The rules that count are {COUNTED_RULES}"
+    if settings.fingerprint in rules or len(rules) > 1:
+        return (
+            f"kafka.start: what a lake that goes on after the last messages of {place} would read again was read and merged by "
+            f"rules that changed meanwhile ({', '.join(sorted(rules))}; those of this configuration are {settings.fingerprint}), "
+            f"so it cannot be taken up exactly; publish to another topic. {which}"
+        )
+    return (
+        f"kafka.start: the last messages of {place} were made by other rules ({', '.join(rules)}) than those of this "
+        f"configuration ({settings.fingerprint}); begin with the former rules, and change them with `watersmeet evolve` "
+        f"then; or publish to another topic. {which}"
+    )
+
+
+def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> SinkState:
+    topic, merge, offset = settings.publish.topic, settings.merge, -1
+
+    def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
+        """The partition's messages from its end backwards, without tombstones."""
+        nonlocal offset
+        for message in read_backwards(settings.kafka, topic, partition, bounds):
+            if FORGOTTEN not in dict(headers_of(message)):
+                offset = message.offset() or 0
+                yield _as_read_back(message)
+
+    try:
+        return sink_state(messages(), merge.window, merge.tenant_max_lag_ms)
+    except ValueError:
+        raise ForeignMessageError(topic, partition, offset, MIN_OFFSETS) from None
+    except NotToldError:
+        raise ConfigurationError(
+            f"kafka.start: {topic}[{partition}]@{offset} does not say where a lost lake goes on, since the idle decisions that "
+            "it needs, with what each tells its tenants, are more than fit into a message; start at `earliest`, and publish to "
+            "another topic"
+        ) from None
+
+
+def _check_form(settings: Settings, state: SinkState) -> None:
+    """Raises ConfigurationError where messages were made with tenants, or closed, as they would not be now."""
+    topic, merge = settings.publish.topic, settings.merge
+    if state.last is None:
+        return
+    if merge.has_tenants and not state.last.tenant:
+        raise ConfigurationError(
+            f"merge.tenant: the messages of {topic} were made without tenants; leave `tenant` and `tenant_max_lag` out, or "
+            "publish to another topic"
+        )
+    if state.last.tenant and not merge.has_tenants:
+        raise ConfigurationError(
+            f"merge.tenant: the messages of {topic} were made with tenants; give the `tenant` and `tenant_max_lag` of the "
+            "lake, or publish to another topic"
+        )
+    if state.last.closed_at != PLAIN and not merge.has_due:
+        raise ConfigurationError(
+            f"merge.timeout: the messages of {topic} were made with a window by gap; give the `window` of the lake, or one whose "
+            f"gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"
+        )
+    if state.last.closed_at == PLAIN and merge.has_due:
+        raise ConfigurationError(
+            f"merge.window: the messages of {topic} were made with a timeout; begin with that one as `merge.timeout`, and "
+            "change it with `watersmeet evolve`"
+        )
+
+
+def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
+    headers: dict[str, Any] = dict(headers_of(message))
+    try:
+        stands = standing(headers)
+    except ValueError:
+        raise ForeignMessageError(message.topic() or "", message.partition() or 0, message.offset() or 0) from None
+    return ReadBack(stands.event_time, stands.key, stands.due, stands.closed_at, stands.tenant), headers

@@ -1,0 +1,896 @@
+"""`make lives`: what can happen to a lake, one after the other, on a real broker: every ordered pair, with a kill at every point
+that the second reaches and with another owner at some, then random lives of up to twenty events.
+
+A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT` where the process is killed
+that does it, `~POINT` where another owner takes the lake meanwhile. Each life ends with arrivals that close everything, a run,
+`verify --full`, `rebuild`, `verify --against`, and with what must hold of every record (`Fate.outcomes`). What fails is said with
+the shortest life that still fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import orjson
+from confluent_kafka import OFFSET_END, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
+
+import pipelines.engine.embedded
+import pipelines.kafka.workers
+import pipelines.lake.lease
+import pipelines.operations.evolve
+import pipelines.operations.forget
+import pipelines.run
+import pipelines.running.streams
+import tests.conftest  # noqa: F401  # quick starts
+from pipelines.dev import broker
+from pipelines.errors import WatersmeetError
+from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
+from pipelines.faults import POINTS as OF_RUNS
+from pipelines.lake import tables
+from pipelines.lake.generations import read_generations
+from pipelines.lake.lease import Lease
+from pipelines.lake.questions import row_count
+from pipelines.monitoring.observability import Reporter
+from pipelines.run import LAYERS, Run
+from tests.support.cases import SOURCES, heartbeat
+from tests.support.commands import in_process
+from tests.support.lives import KilledError, Life
+from tests.support.rivers import EMBEDDED, FOLDER
+from tests.support.topics import Access, client_options, create_topics
+
+LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
+DAY_MS = 86_400_000
+KAFKA_MS = 10 * DAY_MS
+"""What Kafka says of every record."""
+
+FAR_MS = KAFKA_MS + 2 * DAY_MS
+"""An event time that is refused until `max_future` is wider than a day."""
+
+BEGIN_MS = 10_000
+STEP_MS = 1000
+NUMBERS = itertools.count()
+
+
+# -- faults
+
+
+class Points:
+    """What happens at the fault points of this process: nothing, a kill, or that another owner takes the lake."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+        self.at: str | None = None
+        self.meanwhile: Callable[[], None] | None = None
+        self.is_dead = self.is_done = False
+        self._lock = threading.Lock()
+
+    def __call__(self, here: str) -> None:
+        """Instead of `pipelines.faults.reach`."""
+        if self.is_dead:
+            raise KilledError(here)
+        with self._lock:
+            self.reached.append(here)
+            is_it, self.is_done = here == self.at and not self.is_done, self.is_done or here == self.at
+        if is_it and self.meanwhile is None:
+            self.is_dead = True
+            raise KilledError(here)
+        if is_it and self.meanwhile is not None:
+            self.meanwhile()
+
+    @contextmanager
+    def armed(self, at: str | None, meanwhile: Callable[[], None] | None = None) -> Iterator[None]:
+        """Inside, the first who reaches this point is killed there, or, with `meanwhile`, waits until that is done."""
+        self.reached, self.at, self.meanwhile, self.is_dead, self.is_done = [], at, meanwhile, False, False
+        try:
+            yield
+        finally:
+            self.at, self.is_dead, self.is_done = None, False, False
+
+
+POINTS = Points()
+
+
+@contextmanager
+def quick_lives() -> Iterator[None]:
+    """Inside, faults are those of `POINTS`, nobody waits for an owner that is dead, and polls are short."""
+    release = Lease.release
+
+    def released(lease: Lease) -> None:
+        """A killed owner releases nothing."""
+        if POINTS.is_dead:
+            lease._ended.set()
+        else:
+            release(lease)
+
+    readers = ThreadPoolExecutor(2)
+    with ExitStack() as patched:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("pipelines.") and hasattr(module, "reach"):
+                patched.enter_context(patch.object(module, "reach", POINTS))
+        patched.enter_context(patch.object(Lease, "release", released))
+        patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
+        patched.enter_context(patch.object(pipelines.run, "LOOK_EVERY_S", 0.01))
+        patched.enter_context(patch.object(pipelines.running.streams, "NEWS_S", 0.01))
+        patched.enter_context(patch.object(pipelines.engine.embedded, "FROM_KAFKA_S", 0.05))
+        patched.enter_context(patch.object(pipelines.kafka.workers, "_workers", lambda: readers))  # few records
+        yield
+    readers.shutdown()
+
+
+# -- a life
+
+
+@dataclass
+class Fate(Life):
+    """A life, and what its records must come to."""
+
+    seed: str = "1"
+    now: int = BEGIN_MS
+    """No record that was read so far has a later event time."""
+    must: set[int] = field(default_factory=set)
+    """The numbers of records that must be in a message at the end. Each was sent with the largest event time of its topic."""
+    deleted: Counter[int] = field(default_factory=Counter)
+    """How often each record is in messages that the sink has had and that are deleted."""
+    forgotten: set[str] = field(default_factory=set)
+    """Keys that the lake must not have any more."""
+    last_key: str = ""
+    """A key that no other arrivals have."""
+    numbers_of: dict[str, set[int]] = field(default_factory=dict)
+    """By such a key."""
+    far: int = 0
+    """How many records lay far ahead."""
+    rules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By fingerprint a configuration that a run had."""
+    told: list[str] = field(default_factory=list)
+    """What happened, for whoever looks at a failure."""
+    origin: str | None = None
+    """The topic that `repartition` writes the orders from, where it does."""
+
+    @classmethod
+    def begin(cls, kafka: Access, folder: Path, engine: str, seed: str, *, is_repartitioned: bool = False) -> Fate:
+        """A new lake, with records that are published and some that are open."""
+        merge = {"timeout": "300ms", "max_future": "1d"}
+        life = cls.make(kafka, folder, lake=LAKES[engine], merge=merge)
+        life.seed = seed
+        if is_repartitioned:
+            orders, life.origin = life.river.config["sources"]["orders"], life.river.topic("orders")
+            orders |= {"topic": f"{life.origin}-again", "repartition": {"from": life.origin, "partitions": 1}}
+        life.arrive()
+        life.run()
+        return life
+
+    # -- arrivals
+
+    def put(self, source: str, *records: tuple[str | None, int], **more: Any) -> list[int]:
+        """Records of keys and event times, heartbeats where there is no key; answers their numbers."""
+        producer, numbers = _producer(self.river.kafka), []
+        for key, time_ms in records:
+            value = heartbeat(time_ms)
+            if key is not None:
+                value = orjson.dumps({"k": key, "ts": time_ms, "n": self.sent, "kind": "a", **more})
+                numbers.append(self.sent)
+                self.sent += 1
+            topic = self.origin if self.origin is not None and source == "orders" else self.river.topic(source)
+            producer.produce(topic, value, partition=0, timestamp=KAFKA_MS)
+        assert producer.flush(30) == 0
+        return numbers
+
+    def arrive(self) -> None:
+        """Records of both sources that meet, some of which stay open; one that rules may exclude; time goes on."""
+        at, own = self.now + 10, f"u{self.sent}"
+        self.last_key, mine = own, self.numbers_of.setdefault(own, set())
+        for source in SOURCES:
+            closed = self.put(source, ("a", at), ("b", at + 10), (own, at + 20))
+            self.put(source, (f"large{self.sent}", at + 30), kind="b", id=f"i{self.sent}", pad="x" * 1500)
+            self.put(source, (None, at + 600))
+            still_open = self.put(source, ("a", at + 900), ("c", at + 910))
+            self.must |= {*closed, *still_open}
+            mine.add(closed[-1])
+        self.now += STEP_MS
+
+    # -- commands
+
+    def do(self, *arguments: str) -> tuple[int, str]:
+        """A command: its exit status, and what it says. Raises KilledError where it was killed or replaced."""
+        self.river.write()
+        done = in_process(*arguments, "-c", str(self.river.file), cwd=self.river.folder)
+        said = done.stdout + done.stderr
+        self._told(arguments, done.returncode, said)
+        return done.returncode, said
+
+    def _told(self, what: object, status: int, said: str) -> None:
+        is_over = POINTS.is_dead or (POINTS.is_done and POINTS.meanwhile is not None)
+        self.told.append(f"{what}: {status} {said.strip()[-400:]}" if status else f"{what}")
+        if is_over:
+            raise KilledError
+        assert "Traceback" not in said, said
+
+    def follow(self, *arguments: str) -> str:
+        """A command, and what its sentences advise where it is refused, until it is done."""
+        for _ in range(6):
+            status, said = self.do(*arguments)
+            if status == 0:
+                self.rules[self.river.settings.fingerprint] = copy.deepcopy(self.river.config)
+                return said
+            assert status == 2, f"{arguments}: {status} {said}"
+            self.take_advice(said)
+        raise AssertionError(f"{arguments}: refused again and again: {said}")
+
+    def take_advice(self, said: str) -> None:
+        if former := re.search(r"made by other rules \(([0-9a-f]+)\)", said):
+            now = self.river.config
+            start = {**now["kafka"], "start": "sink"}
+            self.river.config = {**copy.deepcopy(self.rules[former[1]]), "kafka": start, "publish": now["publish"]}
+            self.follow("run", "--once")
+            self.river.config = now
+            self.follow("evolve", "--apply")
+        elif "start at `sink`, or publish to another topic" in said and self._toss("sink"):
+            self.configure("kafka.start", "sink")
+        elif "publish to another topic" in said:
+            self.new_sink()
+        elif "`watersmeet evolve --apply` records it" in said:
+            self.follow("evolve", "--apply")
+        elif "run the lake, and wait until its clock has passed" in said or "stands since the last change" in said:
+            now = copy.deepcopy(self.river.config)
+            self.river.config = self._config_of_lake()
+            for source in SOURCES:
+                self.put(source, (None, self.now + 5000))
+            self.now += 5000
+            self.follow("run", "--once")
+            self.river.config = now
+        else:
+            raise AssertionError(f"no advice is known for: {said}")
+
+    def _config_of_lake(self) -> dict[str, Any]:
+        """A configuration with the rules of the lake."""
+        status, said = self.do("run", "bronze", "--once")
+        if status == 0:
+            return self.river.config
+        for config in reversed(self.rules.values()):
+            self.river.config = {**copy.deepcopy(config), "kafka": self.river.config["kafka"]}
+            self.river.config["publish"] = {**config["publish"], "topic": self.river.sink}
+            status, said = self.do("run", "bronze", "--once")
+            if status == 0:
+                return self.river.config
+        raise AssertionError(f"the lake takes none of the configurations that it had: {said}")
+
+    def _toss(self, what: str) -> bool:
+        return random.Random(f"{self.seed}/{what}/{len(self.told)}").random() < 0.5
+
+    def run(self, *layers: str) -> None:
+        if self.origin is not None:
+            self.follow("repartition", "--once")
+        self.follow("run", *layers, "--once")
+
+    def new_sink(self) -> None:
+        """Everything is published again, elsewhere."""
+        topic = f"{self.river.config['name']}-{next(NUMBERS)}"
+        create_topics(self.river.kafka, topic, partitions=1)
+        self.configure("publish.topic", topic)
+        self.deleted.clear()
+        self.read_again()
+
+    def read_again(self) -> None:
+        """What was refused as far ahead may be read this time, so that everything after it is late."""
+        if self.is_wide and self.far:
+            self.must.clear()
+
+    @property
+    def is_wide(self) -> bool:
+        return bool(self.river.config["merge"]["max_future"] != "1d")
+
+    def replaced(self) -> None:
+        """What another owner does: a whole run."""
+        try:
+            Run(self.river.settings, LAYERS, Reporter()).once()
+        except WatersmeetError as error:
+            self.told.append(f"the other owner: {error}")
+
+    # -- judging
+
+    def end(self) -> None:
+        """Arrivals that close everything, and all that must hold."""
+        for source in SOURCES:
+            self.must |= set(self.put(source, ("a", self.now + 10), ("last", self.now + 20), (None, self.now + 100_000)))
+        self.run()
+        self.outcomes()
+        problems = self.river.broken_promises()
+        assert problems == [], f"verify --full: {problems}"
+        into = self.river.folder / f"rebuilt-{next(NUMBERS)}"
+        for arguments in (("rebuild", "--into", str(into)), ("verify", "--against", str(into))):
+            status, said = self.do(*arguments)
+            assert status == 0, f"{arguments}: {status} {said}"
+
+    def once(self) -> Counter[int]:
+        """No record is in two messages; answers in how many each is."""
+        out = self.numbers() + self.deleted
+        twice = {number: count for number, count in out.items() if count > 1}
+        assert twice == {}, f"records in two messages: {twice}"
+        return out
+
+    def outcomes(self) -> None:
+        """No record is in two messages; each that must be out is; each that the newest generation has read is at one place."""
+        out = self.once()
+        missing = self.must - out.keys()
+        assert missing == set(), f"on time, and in no message: {self._whereabouts(missing)}"
+        questions, newest = self.river.questions, read_generations(self.river.questions, self.river.settings).newest
+        places: Counter[tuple[str, int]] = Counter()
+        batches = [[("batch", ">=", newest.from_batch)]]
+        for row in questions.select(tables.SILVER, list(SOURCES), batches).to_pylist():
+            places.update((source, part["offset"]) for source in SOURCES for part in row[source])
+        for row in questions.select(tables.LATE, ["source", "offset"], batches).to_pylist():
+            places[row["source"], row["offset"]] += 1
+        for row in questions.select(tables.QUARANTINE, ["source", "offset"]).to_pylist():
+            places[row["source"], row["offset"]] += 1
+        for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
+            keys = set(questions.select(table, ["merge_key"])["merge_key"].to_pylist())
+            assert not keys & self.forgotten, f"{table} has {keys & self.forgotten} again"
+        for source, begin in ((tp.source, offset) for tp, offset in newest.begin.items()):
+            columns = ["offset", "merge_key", "reason", "heartbeat", "value"]
+            for row in questions.select(tables.bronze(source), columns, [[("offset", ">=", begin)]]).to_pylist():
+                count, is_keyed = places[source, row["offset"]], row["merge_key"] is not None and not row["heartbeat"]
+                assert count <= 1, f"{source} {row} is at {count} places"
+                is_out = is_keyed and out[orjson.loads(row["value"])["n"]] > 0
+                assert not is_keyed or count == 1 or is_out, f"{source} {row} is nowhere"
+
+    def _whereabouts(self, numbers: Iterable[int]) -> dict[int, list[str]]:
+        """Where records are that should be elsewhere."""
+        questions, found = self.river.questions, {number: list[str]() for number in sorted(numbers)}
+        for source in SOURCES:
+            of_offset: dict[int, int] = {}
+            columns = ["offset", "merge_key", "reason", "value"]
+            for row in questions.select(tables.bronze(source), columns).to_pylist():
+                number = orjson.loads(row["value"] or b"{}").get("n")
+                if number in found:
+                    of_offset[row["offset"]] = number
+                    found[number].append(f"{source}@{row['offset']} {row['merge_key']} {row['reason'] or ''}")
+            columns = ["status", "valid", "invalid_reason", "batch", source]
+            for row in questions.select(tables.SILVER, columns).to_pylist():
+                for part in row[source]:
+                    if part["offset"] in of_offset:
+                        where = f"silver {row['status']} {row['valid']} {row['invalid_reason']} batch {row['batch']}"
+                        found[of_offset[part["offset"]]].append(where)
+            for row in questions.select(tables.LATE, ["offset", "batch"], [[("source", "=", source)]]).to_pylist():
+                if row["offset"] in of_offset:
+                    found[of_offset[row["offset"]]].append(f"late in batch {row['batch']}")
+        return dict(list(found.items())[:4])
+
+
+_producers: dict[str, Producer] = {}
+
+
+def _producer(kafka: Access) -> Producer:
+    key = str(kafka)
+    if key not in _producers:
+        _producers[key] = Producer({**client_options(kafka), "linger.ms": 0, "log_level": 0})
+    return _producers[key]
+
+
+# -- what can happen
+
+
+def on_time(life: Fate) -> None:
+    life.arrive()
+    life.run()
+
+
+def unread(life: Fate) -> None:
+    """Records that nothing reads yet."""
+    life.arrive()
+
+
+def read(life: Fate) -> None:
+    life.arrive()
+    life.run("bronze")
+
+
+def merged(life: Fate) -> None:
+    """Finished, and not out."""
+    life.arrive()
+    life.run("bronze")
+    life.run("silver")
+
+
+def late(life: Fate) -> None:
+    for source in SOURCES:
+        life.put(source, ("a", life.now - 8000), ("late", life.now - 7000))
+    life.run()
+
+
+def refused(life: Fate) -> None:
+    """Records without the key that the rules of the beginning want."""
+    life.put("tracking", ("", life.now), id=f"r{life.sent}")
+    life.run()
+
+
+def far(life: Fate) -> None:
+    """A record two days ahead of Kafka's time."""
+    life.far += 1
+    at = max(FAR_MS + life.far, life.now + 10)
+    life.put("tracking", ("far", at))
+    life.run()
+    if life.is_wide:
+        life.now = at + STEP_MS
+
+
+def ahead(life: Fate) -> None:
+    """One source is an hour ahead of the other."""
+    life.must |= set(life.put("tracking", ("a", life.now + 3_600_000), ("ahead", life.now + 3_600_000)))
+    life.run()
+    life.now += 3_600_000 + STEP_MS
+
+
+def silence(life: Fate) -> None:
+    """A source falls silent, and time goes on without it."""
+    life.must |= set(life.put("tracking", ("a", life.now + 10), ("alone", life.now + 20)))
+    life.put("tracking", (None, life.now + STEP_MS))
+    life.now += STEP_MS
+    life.run()
+    life.configure("merge.idle_after", "50ms")
+    settings, stopping = life.river.settings, threading.Event()
+    before = row_count(life.river.questions, tables.IDLE_HEARTBEATS, ())
+    status, said = 0, ""
+
+    def watch() -> None:
+        """Stops the run once it has decided."""
+        questions, end = life.river.questions, time.monotonic() + 20
+        while time.monotonic() < end and not stopping.is_set() and not POINTS.is_done:
+            if row_count(questions, tables.IDLE_HEARTBEATS, ()) > before:
+                break
+            time.sleep(0.02)
+        stopping.set()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        Run(settings, LAYERS, Reporter(), stopping).until_stopped()
+    except (WatersmeetError, KilledError) as error:
+        status, said = 1, str(error)
+    finally:
+        stopping.set()
+        watching.join()
+        del life.river.config["merge"]["idle_after"]
+        life.river.write()
+    life._told("silence", status, said)
+    assert status == 0, said
+    assert row_count(life.river.questions, tables.IDLE_HEARTBEATS, ()) > before, "nothing was decided for the silent source"
+    life.run()
+
+
+def evolve_timeout(life: Fate) -> None:
+    merge = life.river.config["merge"]
+    merge.pop("window", None)
+    merge["timeout"] = {"300ms": "500ms", "500ms": "200ms"}.get(merge.get("timeout", ""), "300ms")
+    life.follow("evolve", "--apply")
+
+
+def evolve_window(life: Fate) -> None:
+    merge = life.river.config["merge"]
+    merge.pop("timeout", None)
+    merge["window"] = {"gap": "200ms", "max": "2s" if merge.get("window", {}).get("max") == "1s" else "1s"}
+    life.follow("evolve", "--apply")
+
+
+def evolve_key(life: Fate) -> None:
+    source = life.river.config["sources"]["tracking"]
+    source["key"] = ["id", "k"] if source["key"] == "k" else "k"
+    life.follow("evolve", "--apply")
+
+
+def evolve_where(life: Fate) -> None:
+    source = life.river.config["sources"]["tracking"]
+    if not source.pop("where", None):
+        source["where"] = {"field": "kind", "equals": "a"}
+    life.follow("evolve", "--apply")
+
+
+def evolve_max_future(life: Fate) -> None:
+    """Wider and wider: what is in the lake stays possible."""
+    merge = life.river.config["merge"]
+    merge["max_future"] = "60d" if merge["max_future"] == "1d" else f"{int(merge['max_future'][:-1]) + 1}d"
+    life.follow("evolve", "--apply")
+
+
+def evolve_max_bytes(life: Fate) -> None:
+    publish = life.river.config["publish"]
+    publish["max_bytes"] = "8MiB" if publish.get("max_bytes") == "1KiB" else "1KiB"
+    life.follow("evolve", "--apply")
+
+
+def reset_forth(life: Fate) -> None:
+    life.must &= life.numbers().keys() | life.deleted.keys()
+    life.follow("reset", "--to", "latest", "--yes")
+
+
+def reset_back(life: Fate) -> None:
+    life.read_again()
+    life.follow("reset", "--to", "earliest", "--yes")
+
+
+def redrive(life: Fate) -> None:
+    """Both kinds of refused records, which the rules of now may read."""
+    if life.is_wide and life.far:
+        life.now = max(life.now, FAR_MS + life.far + STEP_MS)
+    for reason in ("no_key", "event_time_in_future"):
+        if reason == "no_key" and life.origin is not None:
+            status, said = life.do("redrive", "--reason", reason, "--apply")
+            assert status == 2, said
+            assert "no key says where its records belong" in said
+        else:
+            life.follow("redrive", "--reason", reason, "--apply")
+    life.run()
+
+
+def forget(life: Fate) -> None:
+    life.must -= life.numbers_of.get(life.last_key, set())
+    life.forgotten.add(life.last_key)
+    life.follow("forget", life.last_key, "--apply")
+
+
+def keep(life: Fate) -> None:
+    life.configure("keep", dict.fromkeys(("bronze", "silver", "late", "quarantine"), "1s"))
+    life.follow("maintain")
+
+
+def lost_sink(life: Fate) -> None:
+    _lose(life, "sink")
+
+
+def lost_earliest(life: Fate) -> None:
+    _lose(life, "earliest")
+
+
+def lost_elsewhere(life: Fate) -> None:
+    """The lake is lost, and begun anew over another sink."""
+    life.new_sink()
+    _lose(life, "earliest")
+
+
+def _lose(life: Fate, start: str) -> None:
+    if not life.messages():
+        life.deleted.clear()
+        life.read_again()
+    if start == "earliest":
+        life.read_again()
+    life.forgotten.clear()
+    life.lose(start)
+    life.run()
+
+
+def emptied(life: Fate) -> None:
+    """Retention has deleted all that the sink had."""
+    life.deleted.update(life.numbers())
+    admin = AdminClient(client_options(life.river.kafka))
+    for done in admin.delete_records([KafkaPartition(life.river.sink, 0, OFFSET_END)]).values():
+        done.result(30)
+
+
+def replaced(life: Fate) -> None:
+    """Another owner takes the lake in the midst of a run (with a step that says where)."""
+    life.arrive()
+    life.run()
+
+
+EVENTS: dict[str, Callable[[Fate], None]] = {
+    event.__name__: event
+    for event in (
+        *(on_time, unread, read, merged, late, refused, far, ahead, silence),
+        *(evolve_timeout, evolve_window, evolve_key, evolve_where, evolve_max_future, evolve_max_bytes),
+        *(reset_forth, reset_back, redrive, forget, keep),
+        *(lost_sink, lost_earliest, lost_elsewhere, emptied, replaced),
+    )
+}
+
+OWNED_AT = ("bronze.append", "silver.merge", "silver.notes", "silver.progress", "gold.publish", "publisher.commit", "gold.note")
+"""Where another owner comes in between."""
+
+
+class Step(NamedTuple):
+    """An event, killed at a point, or there replaced by another owner."""
+
+    event: str
+    point: str | None = None
+    is_replaced: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Step:
+        event, mark, point = re.fullmatch(r"(\w+)(?:([@~])([\w.]+))?", text).groups()  # type: ignore[union-attr]
+        return cls(event, point, mark == "~")
+
+    def __str__(self) -> str:
+        return self.event if self.point is None else f"{self.event}{'~' if self.is_replaced else '@'}{self.point}"
+
+
+def text_of(steps: Iterable[Step]) -> str:
+    return " ".join(map(str, steps))
+
+
+REPARTITIONED = "repartitioned"
+"""How a life begins whose orders come from another topic, by `repartition`."""
+
+
+def parse(text: str) -> list[Step]:
+    return [Step.parse(word) for word in text.split() if word != REPARTITIONED]
+
+
+def take(life: Fate, step: Step) -> list[str]:
+    """Has it happen, and what follows where it is cut short; answers the points that it reached."""
+    life.told.append(f"-- {step}")
+    point = "silver.merge" if step.event == "replaced" and step.point is None else step.point
+    is_replaced = step.is_replaced or step.event == "replaced"
+    event, is_cut = EVENTS[step.event], False
+    with POINTS.armed(point, life.replaced if is_replaced else None):
+        try:
+            event(life)
+        except KilledError:
+            is_cut = True
+        reached = list(dict.fromkeys(POINTS.reached))
+    if is_cut:
+        life.told.append("-- cut short")
+        if life._toss("again"):
+            event(life)
+        else:
+            life.run()
+    life.once()
+    return reached
+
+
+class Told(NamedTuple):
+    """How a life went."""
+
+    text: str
+    seed: str
+    problem: str | None
+    reached: list[list[str]]
+    """The points that each of its events has reached."""
+    seconds: float
+
+
+def live(kafka: Access, folder: Path, engine: str, text: str, seed: str) -> Told:
+    """A life from its beginning to its end."""
+    began, mine, reached = time.monotonic(), folder / f"life-{os.getpid()}-{next(NUMBERS)}", list[list[str]]()
+    life: Fate | None = None
+    try:
+        life = Fate.begin(kafka, mine, engine, seed, is_repartitioned=text.startswith(REPARTITIONED))
+        reached += [take(life, step) for step in parse(text)]
+        life.end()
+        problem = None
+    except Exception as error:
+        last = traceback.format_exception(error)[-6:]
+        problem = "\n".join([*(life.told if life else []), "".join(last)[-3000:]])
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)
+    return Told(text, seed, problem, reached, time.monotonic() - began)
+
+
+def shrunk(kafka: Access, folder: Path, engine: str, told: Told) -> Told:
+    """A shorter life that fails, too: without any of its events, or of its kills."""
+    best = told
+    is_shorter = True
+    while is_shorter:
+        is_shorter, steps = False, parse(best.text)
+        shorter = [steps[n:] for n in range(len(steps) - 1, 0, -1)]
+        shorter += [[*steps[:n], *steps[n + 1 :]] for n in range(len(steps))]
+        shorter += [[*steps[:n], Step(step.event), *steps[n + 1 :]] for n, step in enumerate(steps) if step.point]
+        for candidate in shorter:
+            words = [*([REPARTITIONED] if told.text.startswith(REPARTITIONED) else []), text_of(candidate)]
+            found = live(kafka, folder, engine, " ".join(words), told.seed)
+            if found.problem is not None:
+                best, is_shorter = found, True
+                break
+    return best
+
+
+# -- which lives there are
+
+Pair = tuple[str, Step]
+"""An event, and what happens after it."""
+
+EVENTS_OF_A_CHAIN = 7
+
+
+def every_pair() -> list[Pair]:
+    return [(first, Step(second)) for first in EVENTS for second in EVENTS]
+
+
+def pairs_of(text: str) -> list[Pair]:
+    """The pairs of events that follow each other in a life."""
+    steps = parse(text)
+    return [(first.event, second) for first, second in pairwise(steps)]
+
+
+def with_faults(first: str, second: str, reached: Iterable[str]) -> list[Pair]:
+    """The pair, with a kill at each point that the second event has reached, or with another owner there."""
+    if second == "replaced":
+        return [(first, Step(second, point, is_replaced=True)) for point in OWNED_AT if point in reached]
+    return [(first, Step(second, point)) for point in reached]
+
+
+def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
+    """Lives in which all of these pairs follow each other: a lake is dear to begin and to judge. In every fourth one a source is
+    repartitioned.
+    """
+    after: dict[str, list[Step]] = {}
+    for first, second in wanted:
+        after.setdefault(first, []).append(second)
+    for some in after.values():
+        rng.shuffle(some)
+    found = []
+    while any(after.values()):
+        steps: list[Step] = []
+        while len(steps) < EVENTS_OF_A_CHAIN and any(after.values()):
+            is_followed = steps and after.get(steps[-1].event)
+            steps.append(after[steps[-1].event].pop() if is_followed else Step(max(after, key=lambda each: len(after[each]))))
+        found.append(text_of(steps))
+    rng.shuffle(found)
+    return [text if number % 4 else f"{REPARTITIONED} {text}" for number, text in enumerate(found)]
+
+
+def random_life(rng: random.Random, most: int = 20) -> str:
+    """Up to so many events, a third of which are killed at a point, should they reach it. In a quarter of the lives a source is
+    repartitioned.
+    """
+    steps = []
+    for _ in range(rng.randint(3, most)):
+        event, roll = rng.choice([*EVENTS]), rng.random()
+        own = {"evolve": (IN_EVOLVE,), "reset": IN_RESET, "forget": (IN_FORGET,)}.get(event.partition("_")[0], OF_RUNS)
+        is_cut = roll < 0.35 and event != "replaced"
+        steps.append(Step(event, rng.choice(own)) if is_cut else Step(event))
+    return f"{REPARTITIONED} {text_of(steps)}" if rng.random() < 0.25 else text_of(steps)
+
+
+# -- running them
+
+_begun: list[ExitStack] = []
+
+
+def _prepare(engine: str) -> None:
+    """A process that is to live lives."""
+    stack = ExitStack()
+    stack.enter_context(quick_lives())
+    if engine == "spark":
+        from pipelines.engine.session import spark_session
+
+        spark_session({"spark.sql.shuffle.partitions": "2"})
+    _begun.append(stack)
+
+
+@dataclass
+class Lives:
+    """Many lives, in some processes, until the time is over."""
+
+    kafka: str
+    folder: Path
+    engine: str
+    seed: int
+    processes: int = 2
+    told: list[Told] = field(default_factory=list)
+    done: set[Pair] = field(default_factory=set)
+    """The pairs of all lives that went well."""
+    _faults: set[Pair] = field(default_factory=set)
+    """Pairs with the faults that their second event can have."""
+    _waiting: list[tuple[str, str]] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        """All pairs, then all with each fault that the second can have, in an order that the seed says; then random lives."""
+        rng, end = random.Random(self.seed), time.monotonic() + seconds
+        self._wait_for(chains(every_pair(), rng))
+        with ProcessPoolExecutor(self.processes, get_context("spawn"), _prepare, (self.engine,)) as pool:
+            running: set[Future[Told]] = set()
+            while running or time.monotonic() < end:
+                while len(running) < self.processes and time.monotonic() < end:
+                    if not self._waiting and self._faults:
+                        self._wait_for(chains(sorted(self._faults, key=str), rng))
+                        self._faults = set()
+                    text, seed = self._waiting.pop() if self._waiting else self._drawn(rng)
+                    running.add(pool.submit(live, self.kafka, self.folder, self.engine, text, seed))
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for each in ended:
+                    self._note(each.result())
+
+    def _wait_for(self, texts: Iterable[str]) -> None:
+        self._waiting += [(text, str(self.seed)) for text in texts]
+
+    def _drawn(self, rng: random.Random) -> tuple[str, str]:
+        seed = f"{self.seed}/{rng.randrange(10**9)}"
+        return random_life(random.Random(seed)), seed
+
+    def _note(self, told: Told) -> None:
+        """What is known of a life's pairs; where it failed and has more than one, each is tried alone."""
+        self.told.append(told)
+        say(f"{len(self.told)}, {told.seconds:.1f} s: {told.text}{'' if told.problem is None else ' FAILED'}")
+        mine = pairs_of(told.text)
+        for (first, second), reached in zip(mine, told.reached[1:], strict=False):
+            if second.point is None:
+                self._faults |= set(with_faults(first, second.event, reached)) - self.done
+        if told.problem is None:
+            self.done |= set(mine)
+        elif len(mine) > 1 and told.seed == str(self.seed):
+            begin = f"{REPARTITIONED} " if told.text.startswith(REPARTITIONED) else ""
+            self._wait_for(f"{begin}{first} {second}" for first, second in mine if (first, second) not in self.done)
+
+    @property
+    def events(self) -> int:
+        """How many events there were."""
+        return sum(len(parse(told.text)) for told in self.told)
+
+    @property
+    def failed(self) -> list[Told]:
+        return [told for told in self.told if told.problem is not None]
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+@contextmanager
+def brokered(kafka: str | None) -> Iterator[tuple[str, Path]]:
+    """A broker, and a folder."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, ExitStack() as stack:
+        if kafka is None:
+            started = broker.start(Path(folder) / "broker")
+            stack.callback(broker.stop, Path(folder) / "broker")
+            kafka = started.bootstrap_servers
+        assert kafka is not None
+        yield kafka, Path(folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--engine", choices=[*LAKES], default="embedded")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--life", action="append", help="only this one, such as `merged reset_back@reset.close`; or several")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without ending the broker
+    with brokered(None) as (kafka, folder):
+        if options.life is not None:
+            with quick_lives():
+                some = [live(kafka, folder, options.engine, text, options.seed) for text in options.life]
+            for told in some:
+                sys.stdout.write(f"{told.text}: {told.problem or 'well'} ({told.seconds:.1f} s)\n")
+            return int(any(told.problem for told in some))
+        began, lives = time.monotonic(), Lives(kafka, folder, options.engine, int(options.seed), options.processes)
+        lives.run(options.minutes * 60)
+        minutes = (time.monotonic() - began) / 60
+        sys.stdout.write(
+            f"seed {options.seed}, {options.engine}: {len(lives.told)} lives with {lives.events} events, "
+            f"{lives.events / minutes:.0f} of these a minute; {len(lives.done)} pairs; {len(lives.failed)} lives failed\n"
+        )
+        with quick_lives():
+            for failed in lives.failed[:5]:
+                best = shrunk(kafka, folder, options.engine, failed)
+                sys.stdout.write(f"\n--life '{failed.text}' --seed {failed.seed}, which is '{best.text}':\n{best.problem}\n")
+        for failed in lives.failed[5:]:
+            sys.stdout.write(f"\n--life '{failed.text}' --seed {failed.seed}:\n{failed.problem}\n")
+    return int(bool(lives.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Operations that follow each other, or are cut short: each record is in one message at most, and the rest is the model's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pipelines.errors import ConfigurationError
+from pipelines.faults import IN_RESET
+from pipelines.lake import tables
+from pipelines.lake.generations import read_generations
+from pipelines.lake.questions import row_count
+from tests.support.lives import Life, killed_at
+from tests.support.topics import create_topics
+
+FAR = 10_000
+"""An event time (ms) behind which everything is closed."""
+
+
+def pairs(begin: int, count: int = 5) -> list[tuple[str | None, int]]:
+    """Records of so many keys, some event times apart."""
+    return [(f"k{begin + n}", begin + 10 * n) for n in range(count)]
+
+
+def fed(life: Life, begin: int = 0, count: int = 5) -> list[int]:
+    """Records of both sources that meet, and are finished and published by a run."""
+    numbers = life.both(*pairs(begin, count), (None, begin + 1000))
+    life.run()
+    return numbers
+
+
+def late_now(life: Life) -> int:
+    """How many late records the newest generation has."""
+    newest = read_generations(life.river.questions, life.river.settings).newest
+    return row_count(life.river.questions, tables.LATE, [[("batch", ">=", newest.from_batch)]])
+
+
+def new_sink(life: Life) -> None:
+    name = f"{life.river.config['name']}-again"
+    create_topics(life.river.kafka, name, partitions=1)
+    life.configure("publish.topic", name)
+
+
+@pytest.mark.promise("B120")
+@pytest.mark.parametrize("layers", [(), ("gold",)], ids=["run", "gold-first"])
+@pytest.mark.parametrize("point", IN_RESET[1:])
+def test_a_jump_back_after_a_change_of_rules_that_is_cut_short_makes_nothing_late_or_double(
+    kafka: str, tmp_path: Path, point: str, layers: tuple[str, ...]
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    before = fed(life)
+    life.both(("open", 1500))
+    life.run()
+    life.evolve("merge.timeout", "500ms")
+    with killed_at(point):
+        life.call("reset", "--to", "earliest", "--yes", exit_code=1)
+    life.run(*layers)
+    fed(life, 3000)
+    life.both((None, FAR))
+    life.run()
+    assert late_now(life) == 0
+    assert set(before) <= set(life.numbers())
+    life.check()
+
+
+@pytest.mark.promise("B121")
+def test_a_lost_lake_is_not_taken_up_from_before_a_jump(kafka: str, tmp_path: Path) -> None:
+    """Also where an idle decision far ahead was jumped over."""
+    life = Life.make(kafka, tmp_path, merge={"timeout": "300ms", "max_future": "30d"})
+    fed(life)
+    life.send("tracking", ("far", 20 * 86_400_000))
+    life.run()
+    decide(life, "orders", 19 * 86_400_000)
+    life.run()
+    life.call("reset", "--to", "latest", "--yes")
+    fed(life, 3000)
+    life.check()
+    life.lose()
+    new = [*fed(life, 5000), *fed(life, 7000)]
+    life.both((None, FAR))
+    life.run()
+    assert late_now(life) == 0
+    assert set(new) <= set(life.numbers())
+    life.check()
+
+
+def decide(life: Life, source: str, time_ms: int) -> None:
+    """The idle policy speaks for a source."""
+    folder = life.river.folder / "lake" / tables.IDLE_HEARTBEATS
+    after = life.river.questions.summary(tables.bronze(source), [], {"last": ("max", "offset")})["last"][0].as_py()
+    newest = read_generations(life.river.questions, life.river.settings).newest.number
+    layout = tables.layout(life.river.settings)[tables.IDLE_HEARTBEATS]
+    write_deltalake(folder, layout.rows([(source, life.river.topic(source), 0, after, time_ms, 1, newest)]), mode="append")
+
+
+@pytest.mark.promise("B120")
+def test_an_idle_decision_does_not_hold_after_a_jump_past_it(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    decide(life, "orders", 20 * 3_600_000)
+    life.send("tracking", (None, 20 * 3_600_000))
+    life.run()
+    life.call("reset", "--to", "latest", "--yes")
+    new = fed(life, 3000)
+    life.both((None, FAR))
+    life.run()
+    assert set(new) <= set(life.numbers())
+    life.check()
+
+
+@pytest.mark.promise("N120")
+def test_a_redriven_record_and_the_refused_one_are_never_both_merged(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    life.send("tracking", ("", 1100), id="k1")  # refused: an empty key
+    life.run()
+    life.evolve("sources.tracking.key", ["id", "k"])
+    life.call("redrive", "--reason", "no_key", "--apply")
+    fed(life, 1100)
+    life.both((None, FAR))
+    life.run()
+    life.check()
+    life.lose("earliest")
+    new_sink(life)
+    life.run()
+    counts = life.numbers()
+    assert set(counts.values()) == {1}
+    assert life.keyed <= set(counts)
+    life.check()
+
+
+@pytest.mark.promise("B121")
+@pytest.mark.parametrize("what", ["timeout", "idle"])
+def test_a_lake_with_more_behind_it_than_its_records_does_not_begin_at_the_earliest_over_its_sink(
+    kafka: str, tmp_path: Path, what: str
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    if what == "timeout":
+        life.evolve("merge.timeout", "50ms")
+    else:
+        decide(life, "orders", 2000)
+        life.send("tracking", (None, 2000))
+    fed(life, 3000)
+    life.lose("earliest")
+    said = life.call("run", "--once", exit_code=2)
+    assert "start at `sink`, or publish to another topic" in said
+    new_sink(life)
+    life.run()
+    assert set(life.numbers().values()) == {1}
+    life.check()
+
+
+@pytest.mark.promise("B121")
+@pytest.mark.parametrize(("path", "value"), [("merge.max_future", "1d"), ("sources.tracking.key", ["id", "k"])])
+def test_a_lake_that_was_lost_after_a_change_of_rules_is_refused_and_the_advice_works(
+    kafka: str, tmp_path: Path, path: str, value: object
+) -> None:
+    life = Life.make(kafka, tmp_path, merge={"timeout": "300ms", "max_future": "2d"})
+    before = json.loads(json.dumps(life.river.config))
+    fed(life)
+    life.evolve(path, value)
+    life.lose()
+    said = life.call("run", "--once", exit_code=2)
+    assert "begin with the former rules, and change them with `watersmeet evolve` then" in said
+    now = life.river.config
+    life.river.config = {**before, "kafka": {**before["kafka"], "start": "sink"}}
+    life.river.write()
+    life.run()
+    life.river.config = now
+    life.river.write()
+    life.call("evolve", "--apply")
+    fed(life, 3000)
+    life.both((None, FAR))
+    life.run()
+    assert set(life.numbers().values()) == {1}
+    life.check()
+
+
+@pytest.mark.promise("B122")
+def test_silver_that_starts_before_bronze_has_begun_waits_for_it(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    life.lose()
+    life.both(*pairs(1100))
+    for layer in ("silver", "gold", "bronze", "silver", "gold"):
+        life.run(layer)
+    fed(life, 3000)
+    life.both((None, FAR))
+    life.run()
+    assert {n: count for n, count in life.numbers().items() if count != 1} == {}
+    assert life.keyed == set(life.numbers())
+    life.check()
+
+
+@pytest.mark.promise("B120")
+def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path, kafka__start="latest")
+    life.both(*pairs(0))
+    life.run()
+    fed(life, 3000)
+    with killed_at("beginning.known"):
+        life.call("reset", "--to", "earliest", "--yes", exit_code=1)
+    life.check()
+    fed(life, 5000)
+    life.check()
+
+
+def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    into = str(tmp_path / "before")
+    life.call("rebuild", "--into", into)
+    life.call("reset", "--to", "earliest", "--yes")
+    life.call("verify", "--against", into)
+    fed(life, 3000)
+    life.call("verify", "--against", into)
+    life.check()
+
+
+@pytest.mark.promise("B123")
+def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path, kafka__start="latest")
+    life.both(*pairs(0))
+    life.call("reset", "--to", "earliest")
+    assert DeltaTable(str(tmp_path / "lake" / tables.GENERATIONS)).to_pyarrow_table().num_rows == 0
+    life.run()
+    life.both(*pairs(3000), (None, FAR), ("open", FAR + 1))
+    life.run("bronze", "silver")
+    said = json.loads(life.call("reset", "--to", "earliest", "--json"))
+    assert (said["open_records_closed"], said["unpublished_records_closed"]) == (1, 5)
+
+
+@pytest.mark.promise("N121")
+def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path, keep={"bronze": "1s", "silver": "1s"})
+    fed(life)
+    life.call("forget", "k1", "--apply")
+    fed(life, 50_000)
+    life.call("maintain")
+    life.call("reset", "--to", "earliest", "--yes")
+    life.run()
+    rows = life.river.questions.select(tables.bronze("tracking"), ["merge_key", "key", "value"]).to_pylist()
+    assert "k1" not in {row["merge_key"] for row in rows}
+    assert not any(b'"k1"' in (row["value"] or b"") for row in rows)
+    life.check()
+
+
+@pytest.mark.promise("B124")
+def test_a_lake_of_an_earlier_version_that_had_a_jump_is_refused(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    DeltaTable(str(tmp_path / "lake" / tables.GENERATIONS)).delete()
+    DeltaTable(str(tmp_path / "lake" / tables.PROGRESS)).update({"reason": "'reset --to latest'"}, predicate="batch = 0")
+    with pytest.raises(ConfigurationError, match="has had a `watersmeet reset` under an earlier version"):
+        life.run()
+
+
+@pytest.mark.long
+def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(kafka: str, tmp_path: Path) -> None:
+    """What a timeout has closed before has no `closed_at`, and is behind a tail of the same kind all the same."""
+    life = Life.make(kafka, tmp_path)
+    before = fed(life)
+    del life.river.config["merge"]["timeout"]
+    life.evolve("merge.window", {"gap": "200ms", "max": "1s"})
+    life.call("reset", "--to", "earliest", "--yes")
+    fed(life, 3000)
+    life.both((None, FAR))
+    life.run()
+    assert set(before) <= set(life.numbers())
+    rows = life.river.questions.select(tables.SILVER, ["invalid_reason"], [[("event_time", "<", 1000)]]).to_pylist()
+    assert {row["invalid_reason"] for row in rows} == {None}
+    life.check()
+
+
+@pytest.mark.long
+def test_rules_that_may_not_change_yet_are_refused_with_what_helps(kafka: str, tmp_path: Path) -> None:
+    """Messages that were read back may hold records which the new rules would have read otherwise."""
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    fed(life, 1500)
+    life.lose()
+    life.run()
+    life.configure("merge.timeout", "5s")
+    assert "wait until its clock has passed" in life.call("evolve", "--apply", exit_code=2)
+    life.configure("merge.timeout", "300ms")
+    fed(life, 9000)
+    life.evolve("merge.timeout", "5s")
+    life.check()
+
+
+@pytest.mark.long
+def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_knows(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    del life.river.config["merge"]["timeout"]
+    life.evolve("merge.window", {"gap": "200ms", "max": "1s"})
+    del life.river.config["merge"]["window"]
+    life.evolve("merge.timeout", "300ms")
+    new = fed(life, 3000)
+    assert set(new) <= set(life.numbers())
+    life.check()
+
+
+@pytest.mark.long
+def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: Path) -> None:
+    """What is out lies in several ranges of offsets, and the second jump reads nothing again that the first one had read."""
+    life = Life.make(kafka, tmp_path)
+    before = [*fed(life), *fed(life, 3000)]
+    for _ in range(2):
+        life.call("reset", "--to", "earliest", "--yes")
+    known = life.river.questions.select(tables.RECOVERED, ["generation", "source", "offset", "until_offset"]).to_pylist()
+    first, second = ([tuple(row.values())[1:] for row in known if row["generation"] == number] for number in (1, 2))
+    assert sorted(second) == sorted(first)
+    fed(life, 5000)
+    life.both((None, FAR))
+    life.run()
+    silver = life.river.questions.select(tables.SILVER, ["batch", "event_time"], [[("event_time", "<", 4000)]]).to_pylist()
+    assert max(row["batch"] for row in silver) == 1, "none is merged again"
+    assert set(before) <= set(life.numbers())
+    life.check()
