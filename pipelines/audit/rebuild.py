@@ -11,8 +11,9 @@ then; the comparison leaves out those that were finished before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +37,7 @@ from pipelines.engine.choice import create_tables, open_engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, passed, read_epochs
-from pipelines.lake.floors import read_floors
+from pipelines.lake.floors import History, read_floors
 from pipelines.lake.generations import generation_rows, read_generations
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
@@ -95,10 +96,8 @@ def rebuild(
     here = open_engine(settings)
     begin = generation_rows(wanted, evidence.generation._replace(from_batch=0))
     into.append(tables.GENERATIONS, begin)
-    if evidence.history:
-        _begin(here, into, wanted, evidence)
     try:
-        for plan in _batches(into, rebuilt, evidence):
+        for plan in _batches(here, into, rebuilt, evidence):
             tell(plan)
     except Exception:  # records that are gone break whatever comes upon them first
         _check_history(snapshot, settings, directory)
@@ -216,19 +215,27 @@ def _open_then(rows: pa.Table, ends: Mapping[TopicPartition, int], since: Mappin
     return open_before(_alive(rows, since), ends, sources)
 
 
-def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -> None:
-    """The first batch of a rebuild where history does not begin with the lake: what was open then, and how far the merge was."""
-    ends, clocks, ranges = {}, {}, {}
-    for p, history in evidence.history.items():
+def _begin(here: Engine, owner: Owner, settings: Settings, evidence: Evidence, begins: Mapping[int, History], epoch: int) -> None:
+    """A batch of a rebuild for partitions whose history does not begin with the lake: what was open there then, and how far the
+    merge was. `epoch`: of the rebuild, whose rules closed nothing of it.
+    """
+    into = owner.engine
+    last, number, clocks, ends = last_batch(into.questions), 0, dict[int, int](), dict[TopicPartition, int]()
+    ranges = {tp: OffsetRange(since, since, None, None, None) for tp, since in evidence.generation.begin.items()}
+    if last is not None:
+        number, clocks = last[0].batch + 1, dict(last[0].clocks)
+        for tp, done in last[0].ranges.items():
+            ranges[tp] = OffsetRange(done.until_offset, done.until_offset, done.position, done.position, done.head)
+    for p, history in begins.items():
         for source, offset in history.offsets.items():
             tp, position = TopicPartition(source, p), history.positions[source]
             ends[tp], ranges[tp] = offset, OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
             clocks[p] = history.clock
-    plan = BatchPlan(0, ranges, clocks, has_late=False, generation=evidence.generation.number)
-    schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in evidence.history.items()}
+    plan = BatchPlan(number, ranges, clocks, has_late=False, generation=evidence.generation.number, epoch=epoch)
+    schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in begins.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
-    changed = [[*term, *evidence.batches] for term in changed]
+    changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
     stored = evidence.questions.columns(tables.SILVER).names
     known = pa.schema([column for column in schema if column.name in stored])  # an earlier version knew fewer
     rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
@@ -238,23 +245,24 @@ def _begin(here: Engine, into: Engine, settings: Settings, evidence: Evidence) -
         if column.name not in known.names:
             opened = opened.append_column(column, pa.nulls(len(opened), column.type))
     opened = opened.select(schema.names).cast(schema)
-    owner = Owner(into)
     commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
     into.merge(tables.SILVER, into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))), commit)
     owner.confirm(tables.SILVER, commit)
-    begins = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
-    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(begins))
+    floors = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
+    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(floors))
 
 
-def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence) -> End:
-    """Where an epoch ends; one that ended before the history of a partition begins has nothing to merge there."""
+def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence, later: Container[int]) -> End:
+    """Where an epoch ends; in partitions whose history begins `later`, it has nothing to merge."""
+    if tp.partition in later:
+        return End(evidence.generation.begin.get(tp, 0), None)
     history = evidence.history.get(tp.partition)
     if history is None or until > history.offsets[tp.source]:
         return End(until, head)
     return End(history.offsets[tp.source], history.clock)
 
 
-def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
+def _batches(here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
     """Merges the generation into `into`, epoch by epoch; yields each batch. `rebuilt`: its settings of those of an epoch."""
     owner, number = Owner(into), evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
@@ -268,9 +276,16 @@ def _batches(into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Ev
         recovered = into.lake.layout[tables.RECOVERED]
         known = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)
         into.append(tables.RECOVERED, recovered.rows_of(known))
-    for epoch, end in evidence.through:
-        ends = {tp: _end(tp, offset, end.heads.get(tp), evidence) for tp, offset in end.until.items()}
-        settings, last = rebuilt(epoch.settings), last_batch(into.questions)
+    later = dict(evidence.history)
+    next_epochs = [epoch.from_batch for epoch, _ in evidence.through[1:]]
+    for number_there, ((epoch, end), until_batch) in enumerate(zip_longest(evidence.through, next_epochs)):
+        begins = {p: history for p, history in later.items() if until_batch is None or history.batch < until_batch}
+        later = {p: history for p, history in later.items() if p not in begins}
+        settings = rebuilt(epoch.settings)
+        if begins:
+            _begin(here, owner, settings, evidence, begins, max(0, number_there - 1))
+        ends = {tp: _end(tp, offset, end.heads.get(tp), evidence, later) for tp, offset in end.until.items()}
+        last = last_batch(into.questions)
         begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
         known_epochs = [each for each in evidence.epochs if each.number <= epoch.number]
         like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known_epochs)
