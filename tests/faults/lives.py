@@ -214,6 +214,12 @@ class Fate(Life):
 
     # -- commands
 
+    @contextmanager
+    def armed(self, point: str | None, meanwhile: Callable[[], None] | None) -> Iterator[None]:
+        """Inside, whoever comes to the point is killed there, or waits until `meanwhile` is done."""
+        with POINTS.armed(point, meanwhile):
+            yield
+
     def do(self, *arguments: str) -> tuple[int, str]:
         """A command: its exit status, and what it says. Raises KilledError where it was killed or replaced."""
         self.river.write()
@@ -643,7 +649,7 @@ def take(life: Fate, step: Step) -> list[str]:
     point = "silver.merge" if step.event == "replaced" and step.point is None else step.point
     is_replaced = step.is_replaced or step.event == "replaced"
     event, is_cut = EVENTS[step.event], False
-    with POINTS.armed(point, life.replaced if is_replaced else None):
+    with life.armed(point, life.replaced if is_replaced else None):
         try:
             event(life)
         except KilledError:

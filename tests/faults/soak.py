@@ -5,6 +5,7 @@ On a folder, or in Spark's own catalog, whose metastore outlives the process. Ea
 producer that keeps sending while `run` works. A kill is SIGKILL for every process of the run; between some restarts all
 checkpoints are deleted. At the end an undisturbed run takes what is left, and everything is compared with the merge model and
 looked through by `verify --full`. The seed decides order and moments. One more lake of each kind has tenants, and windows by gap.
+Lives as `make lives` has them come beside these, whose commands are processes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ import tests.conftest  # noqa: F401  # quick starts
 from pipelines.dev import broker
 from pipelines.faults import POINTS
 from pipelines.lake import tables
+from tests.faults.lives import REPARTITIONED, Fate, parse, random_life, take, text_of
 from tests.support.cases import SOURCES, keyed
+from tests.support.lives import KilledError
 from tests.support.owners import assert_refused, wake
 from tests.support.repeating import repeating
-from tests.support.rivers import CATALOG, LAKES, Losses, River, in_pieces, until
+from tests.support.rivers import CATALOG, EMBEDDED, LAKES, Losses, River, in_pieces, until
 from tests.support.tenant_rivers import TenantRiver
 
 ANY_MOMENT = "any moment"
@@ -47,6 +50,9 @@ CLOCK, TRANSACTION, RESTORED = "a clock that was set", "an open transaction", "a
 INCIDENTS = (SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED)
 IN_ONE_PROCESS = (CLOCK, TRANSACTION)
 """What can happen to a lake in Spark's own catalog: its metastore lets one process in at a time, and its tables have no path."""
+
+IN_ONE_PROCESS_ONLY = ("silence", "replaced")
+"""Events of lives that other incidents are here."""
 
 AN_HOUR_S = 3600
 
@@ -218,6 +224,72 @@ class TenantSiege:
         return not differing and not broken
 
 
+@dataclass
+class KilledLife(Fate):
+    """A life (`tests.faults.lives`) whose commands are processes of their own, and whose kills are SIGKILL."""
+
+    point: str | None = None
+
+    @contextmanager
+    def armed(self, point: str | None, meanwhile: Callable[[], None] | None) -> Iterator[None]:
+        assert meanwhile is None, "who else has the lake is an incident of its own"
+        self.point = point
+        yield
+        self.point = None
+
+    def do(self, *arguments: str) -> tuple[int, str]:
+        self.river.write()
+        command, *others = arguments
+        log = self.river.folder / "run.log"
+        before = log.stat().st_size if log.exists() else 0
+        run = self.river.run(*others, command=command, point=self.point)
+        until(lambda: run.is_held or run.process.poll() is not None, "the end, or the fault point")
+        if run.is_held:
+            run.kill()
+            self.point = None
+            raise KilledError
+        said = log.read_bytes()[before:].decode(errors="replace")
+        self.told.append(f"{arguments}: {run.wait()} {said.strip()[-400:]}")
+        return run.wait(), said
+
+
+@dataclass
+class Lives:
+    """Lives of a kind of lake, each with some events, a kill among them."""
+
+    lake: str
+    kafka: str
+    folder: Path
+    rng: random.Random
+    kills: int
+    problems: list[str] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Lives so many lives; returns how many there were."""
+        for nth in range(self.kills):
+            seed = f"{self.rng.randrange(10**9)}"
+            text = random_life(random.Random(seed), 6)
+            steps = [step for step in parse(text) if step.event not in IN_ONE_PROCESS_ONLY]
+            engine = "embedded" if self.lake == EMBEDDED else "spark"
+            is_repartitioned = text.startswith(REPARTITIONED)
+            life = KilledLife.begin(self.kafka, self.folder / f"life-{nth}", engine, seed, is_repartitioned=is_repartitioned)
+            try:
+                for step in steps:
+                    take(life, step)
+                life.end()
+            except Exception as error:
+                self.problems.append("\n".join([text_of(steps), *life.told, repr(error)]))
+            say(f"{self.lake}, lives: {nth + 1} of {self.kills}: {text_of(steps)}")
+        return self.kills
+
+    def judge(self) -> bool:
+        """Whether whatever happened lost, repeated and broke nothing; says so."""
+        sys.stdout.write(f"{self.lake}, lives: {self.kills}, {len(self.problems)} with a fault\n")
+        for problem in self.problems:
+            sys.stdout.write(f"  {problem}\n")
+        return not self.problems
+
+
 def targets(lake: str, mode: str, kills: int, rng: random.Random) -> list[str]:
     """Every incident and point of the mode before any a second time, and a third of the kills at any moment."""
     points = [p for p in POINTS if mode == "exactly_once" or p not in OF_EXACTLY_ONCE]
@@ -262,7 +334,7 @@ def main() -> int:
 
 def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: int) -> int:
     shares = {"exactly_once": kills - 2 * (kills // 3), "at_least_once": kills // 3, "at_most_once": kills // 3}
-    sieges: list[Siege | TenantSiege] = []
+    sieges: list[Siege | TenantSiege | Lives] = []
     for mode, share in shares.items():
         for lake in lakes:
             rng = random.Random(f"{seed}/{lake}/{mode}")
@@ -280,6 +352,11 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
         tenants.river.program = in_pieces(PIECE)
         points = [point for point in POINTS if point not in UNREACHED_BY_TENANTS]
         sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], [], kills // 3, rng)))
+    sieges += [
+        Lives(lake, kafka, folder / f"lives-{lake}", random.Random(f"{seed}/{lake}/lives"), kills // 6)
+        for lake in lakes
+        if lake != CATALOG  # whose lake is no folder that can be lost
+    ]
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(lambda siege: siege.run(), sieges))
