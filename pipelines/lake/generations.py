@@ -16,7 +16,7 @@ from pipelines.core.sequence import Tail
 from pipelines.core.types import own_columns
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.questions import Condition, Questions, row_count
+from pipelines.lake.questions import Condition, Questions, Where, row_count
 from pipelines.settings import Settings
 
 _TAIL: Final = ("seq", "event_time", "merge_key", "due", "closed_at", "tenant")
@@ -136,7 +136,8 @@ def _of_earlier_version(questions: Questions, settings: Settings) -> Generations
     of_tables = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
     for table, column in of_tables:
         if questions.exists(table):
-            rows = questions.select(table, ["source", "partition", column], [[("source", "is not null", None)]]).to_pylist()
+            of_source: Where = [[("source", "is not null", None), *_of_no_generation(questions, table)]]
+            rows = questions.select(table, ["source", "partition", column], of_source).to_pylist()
             for row in rows:
                 tp = TopicPartition(row["source"], row["partition"])
                 begin[tp] = min(row[column], begin.get(tp, row[column]))
@@ -147,7 +148,14 @@ def _of_earlier_version(questions: Questions, settings: Settings) -> Generations
 
 def _has_begun(questions: Questions, settings: Settings) -> bool:
     with_rows = [tables.PROGRESS, tables.RECOVERED, tables.RESETS, *map(tables.bronze, settings.sources)]
-    return any(questions.exists(table) and row_count(questions, table) > 0 for table in with_rows)
+    return any(
+        questions.exists(table) and row_count(questions, table, [_of_no_generation(questions, table)]) > 0 for table in with_rows
+    )
+
+
+def _of_no_generation(questions: Questions, table: str) -> list[Condition]:
+    """What a start that was cut short has written has a number already, and decides nothing."""
+    return [("generation", "is null", None)] if own_generation(questions, table) else []
 
 
 def _has_jumped(questions: Questions) -> bool:

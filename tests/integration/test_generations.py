@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines.errors import ConfigurationError
-from pipelines.faults import IN_RESET
+from pipelines.faults import IN_BEGINNING, IN_RESET
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
 from pipelines.lake.questions import row_count
@@ -321,4 +321,22 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     silver = life.river.questions.select(tables.SILVER, ["batch", "event_time"], [[("event_time", "<", 4000)]]).to_pylist()
     assert max(row["batch"] for row in silver) == 1, "none is merged again"
     assert set(before) <= set(life.numbers())
+    life.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", IN_BEGINNING)
+def test_a_start_from_the_sink_that_is_cut_short_is_made_again(kafka: str, tmp_path: Path, point: str) -> None:
+    """What it has written of the messages makes no lake of an earlier version."""
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    life.lose()
+    with killed_at(point):
+        life.call("run", "--once", exit_code=1)
+    life.run()
+    newest = read_generations(life.river.questions, life.river.settings).newest
+    assert newest.kind == "sink"
+    assert newest.tails[0].seq == 4
+    life.call("reset", "--to", "latest", "--yes")
+    fed(life, 3000)
     life.check()
