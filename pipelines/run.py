@@ -46,7 +46,7 @@ from pipelines.lake.store import check_writable, stored
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.keeping import expire
-from pipelines.running.beginning import begin_first
+from pipelines.running.beginning import begin_first, check_beginning
 from pipelines.running.letters import DeadLetters
 from pipelines.running.moved import moved_topics
 from pipelines.running.next_offsets import NextOffsets
@@ -108,6 +108,8 @@ class Run:
         if found:
             what, where, fix = found[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
+        if "bronze" in self.layers:
+            check_beginning(questions, self.settings, self.partitions)
         create_missing(self.engine)
         observe = all_of(self.observers)
         self._beside: list[Groups | Sampler | Checker] = [Groups(self.settings)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from pipelines.core.columns import as_ranges, groups, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
 from pipelines.core.sequence import Tail
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, OpenTransactionError
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import Publisher
@@ -79,6 +80,15 @@ def begin_first(owner: Owner, settings: Settings, partitions: int, publisher: Pu
         ]
     _write_known(owner, settings, 0, rows, decided)
     _decide(owner, settings, generation._replace(decided_at=now))
+
+
+def check_beginning(questions: Questions, settings: Settings, partitions: int) -> None:
+    """Raises ConfigurationError where a lake that has not begun cannot begin as `kafka.start` says, before anything of it is
+    made. While a transaction is open in the sink, nothing is said: `begin_first` reads it when nobody else can publish.
+    """
+    if not read_generations(questions, settings):
+        with suppress(OpenTransactionError):
+            first_generation(settings, partitions)
 
 
 def first_generation(settings: Settings, partitions: int, publisher: Publisher | None = None) -> tuple[Generation, Sink]:

@@ -253,7 +253,6 @@ class Fate(Life):
         if former := re.search(r"made by other rules \(([0-9a-f]+)\)", said):
             self._begin_with(self.rules[former[1]])
         elif form := re.search(r"were made with a (timeout|window)", said):
-            shutil.rmtree(self.river.folder / "lake")  # which has nothing but the epoch and the columns of the refused start
             self._begin_with(next(rules for rules in reversed(self.rules.values()) if form[1] in rules["merge"]))
         elif "start at `sink`, or publish to another topic" in said and self._toss("sink"):
             self.configure("kafka.start", "sink")

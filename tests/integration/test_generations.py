@@ -16,6 +16,8 @@ from pipelines.lake.questions import row_count
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics
 
+pytestmark = pytest.mark.long
+
 FAR = 10_000
 """An event time (ms) behind which everything is closed."""
 
@@ -259,7 +261,6 @@ def test_a_lake_of_an_earlier_version_that_had_a_jump_is_refused(kafka: str, tmp
         life.run()
 
 
-@pytest.mark.long
 def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(kafka: str, tmp_path: Path) -> None:
     """What a timeout has closed before has no `closed_at`, and is behind a tail of the same kind all the same."""
     life = Life.make(kafka, tmp_path)
@@ -276,7 +277,6 @@ def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(kafka: str
     life.check()
 
 
-@pytest.mark.long
 def test_rules_that_may_not_change_yet_are_refused_with_what_helps(kafka: str, tmp_path: Path) -> None:
     """Messages that were read back may hold records which the new rules would have read otherwise."""
     life = Life.make(kafka, tmp_path)
@@ -292,7 +292,6 @@ def test_rules_that_may_not_change_yet_are_refused_with_what_helps(kafka: str, t
     life.check()
 
 
-@pytest.mark.long
 def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_knows(kafka: str, tmp_path: Path) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
@@ -305,7 +304,6 @@ def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_
     life.check()
 
 
-@pytest.mark.long
 def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: Path) -> None:
     """What is out lies in several ranges of offsets, and the second jump reads nothing again that the first one had read."""
     life = Life.make(kafka, tmp_path)
@@ -324,7 +322,6 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     life.check()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("point", IN_BEGINNING)
 def test_a_start_from_the_sink_that_is_cut_short_is_made_again(kafka: str, tmp_path: Path, point: str) -> None:
     """What it has written of the messages makes no lake of an earlier version."""
@@ -339,4 +336,23 @@ def test_a_start_from_the_sink_that_is_cut_short_is_made_again(kafka: str, tmp_p
     assert newest.tails[0].seq == 4
     life.call("reset", "--to", "latest", "--yes")
     fed(life, 3000)
+    life.check()
+
+
+@pytest.mark.promise("B121")
+def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(kafka: str, tmp_path: Path) -> None:
+    """Also where the rules decide which columns there are."""
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    before = json.loads(json.dumps(life.river.config["merge"]))
+    life.lose()
+    life.river.config["merge"] = {"window": {"gap": "200ms", "max": "1s"}}
+    assert "begin with that one as `merge.timeout`" in life.call("run", "--once", exit_code=2)
+    assert list((tmp_path / "lake").rglob("*.parquet")) == []
+    life.river.config["merge"] = before
+    life.river.write()
+    fed(life, 3000)
+    life.both((None, FAR))
+    life.run()
+    assert set(life.numbers().values()) == {1}
     life.check()
