@@ -35,8 +35,11 @@ POINTS: Final = (
 )
 """Every point of a run, in the order of the pipeline."""
 
-IN_EVOLVE: Final = "evolve.epoch"
-"""In `evolve`: the layers are taken, the next epoch is not recorded."""
+IN_EVOLVE: Final = (
+    "evolve.epoch",  # the layers are taken, the next epoch is not recorded
+    "evolve.release",  # it is recorded, and `leases` says that the command is at work
+)
+"""In `evolve`."""
 
 IN_BEGINNING: Final = (
     "beginning.known",  # nothing is written of what a generation must know of messages that are out

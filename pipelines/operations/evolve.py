@@ -28,7 +28,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import EVOLVING
 from pipelines.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerouted
 from pipelines.lake.generations import read_generations
-from pipelines.lake.lease import EVOLVE
+from pipelines.lake.lease import EVOLVE, change_under_way
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.questions import Questions
 from pipelines.lake.recovered import MESSAGES, has_messages
@@ -62,7 +62,7 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
     cannot be made, and LeaseTakenError where the layers cannot be had.
     """
     found = _applicable(questions, settings)
-    if not found["changes"]:
+    if not found["changes"] and change_under_way(questions, EVOLVE) is None:  # one that was cut short still has the layers
         return found
     this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
     with this_run.owned(change=EVOLVE) as owned:
@@ -71,11 +71,12 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
         if not found["changes"]:
             return found
         _read_to_the_end(this_run, owned, found["read_first"])
-        reach(IN_EVOLVE)
+        reach(IN_EVOLVE[0])
         reading = NextOffsets(questions, this_run.settings, this_run.partitions)
         after = this_run.settings.under({**settings.rules(), **_first_values(reading, settings, found)})
         number = read_epochs(questions, settings).current.number + 1
         owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
+        reach(IN_EVOLVE[1])
     return {**found, "from_batch": from_batch, "applied": True}
 
 

@@ -772,7 +772,7 @@ def random_life(rng: random.Random, most: int = 20) -> str:
     steps = []
     for _ in range(rng.randint(3, most)):
         event, roll = rng.choice([*EVENTS]), rng.random()
-        own = {"evolve": (IN_EVOLVE,), "reset": IN_RESET, "forget": (IN_FORGET,)}.get(event.partition("_")[0], OF_RUNS)
+        own = {"evolve": IN_EVOLVE, "reset": IN_RESET, "forget": (IN_FORGET,)}.get(event.partition("_")[0], OF_RUNS)
         is_cut = roll < 0.35 and event != "replaced"
         steps.append(Step(event, rng.choice(own)) if is_cut else Step(event))
     return f"{REPARTITIONED} {text_of(steps)}" if rng.random() < 0.25 else text_of(steps)

@@ -15,6 +15,7 @@ import pytest
 from pipelines.audit.validate import check_keys
 from pipelines.core.repartition import murmur2
 from pipelines.errors import ConfigurationError, FencedError, LeaseTakenError
+from pipelines.faults import IN_EVOLVE
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
@@ -245,6 +246,23 @@ def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -
         pytest.raises(LeaseTakenError, match="`watersmeet evolve` has it for a moment"),
     ):
         repartition_once(repartitioned)
+    assert repartition_once(repartitioned) == 42
+
+
+@pytest.mark.promise("C33")
+@pytest.mark.long
+def test_an_evolve_that_was_cut_short_holds_repartition_up_until_it_is_called_again(
+    repartitioned: River,
+) -> None:
+    pairs(repartitioned, 1000)
+    repartitioned.config["merge"]["timeout"] = "1h"
+    repartitioned.write()
+    crashed = repartitioned.run("--apply", command="evolve", point=IN_EVOLVE[1])
+    crashed.await_held()
+    crashed.kill()
+    with pytest.raises(LeaseTakenError, match="call it again if it was cut short"):
+        repartition_once(repartitioned)
+    assert evolve(repartitioned.questions, repartitioned.settings, Reporter())["changes"] == []
     assert repartition_once(repartitioned) == 42
 
 

@@ -243,7 +243,7 @@ def test_a_crash_in_the_midst_of_a_change_leaves_the_old_rules(kafka: str, tmp_p
     timeout = river.config["merge"]["timeout"]
     river.config["merge"]["timeout"] = "5m"
     river.write()
-    crashed = river.run("--apply", command="evolve", point=IN_EVOLVE)
+    crashed = river.run("--apply", command="evolve", point=IN_EVOLVE[0])
     crashed.await_held()
     crashed.kill()
     assert evolve(river, apply=False)["epoch"] == 1
