@@ -70,7 +70,7 @@ class Lake:
 
     def lose(self, window: Window) -> None:
         """And begin again at the sink, with this window in the configuration."""
-        shutil.rmtree(self.river.folder / "lake")
+        shutil.rmtree(self.river.folder / "lake", ignore_errors=True)  # a start that was refused has made none
         self.river.config["kafka"]["start"] = "sink"
         self.configure(window)
         self.write([], [])

@@ -13,6 +13,7 @@ from pipelines.faults import IN_BEGINNING, IN_RESET
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
 from pipelines.lake.questions import row_count
+from tests.support.effort import first_then_nightly
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics
 
@@ -47,8 +48,10 @@ def new_sink(life: Life) -> None:
 
 
 @pytest.mark.promise("B120")
-@pytest.mark.parametrize("layers", [(), ("gold",)], ids=["run", "gold-first"])
-@pytest.mark.parametrize("point", IN_RESET[1:])
+@pytest.mark.parametrize(
+    ("point", "layers"),
+    first_then_nightly([*((point, ()) for point in IN_RESET[1:]), *((point, ("gold",)) for point in IN_RESET[:0:-1])], 5),
+)
 def test_a_jump_back_after_a_change_of_rules_that_is_cut_short_makes_nothing_late_or_double(
     kafka: str, tmp_path: Path, point: str, layers: tuple[str, ...]
 ) -> None:
