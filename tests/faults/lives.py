@@ -547,10 +547,14 @@ def reset_back(life: Fate) -> None:
 
 
 def redrive(life: Fate) -> None:
-    """Both kinds of refused records, which the rules of now may read."""
+    """Refused records, which the rules of now may read.
+
+    One that was far ahead is sent only where rules take what comes after it, too: sent again, it has Kafka's time of now, so that
+    it is read whatever `max_future` says, and all that comes after it is late.
+    """
     if life.is_wide and life.far:
         life.now = max(life.now, FAR_MS + life.far + STEP_MS)
-    for reason in ("no_key", "event_time_in_future"):
+    for reason in ("no_key", *(["event_time_in_future"] if life.is_wide else [])):
         if reason == "no_key" and life.origin is not None:
             status, said = life.do("redrive", "--reason", reason, "--apply")
             assert status == 2, said
