@@ -234,6 +234,7 @@ class Run:
             if self._begins_anew(questions, epochs):
                 row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
                 owner.append(tables.EPOCHS, row, EVOLVING)
+                epochs = read_epochs(questions, self.settings)
             else:
                 check_rules(epochs, self.settings)
             if "silver" in self.layers:
@@ -244,7 +245,7 @@ class Run:
                 if not is_noted(questions, self.settings, epochs.current.number):
                     reading = NextOffsets(questions, self.settings, self.partitions)
                     offsets = {source: reading.of(source) for source in self.settings.inputs}
-                    keep_read_since(questions, self.engine.append, self.settings, read_epochs(questions, self.settings), offsets)
+                    keep_read_since(questions, self.engine.append, self.settings, epochs, offsets)
             owned = Owned(self, owner, lease, can_be_idle=can_be_idle)
             self.patience.bear(owned.complete)
             yield owned

@@ -289,3 +289,18 @@ def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(kafka: st
     river.write()
     with pytest.raises(ConfigurationError, match=r"^publish\.max_bytes: the lake has other rules than this configuration"):
         river.finish()
+
+
+@pytest.mark.promise("C5")
+@pytest.mark.long
+def test_what_such_a_lake_reads_at_once_is_read_by_its_new_rules_alone(kafka: str, tmp_path: Path) -> None:
+    """So that it is taken up from its sink, should it be lost."""
+    river = River.make(kafka, tmp_path, "nothing-before", partitions=1)
+    river.finish()
+    river.config["merge"]["timeout"] = "150ms"
+    river.write()
+    river.flow()
+    river.finish()
+    headers = [dict(message.headers()) for message in consume(kafka, river.sink, 1)]
+    rules = {each["watersmeet.rules"] for each in headers if "watersmeet.rules" in each}
+    assert rules == {river.settings.fingerprint.encode()}
