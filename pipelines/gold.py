@@ -49,7 +49,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.fingerprints import read_fingerprints
-from pipelines.lake.generations import Generation, read_generations
+from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.order import Order
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_noted_ms, last_published
@@ -96,6 +96,8 @@ class Gold:
     _size: TransactionSize = field(
         default_factory=lambda: TransactionSize(MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION))
     )
+    _generations: Generations = field(default_factory=Generations)
+    """None before the lake has begun; no other one begins as long as this owner is the one."""
     _noted_ms: int = 0
     """The time of the last row of `published`."""
 
@@ -107,10 +109,11 @@ class Gold:
             with self.owner.step("gold", "plan"):
                 limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
                 limits = self.partitions, self._size.limit, MAX_PER_PIECE, self._clocks(), limit_bytes
-                generations = read_generations(self._engine.questions, self.settings)
-                if not generations:
+                if not self._generations:
+                    self._generations = read_generations(self._engine.questions, self.settings)
+                if not self._generations:
                     return  # the lake has not begun
-                found = pending(self._engine.questions, tails, *limits, generations.newest.from_batch)
+                found = pending(self._engine.questions, tails, *limits, self._generations.newest.from_batch)
             if found.pieces and self._sink != self._identified():
                 continue  # and recover: the sink was deleted, or made again
             try:
@@ -263,17 +266,17 @@ class Gold:
         ends = [{p: extent.last for p, extent in found.extents.items()}]
         if self.settings.publish.delivery != "exactly_once":
             ends.append({p: extent.first for p, extent in found.extents.items()})
-        generations = read_generations(self._engine.questions, self.settings)
-        rules = read_fingerprints(self._engine.questions, self.settings, self._epochs, generations)
+        generation = self._generations.newest
+        rules = read_fingerprints(self._engine.questions, self.settings, self._epochs, self._generations)
         merge, is_closed = self._epochs.current.settings.merge, found.order.column == "closed_at"
         longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
-        decisions = self._decisions(generations.newest)
-        is_lived = self._is_lived(generations.newest) or any(decisions.values())
+        decisions = self._decisions(generation)
+        is_lived = self._is_lived(generation) or any(decisions.values())
         for times in ends:
             positions = {p: read_again_from(time, longest_ms if is_closed else None) for p, time in times.items()}
             lag_ms = merge.tenant_max_lag_ms
             closings = {} if lag_ms is None else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
-            for partition, offsets in self._min_offsets(generations.newest, positions, decisions).items():
+            for partition, offsets in self._min_offsets(generation, positions, decisions).items():
                 idle = idle_header(decisions[partition], offsets, closings.get(partition))
                 fingerprints = rules.of(partition, offsets, positions[partition])
                 said = recovery_headers(offsets, idle, fingerprints, is_lived=is_lived)
@@ -304,7 +307,7 @@ class Gold:
         """
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
         for source in self.settings.inputs:
-            since = {tp.partition: offset for tp, offset in generation.begin.items() if tp.source == source}
+            since = generation.offsets_of(source)
             first = first_offsets(self._engine.questions, tables.bronze(source), "event_time", times, since)
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []

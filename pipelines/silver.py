@@ -51,7 +51,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Passed, passed, read_epochs
-from pipelines.lake.generations import read_generations
+from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
 from pipelines.lake.questions import Where, first_offsets, row_count, within
@@ -140,8 +140,7 @@ class Silver:
         return self._planner
 
     def _recover(self) -> Planner:
-        questions = self._engine.questions
-        generation = read_generations(questions, self.settings).newest
+        questions, generation = self._engine.questions, self._generation
         end_earlier(self.owner, self.settings)
         epochs, last = read_epochs(questions, self.settings), last_batch(questions)
         left = passed(questions, epochs, generation) if self.passed is None else self.passed
@@ -177,7 +176,7 @@ class Silver:
     def _recover_tenants(self, planner: Planner, moment: Moment, left: Passed) -> None:
         """The planner knows the tenants, where there are some, as they were at a moment."""
         if planner.tenants is not None:
-            heads = Heads(self._engine.questions, read_generations(self._engine.questions, self.settings).newest)
+            heads = Heads(self._engine.questions, self._generation)
             lag_ms = self.settings.merge.tenant_max_lag_ms or 0
             planner.tenants.clocks = heads.clocks_at(moment, lag_ms, left.of_all)
             planner.tenants.heads = planner.tenants.clocks.heads()
@@ -282,9 +281,9 @@ class Silver:
         positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
         if not positions:
             return
-        records, generation = [], read_generations(self._engine.questions, self.settings).newest
+        records = []
         for source in self.settings.inputs:
-            since = {tp.partition: offset for tp, offset in generation.begin.items() if tp.source == source}
+            since = self._generation.offsets_of(source)
             begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions, since)
             ranges = {p: (offset, plan.ranges[TopicPartition(source, p)].from_offset) for p, offset in begins.items()}
             records.append(self._read(source, ranges))
@@ -314,9 +313,8 @@ class Silver:
         batch = replace(batch, begins_epoch=planner.begins_epoch(plan))
         if not plan.generation and not planner.has_redriven:
             return batch
-        generation = read_generations(self._engine.questions, self.settings).of(plan.batch)
         ranges = {tp: (done.from_offset, done.until_offset) for tp, done in plan.ranges.items() if not done.is_empty}
-        return replace(batch, out=read_out(self._engine.questions, generation, ranges))
+        return replace(batch, out=read_out(self._engine.questions, self._generation, ranges))
 
     def _decide_idle(self) -> bool:
         """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
@@ -349,7 +347,12 @@ class Silver:
     @cached_property
     def _has_messages(self) -> bool:
         """Whether messages were read back from the sink, which the merge must recognise."""
-        return has_messages(self._engine.questions, read_generations(self._engine.questions, self.settings).newest)
+        return has_messages(self._engine.questions, self._generation)
+
+    @cached_property
+    def _generation(self) -> Generation:
+        """The newest one, of a lake that has begun: no other one begins as long as this owner is the one."""
+        return read_generations(self._engine.questions, self.settings).newest
 
     @property
     def _engine(self) -> Engine:

@@ -26,7 +26,7 @@ from pipelines.audit.evidence import Evidence, chosen, read_evidence
 from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.unnoted import before_unnoted
 from pipelines.audit.verify_evidence import groups, place
-from pipelines.core.columns import as_ranges, int64s, looked_up
+from pipelines.core.columns import int64s, looked_up
 from pipelines.core.inputs import source_of
 from pipelines.core.open_before import open_before
 from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
@@ -43,6 +43,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.questions import Condition, Questions, Where
+from pipelines.lake.recovered import rows_of_parts
 from pipelines.lake.snapshot import Snapshot
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
@@ -267,11 +268,7 @@ def _batches(here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings]
     owner, number = Owner(into), evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
     rows += [{"partition": p, "since": since} for p, since in evidence.since.items()]
-    rows += [
-        {**evidence.settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
-        for tp, offsets in (evidence.out if number else {}).items()
-        for since, until in as_ranges(offsets)
-    ]
+    rows += rows_of_parts(evidence.settings, evidence.out if number else {})
     if rows:
         recovered = into.lake.layout[tables.RECOVERED]
         known = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)

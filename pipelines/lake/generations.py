@@ -41,6 +41,10 @@ class Generation(NamedTuple):
     epoch: int = 0
     is_lived: bool = False
 
+    def offsets_of(self, source: str) -> dict[int, int]:
+        """By partition, the offset of an input that is read first."""
+        return {tp.partition: offset for tp, offset in self.begin.items() if tp.source == source}
+
     def is_of(self, number: int | None) -> bool:
         """Whether a row with this number belongs here; one of an earlier version (None) belongs to the first generation."""
         return (number or 0) == self.number

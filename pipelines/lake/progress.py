@@ -97,9 +97,9 @@ def _last_noted(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
     last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is None:
         return None
-    columns = ["source", "partition", "from_offset", "until_offset", "position", "head", "clock", "silver_version"]
-    columns += own_generation(questions, tables.PROGRESS)
+    columns = ["source", "partition", "position", *own_generation(questions, tables.PROGRESS)]
     before = questions.select(tables.PROGRESS, columns, [[("batch", "=", last - 1)]]).to_pylist()
+    columns += ["from_offset", "until_offset", "head", "clock", "silver_version"]
     rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
     positions = {
         TopicPartition(row["source"], row["partition"]): row["position"]

@@ -8,19 +8,20 @@ back, a generation knows the offsets of the parts of all messages of those befor
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.columns import Int64s
+from pipelines.core.columns import Int64s, as_ranges
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import REDRIVEN_FROM
 from pipelines.core.types import own_columns
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count, within
+from pipelines.settings import Settings
 
 MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
 """The rows that are messages of a lost lake."""
@@ -47,11 +48,26 @@ def read_out(questions: Questions, generation: Generation, ranges: Ranges | None
     them, or since they are copies of records that it has; of these ranges, or all.
     """
     within_all = {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
-    found = [*parts_of_messages(questions, generation, within_all), *_copies(questions, generation, within_all)]
+    return joined([*parts_of_messages(questions, generation, within_all), *_copies(questions, generation, within_all)])
+
+
+def joined(found: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
+    """By topic-partition all offsets, in order, each once."""
     offsets = defaultdict(list)
     for tp, mine in found:
         offsets[tp].append(mine)
     return {tp: np.unique(np.concatenate(mine)) for tp, mine in offsets.items()}
+
+
+def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
+    """Offsets of parts of messages, in order by topic-partition, as rows of the table: one for each range `[offset,
+    until_offset)`.
+    """
+    return [
+        {**settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
+        for tp, offsets in out.items()
+        for since, until in as_ranges(offsets)
+    ]
 
 
 def parts_of_messages(

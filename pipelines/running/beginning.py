@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.bronze import Bronze, kafka_input, without_known
-from pipelines.core.columns import as_ranges, groups, int64s
+from pipelines.core.columns import groups, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
 from pipelines.core.sequence import Tail
@@ -41,6 +41,7 @@ from pipelines.lake.erased import read_erased
 from pipelines.lake.generations import Generation, Generations, generation_rows, is_begun, read_generations
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, Where, in_portions, row_count, within
+from pipelines.lake.recovered import rows_of_parts
 from pipelines.lake.unpublished import reached, unpublished
 from pipelines.running.ended import end_earlier
 from pipelines.running.next_offsets import NextOffsets
@@ -159,7 +160,7 @@ def preview(questions: Questions, settings: Settings, partitions: int) -> list[d
     because = "the lake" if begun else newest.reason
     for source, topic in settings.inputs.items():
         bounds, transactions = open_transactions(Cluster(settings.kafka), topic, range(partitions))
-        begin = {tp.partition: offset for tp, offset in newest.begin.items() if tp.source == source}
+        begin = newest.offsets_of(source)
         offsets = reading.of(source, newest) if begun else begin
         lost = reading.lost(source, offsets, bounds)
         for p, (first, end) in bounds.items():
@@ -264,19 +265,14 @@ class Jump:
 
     def commit(self) -> None:
         """Makes the jump."""
-        generation, rows = self._generation, list[dict[str, Any]]()
+        generation = self._generation
         for source in self.settings.inputs:
             self._read_missing(source)
         if any(each.read_again for each in self.jumps):
             out = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
         else:
             out = passed_over(self._questions, self._before.newest)
-        rows += [
-            {**self.settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
-            for tp, offsets in out.items()
-            for since, until in as_ranges(offsets)
-        ]
-        _write_known(self.owner, self.settings, generation.number, rows)
+        _write_known(self.owner, self.settings, generation.number, rows_of_parts(self.settings, out))
         _decide(self.owner, self.settings, generation)
         end_earlier(self.owner, self.settings)
 

@@ -37,7 +37,7 @@ class NextOffsets:
         or after a gap that was accepted. `generation`: the newest one, where it is known.
         """
         newest = generation or read_generations(self.questions, self.settings).newest
-        offsets = {tp.partition: offset for tp, offset in newest.begin.items() if tp.source == source}
+        offsets = newest.offsets_of(source)
         last = last_batch(self.questions)
         ranges = {} if last is None else last[0].ranges
         passed = {tp.partition: done.until_offset for tp, done in ranges.items() if tp.source == source and done.until_offset}

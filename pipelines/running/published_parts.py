@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +16,7 @@ from pipelines.lake import tables
 from pipelines.lake.generations import Generation, Generations
 from pipelines.lake.order import place_columns
 from pipelines.lake.questions import Questions, Where, within
-from pipelines.lake.recovered import MESSAGES, parts_of_messages
+from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages
 from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
 
@@ -44,20 +43,12 @@ def out_offsets(
         found = pa.concat_tables([found, engine.fetched(_known_from_sink(engine, settings, generations))])
     offsets = int64s(found["offset"])
     parts = {tp: offsets[rows] for tp, rows in by_topic_partition(found, list(settings.inputs), offsets).items()}
-    return _joined([*parts.items(), *passed_over(engine.questions, newest).items()])
+    return joined([*parts.items(), *passed_over(engine.questions, newest).items()])
 
 
 def passed_over(questions: Questions, generation: Generation) -> dict[TopicPartition, Int64s]:
     """By topic-partition all offsets, in order, that a generation passes over since earlier messages have them."""
-    return _joined(parts_of_messages(questions, generation, dict.fromkeys(generation.begin, (0, None))))
-
-
-def _joined(found: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
-    """By topic-partition all offsets, in order, each once."""
-    offsets: dict[TopicPartition, list[Int64s]] = {}
-    for tp, mine in found:
-        offsets.setdefault(tp, []).append(mine)
-    return {tp: np.unique(np.concatenate(mine)) for tp, mine in offsets.items()}
+    return joined(parts_of_messages(questions, generation, dict.fromkeys(generation.begin, (0, None))))
 
 
 def _parts_of_messages(rows: pa.Table, *, newest: Generation, tails: Mapping[int, Tail], sources: Sequence[str]) -> pa.Table:
