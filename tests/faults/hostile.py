@@ -13,11 +13,10 @@ import random
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,10 @@ import psutil
 from confluent_kafka import Producer
 
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.dev import broker
 from pipelines.dev.processes import free_port
 from pipelines.lake import tables
 from pipelines.operations.redrive import Redrive
-from tests.faults.soak import say
+from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, expected_late, expected_messages
 from tests.support.commands import here
 from tests.support.hostile_records import HOSTILE_SCHEMAS, MAX_RECORD_BYTES, READER, WRITERS, Hostile, Producers
@@ -307,12 +305,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--engine", choices=[*LAKES], default="spark")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        started = broker.start(Path(folder) / "broker")
-        stack.callback(broker.stop, Path(folder) / "broker")
-        assert started.bootstrap_servers is not None
-        sieges = siege(started.bootstrap_servers, Path(folder) / "siege", "hostile", options.engine, options.seed)
-        one = stack.enter_context(sieges)
+    with brokered() as (kafka, folder), siege(kafka, folder / "siege", "hostile", options.engine, options.seed) as one:
         one.flow(with_bomb=True, is_large=True)
         one.run(options.minutes * 60)
         problems = one.judge()

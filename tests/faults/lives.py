@@ -18,7 +18,6 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -46,7 +45,6 @@ import pipelines.operations.forget
 import pipelines.run
 import pipelines.running.streams
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.dev import broker
 from pipelines.errors import WatersmeetError
 from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
 from pipelines.faults import POINTS as OF_RUNS
@@ -56,6 +54,7 @@ from pipelines.lake.lease import Lease
 from pipelines.lake.questions import row_count
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
+from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.commands import in_process
 from tests.support.lives import KilledError, Life
@@ -862,23 +861,6 @@ class Lives:
         return [told for told in self.told if told.problem is not None]
 
 
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-
-
-@contextmanager
-def brokered(kafka: str | None) -> Iterator[tuple[str, Path]]:
-    """A broker, and a folder."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, ExitStack() as stack:
-        if kafka is None:
-            started = broker.start(Path(folder) / "broker")
-            stack.callback(broker.stop, Path(folder) / "broker")
-            kafka = started.bootstrap_servers
-        assert kafka is not None
-        yield kafka, Path(folder)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", default="1")
@@ -888,7 +870,8 @@ def main() -> int:
     parser.add_argument("--life", action="append", help="only this one, such as `merged reset_back@reset.close`; or several")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without ending the broker
-    with brokered(None) as (kafka, folder):
+    memory = Path("/dev/shm")
+    with brokered(memory if memory.is_dir() else None) as (kafka, folder):
         if options.life is not None:
             with quick_lives():
                 some = [live(kafka, folder, options.engine, text, options.seed) for text in options.life]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +24,9 @@ from typing import Any
 from deltalake import DeltaTable
 
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.dev import broker
 from pipelines.faults import POINTS
 from pipelines.lake import tables
+from tests.faults.command import brokered, say
 from tests.faults.lives import REPARTITIONED, Fate, parse, random_life, take, text_of
 from tests.support.cases import SOURCES, keyed
 from tests.support.lives import KilledError
@@ -312,10 +311,6 @@ def _chosen(points: Sequence[str], first: Sequence[str], last: Sequence[str], ki
     return chosen
 
 
-def say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
@@ -323,13 +318,8 @@ def main() -> int:
     parser.add_argument("--lake", choices=[*LAKES, "all"], default="all")
     options = parser.parse_args()
     lakes = LAKES if options.lake == "all" else (options.lake,)
-    with tempfile.TemporaryDirectory() as folder:
-        started = broker.start(Path(folder) / "broker")
-        assert started.bootstrap_servers is not None
-        try:
-            return besiege(started.bootstrap_servers, Path(folder), lakes, options.seed, options.kills)
-        finally:
-            broker.stop(Path(folder) / "broker")
+    with brokered() as (kafka, folder):
+        return besiege(kafka, folder, lakes, options.seed, options.kills)
 
 
 def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: int) -> int:
