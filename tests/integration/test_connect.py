@@ -37,14 +37,12 @@ def remote(place: Path) -> Iterator[str]:
 def test_a_lake_is_filled_published_and_verified_through_spark_connect(kafka: str, tmp_path: Path, remote: str) -> None:
     river = River.make(kafka, tmp_path, "connect", lake=FOLDER)
     river.flow()
-    river.flow()
     river.environment = without_spark() | {"SPARK_REMOTE": remote}
     river.finish()
     command = [sys.executable, "-m", "pipelines", "verify", "--json", "-c", str(river.file)]
     done = subprocess.run(command, env=river.environment, capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(done.stdout)["ok"]
     assert river.losses() == Losses()
-    assert river.broken_promises() == []
 
 
 @pytest.mark.nightly

@@ -29,6 +29,7 @@ from pipelines.operations.keeping import expire
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 
 pytestmark = pytest.mark.promise("C10")
@@ -147,7 +148,7 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: Cas
     assert counts(lake) == before, "what is gone is gone"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: MakeLake, kind: str) -> None:
     cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
@@ -277,7 +278,7 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("count", [STEPS, 8])
+@pytest.mark.parametrize("count", first_then_nightly([STEPS, 8]))
 def test_history_may_begin_in_any_epoch(lake: CaseLake, kind: str, count: int, tmp_path: Path) -> None:
     changing(lake, kind, count)
     assert is_derived_again(lake, tmp_path)

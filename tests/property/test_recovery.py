@@ -30,7 +30,7 @@ from pipelines.core.window import Window
 from pipelines.lake.epochs import EpochEnd
 from pipelines.lake.fingerprints import Ended, Fingerprints, read_spans
 from tests.support.cases import KEYS, rules_of
-from tests.support.effort import seeds
+from tests.support.effort import first_then_nightly, seeds
 from tests.support.sequences import by_key, in_sequence
 
 pytestmark = pytest.mark.promise("B3")
@@ -497,7 +497,7 @@ def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of
 @DISORDERS
 @HOW
 @pytest.mark.parametrize("windows", [SHORT, TIMEOUTS, BY_GAP, (*BY_GAP, *TIMEOUTS)], ids=["short", "timeouts", "gaps", "both"])
-@pytest.mark.parametrize("has_topics", [False, True], ids=["", "topics"])
+@pytest.mark.parametrize("has_topics", first_then_nightly([True, False]), ids=["topics", ""])
 def test_a_lost_lake_whose_rules_changed_before_and_after_is_taken_up_exactly(
     disorder: int, how: dict[str, Any], windows: Sequence[Window], has_topics: bool
 ) -> None:
