@@ -37,6 +37,7 @@ SPARK = "spark"
 """How the groups of the tests begin that need a Spark session: of laws and of all others, each in a process of a run."""
 
 SPARK_TESTS = (
+    "tests/faults/test_lives.py::test_what_happens_to_a_lake_",
     "tests/integration/test_analyst_docs.py",
     "tests/integration/test_catalogs.py",
     "tests/integration/test_cli.py",

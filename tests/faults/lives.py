@@ -2,9 +2,10 @@
 that the second reaches and with another owner at some, then random lives of up to twenty events.
 
 A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT` where the process is killed
-that does it, `~POINT` where another owner takes the lake meanwhile. Each life ends with arrivals that close everything, a run,
-`verify --full`, `rebuild`, `verify --against`, and with what must hold of every record (`Fate.outcomes`). What fails is said with
-the shortest life that still fails.
+that does it, `~POINT` where another owner takes the lake meanwhile. Before them stands what kind of lake it is (`KINDS`): with
+`repartitioned` the orders come from another topic, by `repartition`; with `tenants` or `schemas` it has these. Each life ends
+with arrivals that close everything, a run, `verify --full`, `rebuild`, `verify --against`, and with what must hold of every
+record (`Fate.outcomes`). What fails is said with the shortest life that still fails.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import json
 import os
 import random
 import re
@@ -22,11 +24,11 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,12 +175,18 @@ class Fate(Life):
     """The topic that `repartition` writes the orders from, where it does."""
 
     @classmethod
-    def begin(cls, kafka: Access, folder: Path, engine: str, seed: str, *, is_repartitioned: bool = False) -> Fate:
-        """A new lake, with records that are published and some that are open."""
+    def begin(cls, kafka: Access, folder: Path, engine: str, seed: str, kinds: Collection[str] = ()) -> Fate:
+        """A new lake, of some `KINDS`, with records that are published and some that are open."""
         merge = {"timeout": "300ms", "max_future": "1d"}
+        if TENANTS in kinds:
+            merge |= {"tenant": "kind", "tenant_max_lag": "200ms"}
         life = cls.make(kafka, folder, lake=LAKES[engine], merge=merge)
         life.seed = seed
-        if is_repartitioned:
+        if SCHEMAS in kinds:
+            (folder / "record.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
+            for source in SOURCES:
+                life.river.config["sources"][source]["schema"] = "record.json"
+        if REPARTITIONED in kinds:
             orders, life.origin = life.river.config["sources"]["orders"], life.river.topic("orders")
             orders |= {"topic": f"{life.origin}-again", "repartition": {"from": life.origin, "partitions": 1}}
         life.arrive()
@@ -570,7 +578,8 @@ def forget(life: Fate) -> None:
 
 
 def keep(life: Fate) -> None:
-    life.configure("keep", dict.fromkeys(("bronze", "silver", "late", "quarantine"), "1s"))
+    has_tenants = "tenant" in life.river.config["merge"]
+    life.configure("keep", dict.fromkeys(("quarantine",) if has_tenants else ("bronze", "silver", "late", "quarantine"), "1s"))
     life.follow("maintain")
 
 
@@ -607,6 +616,17 @@ def emptied(life: Fate) -> None:
         done.result(30)
 
 
+def other_engine(life: Fate) -> None:
+    """The lake's next batches are the other engine's."""
+    life.arrive()
+    mine = life.river.config["engine"]
+    life.configure("engine", "embedded" if mine == "spark" else "spark")
+    try:
+        life.run()
+    finally:
+        life.configure("engine", mine)
+
+
 def replaced(life: Fate) -> None:
     """Another owner takes the lake in the midst of a run (with a step that says where)."""
     life.arrive()
@@ -619,7 +639,7 @@ EVENTS: dict[str, Callable[[Fate], None]] = {
         *(on_time, unread, read, merged, late, refused, far, ahead, silence),
         *(evolve_timeout, evolve_window, evolve_key, evolve_where, evolve_max_future, evolve_max_bytes),
         *(reset_forth, reset_back, redrive, forget, keep),
-        *(lost_sink, lost_earliest, lost_elsewhere, emptied, replaced),
+        *(lost_sink, lost_earliest, lost_elsewhere, emptied, replaced, other_engine),
     )
 }
 
@@ -647,12 +667,23 @@ def text_of(steps: Iterable[Step]) -> str:
     return " ".join(map(str, steps))
 
 
-REPARTITIONED = "repartitioned"
-"""How a life begins whose orders come from another topic, by `repartition`."""
+KINDS = REPARTITIONED, TENANTS, SCHEMAS = "repartitioned", "tenants", "schemas"
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        **{name: {"type": "string"} for name in ("k", "kind", "id", "pad")},
+        **{name: {"type": "integer"} for name in ("ts", "n")},
+    },
+}
+
+
+def kinds_of(text: str) -> list[str]:
+    return [word for word in text.split() if word in KINDS]
 
 
 def parse(text: str) -> list[Step]:
-    return [Step.parse(word) for word in text.split() if word != REPARTITIONED]
+    return [Step.parse(word) for word in text.split() if word not in KINDS]
 
 
 def take(life: Fate, step: Step) -> list[str]:
@@ -693,7 +724,7 @@ def live(kafka: Access, folder: Path, engine: str, text: str, seed: str) -> Told
     began, mine, reached = time.monotonic(), folder / f"life-{os.getpid()}-{next(NUMBERS)}", list[list[str]]()
     life: Fate | None = None
     try:
-        life = Fate.begin(kafka, mine, engine, seed, is_repartitioned=text.startswith(REPARTITIONED))
+        life = Fate.begin(kafka, mine, engine, seed, kinds_of(text))
         reached += [take(life, step) for step in parse(text)]
         life.end()
         problem = None
@@ -715,8 +746,7 @@ def shrunk(kafka: Access, folder: Path, engine: str, told: Told) -> Told:
         shorter += [[*steps[:n], *steps[n + 1 :]] for n in range(len(steps))]
         shorter += [[*steps[:n], Step(step.event), *steps[n + 1 :]] for n, step in enumerate(steps) if step.point]
         for candidate in shorter:
-            words = [*([REPARTITIONED] if told.text.startswith(REPARTITIONED) else []), text_of(candidate)]
-            found = live(kafka, folder, engine, " ".join(words), told.seed)
+            found = live(kafka, folder, engine, " ".join([*kinds_of(told.text), text_of(candidate)]), told.seed)
             if found.problem is not None:
                 best, is_shorter = found, True
                 break
@@ -749,9 +779,7 @@ def with_faults(first: str, second: str, reached: Iterable[str]) -> list[Pair]:
 
 
 def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
-    """Lives in which all of these pairs follow each other: a lake is dear to begin and to judge. In every fourth one a source is
-    repartitioned.
-    """
+    """Lives in which all of these pairs follow each other: a lake is dear to begin and to judge. Kinds of lakes take turns."""
     after: dict[str, list[Step]] = {}
     for first, second in wanted:
         after.setdefault(first, []).append(second)
@@ -765,12 +793,12 @@ def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
             steps.append(after[steps[-1].event].pop() if is_followed else Step(max(after, key=lambda each: len(after[each]))))
         found.append(text_of(steps))
     rng.shuffle(found)
-    return [text if number % 4 else f"{REPARTITIONED} {text}" for number, text in enumerate(found)]
+    return [f"{kind} {text}".lstrip() for kind, text in zip(cycle(["", *KINDS]), found)]
 
 
 def random_life(rng: random.Random, most: int = 20) -> str:
-    """Up to so many events, a third of which are killed at a point, should they reach it. In a quarter of the lives a source is
-    repartitioned.
+    """Up to so many events, a third of which are killed at a point, should they reach it. A quarter of the lives is of each of
+    `KINDS`.
     """
     steps = []
     for _ in range(rng.randint(3, most)):
@@ -778,7 +806,7 @@ def random_life(rng: random.Random, most: int = 20) -> str:
         own = {"evolve": IN_EVOLVE, "reset": IN_RESET, "forget": (IN_FORGET,)}.get(event.partition("_")[0], OF_RUNS)
         is_cut = roll < 0.35 and event != "replaced"
         steps.append(Step(event, rng.choice(own)) if is_cut else Step(event))
-    return f"{REPARTITIONED} {text_of(steps)}" if rng.random() < 0.25 else text_of(steps)
+    return " ".join([*(kind for kind in KINDS if rng.random() < 0.25), text_of(steps)])
 
 
 # -- running them
@@ -848,8 +876,8 @@ class Lives:
         if told.problem is None:
             self.done |= set(mine)
         elif len(mine) > 1 and told.seed == str(self.seed):
-            begin = f"{REPARTITIONED} " if told.text.startswith(REPARTITIONED) else ""
-            self._wait_for(f"{begin}{first} {second}" for first, second in mine if (first, second) not in self.done)
+            kinds = kinds_of(told.text)
+            self._wait_for(" ".join([*kinds, first, str(second)]) for first, second in mine if (first, second) not in self.done)
 
     @property
     def events(self) -> int:

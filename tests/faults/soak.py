@@ -27,7 +27,7 @@ import tests.conftest  # noqa: F401  # quick starts
 from pipelines.faults import POINTS
 from pipelines.lake import tables
 from tests.faults.command import brokered, say
-from tests.faults.lives import REPARTITIONED, Fate, parse, random_life, take, text_of
+from tests.faults.lives import Fate, kinds_of, parse, random_life, take, text_of
 from tests.support.cases import SOURCES, keyed
 from tests.support.lives import KilledError
 from tests.support.owners import assert_refused, wake
@@ -270,8 +270,7 @@ class Lives:
             text = random_life(random.Random(seed), 6)
             steps = [step for step in parse(text) if step.event not in IN_ONE_PROCESS_ONLY]
             engine = "embedded" if self.lake == EMBEDDED else "spark"
-            is_repartitioned = text.startswith(REPARTITIONED)
-            life = KilledLife.begin(self.kafka, self.folder / f"life-{nth}", engine, seed, is_repartitioned=is_repartitioned)
+            life = KilledLife.begin(self.kafka, self.folder / f"life-{nth}", engine, seed, kinds_of(text))
             try:
                 for step in steps:
                     take(life, step)

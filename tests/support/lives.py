@@ -61,6 +61,7 @@ def values(kafka: Access, topic: str) -> list[bytes]:
             "enable.partition.eof": True,
             "isolation.level": "read_committed",
             "fetch.wait.max.ms": 10,
+            "log_level": 0,
         }
         _consumers[name] = Consumer({**client_options(kafka), **options, "auto.offset.reset": "earliest"})
     consumer, found = _consumers[name], list[bytes]()
