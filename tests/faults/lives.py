@@ -3,9 +3,9 @@ that the second reaches and with another owner at some, then random lives of up 
 
 A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT` where the process is killed
 that does it, `~POINT` where another owner takes the lake meanwhile. Before them stands what kind of lake it is (`KINDS`): with
-`repartitioned` the orders come from another topic, by `repartition`; with `tenants` or `schemas` it has these. Each life ends
-with arrivals that close everything, a run, `verify --full`, `rebuild`, `verify --against`, and with what must hold of every
-record (`Fate.outcomes`). What fails is said with the shortest life that still fails.
+`repartitioned` the orders come from another topic, by `repartition`; with `tenants` or `schemas` it has these, with `partitions`
+several. Each life ends with arrivals that close everything, a run, `verify --full`, `rebuild`, `verify --against`, and with what
+must hold of every record (`Fate.outcomes`). What fails is said with the shortest life that still fails.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -180,7 +181,8 @@ class Fate(Life):
         merge = {"timeout": "300ms", "max_future": "1d"}
         if TENANTS in kinds:
             merge |= {"tenant": "kind", "tenant_max_lag": "200ms"}
-        life = cls.make(kafka, folder, lake=LAKES[engine], merge=merge)
+        partitions = 3 if PARTITIONS in kinds and REPARTITIONED not in kinds else 1  # where keys must lie, is another matter
+        life = cls.make(kafka, folder, partitions, lake=LAKES[engine], merge=merge)
         life.seed = seed
         if SCHEMAS in kinds:
             (folder / "record.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
@@ -205,7 +207,9 @@ class Fate(Life):
                 numbers.append(self.sent)
                 self.sent += 1
             topic = self.origin if self.origin is not None and source == "orders" else self.river.topic(source)
-            producer.produce(topic, value, partition=0, timestamp=KAFKA_MS)
+            every = range(self.river.partitions)
+            for partition in every if key is None else [zlib.crc32(key.encode()) % len(every)]:
+                producer.produce(topic, value, partition=partition, timestamp=KAFKA_MS)
         assert producer.flush(30) == 0
         return numbers
 
@@ -311,7 +315,7 @@ class Fate(Life):
     def new_sink(self) -> None:
         """Everything is published again, elsewhere."""
         topic = f"{self.river.config['name']}-{next(NUMBERS)}"
-        create_topics(self.river.kafka, topic, partitions=1)
+        create_topics(self.river.kafka, topic, partitions=self.river.partitions)
         self.configure("publish.topic", topic)
         self.deleted.clear()
         self.read_again()
@@ -360,21 +364,21 @@ class Fate(Life):
         missing = self.must - out.keys()
         assert missing == set(), f"on time, and in no message: {self._whereabouts(missing)}"
         questions, newest = self.river.questions, read_generations(self.river.questions, self.river.settings).newest
-        places: Counter[tuple[str, int]] = Counter()
+        places: Counter[tuple[str, int, int]] = Counter()
         batches = [[("batch", ">=", newest.from_batch)]]
-        for row in questions.select(tables.SILVER, list(SOURCES), batches).to_pylist():
-            places.update((source, part["offset"]) for source in SOURCES for part in row[source])
-        for row in questions.select(tables.LATE, ["source", "offset"], batches).to_pylist():
-            places[row["source"], row["offset"]] += 1
-        for row in questions.select(tables.QUARANTINE, ["source", "offset"]).to_pylist():
-            places[row["source"], row["offset"]] += 1
+        for row in questions.select(tables.SILVER, ["partition", *SOURCES], batches).to_pylist():
+            places.update((source, row["partition"], part["offset"]) for source in SOURCES for part in row[source])
+        for table, where in ((tables.LATE, batches), (tables.QUARANTINE, ())):
+            for row in questions.select(table, ["source", "partition", "offset"], where).to_pylist():
+                places[row["source"], row["partition"], row["offset"]] += 1
         for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
             keys = set(questions.select(table, ["merge_key"])["merge_key"].to_pylist())
             assert not keys & self.forgotten, f"{table} has {keys & self.forgotten} again"
-        for source, begin in ((tp.source, offset) for tp, offset in newest.begin.items()):
-            columns = ["offset", "merge_key", "reason", "heartbeat", "value"]
-            for row in questions.select(tables.bronze(source), columns, [[("offset", ">=", begin)]]).to_pylist():
-                count, is_keyed = places[source, row["offset"]], row["merge_key"] is not None and not row["heartbeat"]
+        columns = ["partition", "offset", "merge_key", "reason", "heartbeat", "value"]
+        for (source, p), begin in newest.begin.items():
+            mine = [[("partition", "=", p), ("offset", ">=", begin)]]
+            for row in questions.select(tables.bronze(source), columns, mine).to_pylist():
+                count, is_keyed = places[source, p, row["offset"]], row["merge_key"] is not None and not row["heartbeat"]
                 assert count <= 1, f"{source} {row} is at {count} places"
                 is_out = is_keyed and out[orjson.loads(row["value"])["n"]] > 0
                 assert not is_keyed or count == 1 or is_out, f"{source} {row} is nowhere"
@@ -383,22 +387,23 @@ class Fate(Life):
         """Where records are that should be elsewhere."""
         questions, found = self.river.questions, {number: list[str]() for number in sorted(numbers)}
         for source in SOURCES:
-            of_offset: dict[int, int] = {}
-            columns = ["offset", "merge_key", "reason", "value"]
+            number_at: dict[tuple[int, int], int] = {}
+            columns = ["partition", "offset", "merge_key", "reason", "value"]
             for row in questions.select(tables.bronze(source), columns).to_pylist():
                 number = orjson.loads(row["value"] or b"{}").get("n")
                 if number in found:
-                    of_offset[row["offset"]] = number
-                    found[number].append(f"{source}@{row['offset']} {row['merge_key']} {row['reason'] or ''}")
-            columns = ["status", "valid", "invalid_reason", "batch", source]
+                    number_at[row["partition"], row["offset"]] = number
+                    found[number].append(f"{source}[{row['partition']}]@{row['offset']} {row['merge_key']} {row['reason'] or ''}")
+            columns = ["partition", "status", "valid", "invalid_reason", "batch", source]
             for row in questions.select(tables.SILVER, columns).to_pylist():
-                for part in row[source]:
-                    if part["offset"] in of_offset:
+                for place in ((row["partition"], part["offset"]) for part in row[source]):
+                    if place in number_at:
                         where = f"silver {row['status']} {row['valid']} {row['invalid_reason']} batch {row['batch']}"
-                        found[of_offset[part["offset"]]].append(where)
-            for row in questions.select(tables.LATE, ["offset", "batch"], [[("source", "=", source)]]).to_pylist():
-                if row["offset"] in of_offset:
-                    found[of_offset[row["offset"]]].append(f"late in batch {row['batch']}")
+                        found[number_at[place]].append(where)
+            columns = ["partition", "offset", "batch"]
+            for row in questions.select(tables.LATE, columns, [[("source", "=", source)]]).to_pylist():
+                if (place := (row["partition"], row["offset"])) in number_at:
+                    found[number_at[place]].append(f"late in batch {row['batch']}")
         return dict(list(found.items())[:4])
 
 
@@ -612,7 +617,8 @@ def emptied(life: Fate) -> None:
     """Retention has deleted all that the sink had."""
     life.deleted.update(life.numbers())
     admin = AdminClient(client_options(life.river.kafka))
-    for done in admin.delete_records([KafkaPartition(life.river.sink, 0, OFFSET_END)]).values():
+    ends = [KafkaPartition(life.river.sink, p, OFFSET_END) for p in range(life.river.partitions)]
+    for done in admin.delete_records(ends).values():
         done.result(30)
 
 
@@ -667,7 +673,7 @@ def text_of(steps: Iterable[Step]) -> str:
     return " ".join(map(str, steps))
 
 
-KINDS = REPARTITIONED, TENANTS, SCHEMAS = "repartitioned", "tenants", "schemas"
+KINDS = REPARTITIONED, TENANTS, SCHEMAS, PARTITIONS = "repartitioned", "tenants", "schemas", "partitions"
 
 SCHEMA = {
     "type": "object",

@@ -53,8 +53,8 @@ def killed_at(point: str) -> Iterator[None]:
 _consumers: dict[str, Consumer] = {}
 
 
-def values(kafka: Access, topic: str) -> list[bytes]:
-    """The values in a topic's one partition, in order, without tombstones. The consumer stays: closing it takes half a second."""
+def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
+    """The values in a topic, without tombstones, in order by partition. The consumer stays: closing it takes half a second."""
     if (name := str(kafka)) not in _consumers:
         options = {
             "group.id": "lives",
@@ -64,22 +64,23 @@ def values(kafka: Access, topic: str) -> list[bytes]:
             "log_level": 0,
         }
         _consumers[name] = Consumer({**client_options(kafka), **options, "auto.offset.reset": "earliest"})
-    consumer, found = _consumers[name], list[bytes]()
-    consumer.assign([KafkaPartition(topic, 0, OFFSET_BEGINNING)])
-    while True:
+    consumer, found, left = _consumers[name], list[bytes](), partitions
+    consumer.assign([KafkaPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
+    while left:
         message = consumer.poll(30)
         assert message is not None, f"{topic} does not answer"
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
-            consumer.unassign()
-            return found
-        if (value := message.value()) is not None:
+            left -= 1
+        elif (value := message.value()) is not None:
             found.append(value)
+    consumer.unassign()
+    return found
 
 
 @dataclass
 class Life:
-    """A lake of one partition, and its topics. Each record has a number of its own, `n`."""
+    """A lake and its topics. Each record has a number of its own, `n`."""
 
     river: River
     sent: int = 0
@@ -87,8 +88,8 @@ class Life:
     """The numbers of the records that have a key, and are not refused for it."""
 
     @classmethod
-    def make(cls: type[Lived], kafka: Access, folder: Path, **config: Any) -> Lived:
-        return cls(River.make(kafka, folder, f"life-{os.getpid()}-{next(NUMBERS)}", partitions=1, **config))
+    def make(cls: type[Lived], kafka: Access, folder: Path, partitions: int = 1, **config: Any) -> Lived:
+        return cls(River.make(kafka, folder, f"life-{os.getpid()}-{next(NUMBERS)}", partitions=partitions, **config))
 
     def send(self, source: str, *records: tuple[str | None, int], **more: Any) -> list[int]:
         """Records of keys and event times (ms), a heartbeat where there is no key; answers the numbers of those that have one."""
@@ -136,8 +137,8 @@ class Life:
         self.call("evolve", "--apply")
 
     def messages(self) -> list[dict[str, Any]]:
-        """The values in the sink, in order."""
-        return [json.loads(value) for value in values(self.river.kafka, self.river.sink)]
+        """The values in the sink, in order by partition."""
+        return [json.loads(value) for value in values(self.river.kafka, self.river.sink, self.river.partitions)]
 
     def numbers(self) -> Counter[int]:
         """How often each record is in a message."""
