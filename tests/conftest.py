@@ -37,7 +37,7 @@ SPARK = "spark"
 """How the groups of the tests begin that need a Spark session: of laws and of all others, each in a process of a run."""
 
 SPARK_TESTS = (
-    "tests/faults/test_lives.py::test_what_happens_to_a_lake_",
+    "tests/faults/test_lives.py",
     "tests/integration/test_analyst_docs.py",
     "tests/integration/test_catalogs.py",
     "tests/integration/test_cli.py",
@@ -81,7 +81,8 @@ TAKE_LONGEST = (
 def group_of(test: str) -> str:
     """Return which tests are together in one process of a run: those that need Spark's session, or those of a file."""
     file = test.partition("::")[0]
-    if test.startswith(IN_PROCESSES_OF_THEIR_OWN) or not (SPARK in test or test.startswith(SPARK_TESTS)):
+    says_so = SPARK in test and not test.startswith(IN_PROCESSES_OF_THEIR_OWN)
+    if not says_so and not test.startswith(SPARK_TESTS):
         return file
     if "/laws/" not in file:
         return f"{SPARK}, others"

@@ -76,6 +76,7 @@ def test_a_process_that_was_killed_gets_past_no_other_point() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("root_session")
 @pytest.mark.timeout(900)
 def test_what_happens_to_a_lake_one_after_the_other_loses_and_repeats_nothing(kafka: str, tmp_path: Path) -> None:
     turn, end = int(time.time()) // A_QUARTER_OF_A_DAY_S % TURNS, time.monotonic() + SECONDS
@@ -86,6 +87,7 @@ def test_what_happens_to_a_lake_one_after_the_other_loses_and_repeats_nothing(ka
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("root_session")
 @pytest.mark.timeout(14_400)
 def test_every_pair_with_every_fault_loses_and_repeats_nothing(kafka: str, tmp_path: Path) -> None:
     seed = str(effort.SEED)
@@ -98,6 +100,7 @@ def test_every_pair_with_every_fault_loses_and_repeats_nothing(kafka: str, tmp_p
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("root_session")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", effort.seeds(4))
 def test_a_random_life_loses_and_repeats_nothing(kafka: str, tmp_path: Path, seed: int) -> None:
