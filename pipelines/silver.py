@@ -1,4 +1,4 @@
-"""Silver: the merge of the sources by event time, a pure function of bronze, kept by one Delta MERGE per batch.
+"""Silver: the merge of the sources by event time, a pure function of bronze, kept by one Delta commit per batch.
 
 A batch is made in these steps:
 
@@ -37,13 +37,14 @@ from pipelines.core.merge import (
     late_schema,
     may_change,
     merge,
+    merge_in_pieces,
     record_schema,
 )
 from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT
-from pipelines.engine import Engine, Function, Rows
+from pipelines.engine import Engine, Function, Rewrite, Rows
 from pipelines.errors import MissingRecordsError
 from pipelines.faults import reach
 from pipelines.kafka.silence import Silence
@@ -67,6 +68,12 @@ from pipelines.settings import PublishSettings, Settings
 
 MAX_KEYS = 5_000
 """So many keys of open rows are named in a question at most; with more of them, all open rows are read."""
+
+HELD_BATCHES = 2
+"""Where open rows have more bytes than so many batches may have, the engine rewrites them in pieces, if it can."""
+
+PIECES = 4
+"""So many of these pieces have about as many bytes as a batch may have: of each there are several copies in memory."""
 
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 
@@ -114,7 +121,7 @@ class Silver:
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
         reach("silver.merge")
         with self.owner.step("silver", "merge"):
-            self._engine.merge(tables.SILVER, self._changed(plan, planner), commit)
+            self._merge(plan, planner, commit)
             self._version = version = self.owner.confirm(tables.SILVER, commit)
         with self.owner.step("silver", "note"):
             self._note(plan, commit, version, planner)
@@ -186,42 +193,54 @@ class Silver:
         noted = self._engine.questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")})
         return bool(noted["last"].to_pylist() == [plan.batch])
 
-    def _changed(self, plan: BatchPlan, planner: Planner) -> Rows:
-        """Steps 2 and 3: the merge records that the batch changes."""
+    def _merge(self, plan: BatchPlan, planner: Planner, commit: Commit) -> None:
+        """Steps 2 to 4 of a batch. Where the open rows are large, all of them are written anew, a piece at a time; a batch that
+        changes none of them is appended. (With tenants, whose records wait, it may always change some.)
+        """
         batch = self._batch(plan, planner)
         records = self._records(plan)
         tenant = TENANT.names if batch.has_tenants else []
         of_held = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources, RECORD_BYTES.name]
         of_held += ["due"] if batch.has_due else []
         of_held += ["status", "position", *tenant] if batch.has_tenants else []
-        inputs = [*records, self._engine.read(tables.SILVER, of_held, self._held(batch))]
-        inputs += self._heads(planner)
+        inputs = [*records, *self._heads(planner)]
         if self._has_messages:
             of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, MESSAGES))
-        changed = self._engine.per_partition(_merging(batch, len(records), planner.records(plan)), inputs, batch.changed_schema())
-        return judged(self._engine, changed, self.settings.publish)
+        expected, limit = planner.records(plan), self._engine.merge_bytes
+        statuses = ["open", "waiting"] if batch.has_tenants else ["open"]
+        held_bytes, where = self._measure_held(statuses), [[("status", "in", statuses)]]
+        keys = self._changing_keys(batch, where) if held_bytes > limit and not batch.has_tenants else None
+        if held_bytes > HELD_BATCHES * limit and keys != []:
+            rewriting = _rewriting(batch, len(records), expected, lambda rows: judged(self._engine, rows, self.settings.publish))
+            pieces = 1 + PIECES * held_bytes // limit
+            if self._engine.rewrite(tables.SILVER, statuses, rewriting, inputs, commit, pieces=pieces):
+                return
+        if keys is not None and len(keys) <= MAX_KEYS:
+            where[0].append(("merge_key", "in", keys))
+        inputs.append(self._engine.read(tables.SILVER, of_held, where))
+        changed = self._engine.per_partition(_merging(batch, len(records), expected), inputs, batch.changed_schema())
+        write = self._engine.append if keys == [] else self._engine.merge
+        write(tables.SILVER, judged(self._engine, changed, self.settings.publish), commit)
 
-    def _held(self, batch: Batch) -> Where:
-        """What a batch reads of silver: all that is open or waits. Where that is large, only open rows that it may change.
-
-        How large it is, is asked when it may have grown beyond what fits into memory.
-        """
-        is_held: Where = [[("status", "in", ["open", "waiting"] if batch.has_tenants else ["open"])]]
-        questions, limit = self._engine.questions, self._engine.merge_bytes
-        if batch.has_tenants:
-            return is_held
+    def _measure_held(self, statuses: Sequence[str]) -> int:
+        """How many bytes of records rows with these statuses have. Asked when it may have grown beyond what a batch may have."""
+        limit = self._engine.merge_bytes
         if self._held_bytes is None or self._held_bytes > limit:
-            size = questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, is_held)
+            is_held: Where = [[("status", "in", statuses)]]
+            size = self._engine.questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, is_held)
             self._held_bytes = size["bytes"][0].as_py() or 0
-        if self._held_bytes <= limit:
+        held_bytes = self._held_bytes
+        if held_bytes <= limit:
             self._held_bytes += limit  # a batch adds no more, but for single records that are larger
-            return is_held
+        return held_bytes
+
+    def _changing_keys(self, batch: Batch, is_held: Where) -> list[str]:
+        """The keys of the open rows that a batch may change."""
         columns = ["partition", "merge_key", "event_time", "last_event_time", *(["due"] if batch.has_due else [])]
-        rows = questions.rows(tables.SILVER, columns, is_held)
+        rows = self._engine.questions.rows(tables.SILVER, columns, is_held)
         found = rows.filter(pa.array(may_change(rows, self._keys(batch.plan), batch)))
-        keys = sorted(set(found["merge_key"].to_pylist()))
-        return is_held if len(keys) > MAX_KEYS else [[*is_held[0], ("merge_key", "in", keys)]]
+        return sorted(set(found["merge_key"].to_pylist()))
 
     def _keys(self, plan: BatchPlan) -> pa.Table:
         """The partitions and keys of a batch's records."""
@@ -385,22 +404,37 @@ def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
 
 
 def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> Function:
-    """`core.merge.merge` for the records of so many sources, what silver holds, the heads of tenants, and messages read back.
-    Raises MissingRecordsError where a topic-partition has fewer records than the plan has seen.
-    """
+    """`core.merge.merge` of a partition's rows: the inputs of `_split`, then what silver holds."""
 
     def merging(*inputs: pa.Table) -> pa.Table:
-        """What a batch changes in a partition. `inputs`: records by source; the open rows, and those that wait; the heads of
-        tenants, where there are some; and messages read back, if any.
-        """
-        held, *more = inputs[sources:]
-        heads = more.pop(0) if batch.has_tenants else None
-        recovered = more.pop(0) if more else None
-        records = _together(inputs[:sources], batch)
-        _check_complete(records, batch.plan, expected)
-        return merge(records, held, batch, recovered, heads)
+        records, heads, recovered = _split(inputs[:-1], batch, sources, expected)
+        return merge(records, inputs[-1], batch, recovered, heads)
 
     return merging
+
+
+def _rewriting(
+    batch: Batch, sources: int, expected: Mapping[TopicPartition, int], judge: Callable[[pa.Table], pa.Table]
+) -> Rewrite:
+    """`core.merge.merge_in_pieces` of what silver holds, and the inputs of `_split`."""
+
+    def rewriting(pieces: Iterator[pa.Table], *inputs: pa.Table) -> Iterator[pa.Table]:
+        records, heads, recovered = _split(inputs, batch, sources, expected)
+        return merge_in_pieces(records, pieces, batch, judge, recovered, heads)
+
+    return rewriting
+
+
+def _split(
+    inputs: Sequence[pa.Table], batch: Batch, sources: int, expected: Mapping[TopicPartition, int]
+) -> tuple[pa.Table, pa.Table | None, pa.Table | None]:
+    """The records, from so many sources; the heads of tenants, where there are some; and messages read back, if any. Raises
+    MissingRecordsError where a topic-partition has fewer records than the plan has seen.
+    """
+    records, more = _together(inputs[:sources], batch), [*inputs[sources:]]
+    _check_complete(records, batch.plan, expected)
+    heads = more.pop(0) if batch.has_tenants else None
+    return records, heads, more.pop(0) if more else None
 
 
 def _check_complete(records: pa.Table, plan: BatchPlan, expected: Mapping[TopicPartition, int]) -> None:

@@ -6,9 +6,9 @@ and per partition; rows of several partitions may come in one call. Times are nu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -170,13 +170,41 @@ def merge(
     key that wait are gone, if they do not come anew. A row that times out is judged: `valid` is false and `invalid_reason` is
     `too_large` where its message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
     """
-    wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
-    clocks = _clocks(records, open_rows, heads, batch)
-    positioned = _positioned(wide, batch, clocks)
-    on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
-    if recovered is not None and recovered.num_rows:
-        on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
-    return _changed(on_time, open_rows, batch, clocks)
+    clocks = _clocks(records, heads, batch, _partitions(records, open_rows))
+    return _changed(_on_time(records, batch, clocks, recovered), open_rows, batch, clocks)
+
+
+def merge_in_pieces(
+    records: pa.Table,
+    pieces: Iterable[pa.Table],
+    batch: Batch,
+    judge: Callable[[pa.Table], pa.Table],
+    recovered: pa.Table | None = None,
+    heads: pa.Table | None = None,
+) -> Iterator[pa.Table]:
+    """Yield all rows of silver that are open or wait, piece by piece, as they are after a batch, and those that it closes.
+
+    `pieces`: all rows that were open or waited, with silver's columns, all of a key in one piece. `judge`: called with what
+    `merge` returns for a piece. The rest is as for `merge`. Raises ValueError where a key of the batch has rows in two pieces.
+    """
+    clocks = _clocks(records, heads, batch)
+    on_time, changed_schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
+    silver = changed_schema.empty_table().drop_columns([name for name in changed_schema.names if name in REPLACING])
+
+    def changed(some: Positioned, piece: pa.Table) -> pa.Table:
+        return judge(_changed(some, piece, batch, clocks).select(changed_schema.names).cast(changed_schema))
+
+    is_left = np.ones(len(on_time.times), np.bool_)
+    for piece in pieces:
+        of_records, of_piece, _ = _keys(on_time.rows, piece)
+        is_here = np.isin(of_records, of_piece)
+        if (is_here & ~is_left).any():
+            raise ValueError(_TWO_OPEN_RECORDS)
+        is_left &= ~is_here
+        found = changed(on_time.where(is_here), piece)
+        yield _kept(piece, found).select(silver.column_names)
+        yield found.filter(found["status"].is_valid()).select(silver.column_names)
+    yield changed(on_time.where(is_left), silver).select(silver.column_names)
 
 
 def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
@@ -196,7 +224,7 @@ def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
 
 def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
     """The batch's late records, with their positions: the columns of `late_schema`. In: as for `merge`."""
-    positioned = _positioned(records, batch, _clocks(records, records, heads, batch))
+    positioned = _positioned(records, batch, _clocks(records, heads, batch, _partitions(records)))
     found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
     return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
 
@@ -224,13 +252,28 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
 # -- records
 
 
-def _clocks(records: pa.Table, held: pa.Table, heads: pa.Table | None, batch: Batch) -> TenantClocks | None:
-    """The clocks of tenants, where there are some, in the partitions of these rows."""
+def _clocks(
+    records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int] | None = None
+) -> TenantClocks | None:
+    """The clocks of tenants, where there are some, in these partitions, or in all."""
     if batch.rules.lag_ms is None:
         return None
-    partitions = {p for rows in (records, held) for p in pc.unique(rows["partition"]).to_pylist()}
     known = HEADS.empty_table() if heads is None else heads
     return TenantClocks.of(records, known, batch.plan, batch.idle, batch.rules.lag_ms, partitions)
+
+
+def _partitions(*tables: pa.Table) -> set[int]:
+    return {p for rows in tables for p in pc.unique(rows["partition"]).to_pylist()}
+
+
+def _on_time(records: pa.Table, batch: Batch, clocks: TenantClocks | None, recovered: pa.Table | None) -> Positioned:
+    """The records that a batch merges: those that are neither late nor out already."""
+    wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
+    positioned = _positioned(wide, batch, clocks)
+    on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
+    if recovered is not None and recovered.num_rows:
+        on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
+    return on_time
 
 
 def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:
@@ -268,6 +311,20 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
 
 # -- merge records
 
+_TWO_OPEN_RECORDS: Final = "a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`"
+
+
+def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
+    """The rows that are open or wait and are not replaced: what a MERGE of a batch's changes (`merge`) would leave of them."""
+    of_changed, of_held, count = _keys(changed, held)
+    is_replaced = np.isin(of_held, of_changed[changed["replaces"].is_valid().to_numpy()])
+    if "passes" in changed.column_names:
+        passes = np.full(count, NO_TIME)
+        np.maximum.at(passes, of_changed, times_ms(changed["passes"]))
+        is_waiting = pc.equal(held["status"], "waiting").to_numpy()
+        is_replaced = np.where(is_waiting, times_ms(held["position"]) <= passes[of_held], is_replaced)
+    return held.filter(pa.array(~is_replaced))
+
 
 class _Entering(NamedTuple):
     """What takes part in a batch, beside its records: the open records, and of the rows that wait those that enter the merge, or
@@ -299,7 +356,7 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     merging, opened = every.where(~is_waiting), Opened.of(open_rows, batch.rules)
     of_merging, of_open, count = _keys(merging.rows, open_rows)
     if len(np.unique(of_open)) != len(of_open):
-        raise ValueError("a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`")
+        raise ValueError(_TWO_OPEN_RECORDS)
     nth = nth_of_key(merging, of_merging, opened.by_key(of_open, count), batch.rules)
     # A merge record is known by its key and its number among those of the key that this batch sees; what waits is by itself.
     stride = int(nth.max(initial=0)) + 1

@@ -8,7 +8,7 @@ inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -27,6 +27,9 @@ Rows: TypeAlias = Any
 
 Function: TypeAlias = Callable[..., pa.Table]
 """A pure function of one Arrow table for each input."""
+
+Rewrite: TypeAlias = Callable[..., Iterator[pa.Table]]
+"""What rows of a table become: a function of these rows, which come in pieces, and of one Arrow table for each input."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,15 @@ class Engine(Protocol):
         `rows` have silver's columns, and `replaces`: the event time of the row with the same partition and merge_key that goes,
         null for a new row. By a row whose status is null, all rows there go; with tenants also those of its key that wait, up to
         the position `passes`. `only_open`: of the others, only open rows go.
+        """
+        ...
+
+    def rewrite(
+        self, table: str, values: Sequence[str], function: Rewrite, inputs: Sequence[Rows], commit: Commit, *, pieces: int
+    ) -> bool:
+        """In one commit, once per commit, `function` gives the rows that take the place of all those whose column by which the
+        table is partitioned has one of these values. They come in about so many pieces, all rows of a key in one, so that memory
+        holds a piece at a time. False, and nothing is changed, where the engine does not do so: `merge` is to be used.
         """
         ...
 

@@ -6,10 +6,12 @@ The user's SQL expressions are Spark SQL on every engine. A local Spark session 
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import pyarrow as pa
@@ -18,14 +20,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.reading import read_records
 from pipelines.core.types import has_tenants
-from pipelines.engine import Function, KafkaInput, replaced_row
+from pipelines.engine import Function, KafkaInput, Rewrite, replaced_row
 from pipelines.engine.polling import followed_source, followed_versions
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.ranges import share
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions, columns_of, sql_name, sql_where
+from pipelines.lake.by_delta_rs import DeltaRsQuestions, columns_of, sql_name, sql_where, streamed
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
@@ -33,8 +35,9 @@ from pipelines.lake.features import check_features_of
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.questions import VersionGoneError, Where, answer
-from pipelines.lake.tables import STATISTICS_BYTES, Table
+from pipelines.lake.partitioned import PartitionedFiles, by_key
+from pipelines.lake.questions import VersionGoneError, Where, answer, row_count
+from pipelines.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
 if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
@@ -197,6 +200,36 @@ class EmbeddedEngine:
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
         self._commit(table, commit, write)
+
+    def rewrite(
+        self, table: str, values: Sequence[str], function: Rewrite, inputs: Sequence[pa.Table], commit: Commit, *, pieces: int
+    ) -> bool:
+        """See `Engine.rewrite`. delta-rs's own writers, among them its MERGE, hold all rows in memory.
+
+        Not where somebody follows the changes, who would meet rows that did not change; nor where others have added columns, or
+        Spark has left deletion vectors, which delta-rs does not name where a file goes.
+        """
+        schema, opened = self.lake.schema(table), self.questions.opened(table)
+        has_feed = self.questions.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
+        if has_feed or set(columns_of(opened).names) != set(schema.names) or _has_deletion_vectors(opened):
+            return False
+        [by] = self.lake.layout[table].partitioned_by
+        replaced: Where = [[(by, "in", list(values))]]
+        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // pieces))
+
+        def write(found: DeltaTable, how: _How) -> None:
+            """Writes new files, and commits them in place of those that are there, with these properties."""
+            with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+                rows = streamed(found, schema, replaced, batch_rows)
+                if has_tenants(schema):  # else a key has one row
+                    rows = by_key(rows, schema, pieces, Path(folder))
+                files = PartitionedFiles(schema, by, self.questions.path(table), self.questions.files_of(table), Path(folder))
+                added = files.write(function(rows, *inputs))
+            found.create_write_transaction([*added], "overwrite", schema, [by], [(by, "in", list(values))], **how)
+            found.update_incremental()
+
+        self._commit(table, commit, write)
+        return True
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""

@@ -261,6 +261,10 @@ class SparkEngine:
         with self._committing(commit) as session:
             self._run_on_rows(session, statement, rows)
 
+    def rewrite(self, *_: object, **__: object) -> bool:
+        """See `Engine.rewrite`. Spark's MERGE does not need all rows in memory."""
+        return False
+
     def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
         """Run a statement about rows in another session than theirs: a global view is what sessions share."""
         name = f"watersmeet_{uuid.uuid4().hex}"

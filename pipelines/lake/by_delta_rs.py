@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -175,10 +175,10 @@ class DeltaRsQuestions(Questions):
 
         To update lists the whole log, which may be long.
         """
-        files, log = self._files_of(table), f"{self.path(table)}/_delta_log"
+        files, log = self.files_of(table), f"{self.path(table)}/_delta_log"
         return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(f"{log}/{version:020}.json")
 
-    def _files_of(self, table: str) -> Files:
+    def files_of(self, table: str) -> Files:
         """The files beside a table, opened as its lake is: a borrowed one may have other options."""
         home = self._lake.home(table)
         return self._files.setdefault(home.location, Files(home.storage))
@@ -195,7 +195,7 @@ class DeltaRsQuestions(Questions):
 
     def delete_files(self, table: str, names: Sequence[str]) -> None:
         """Deletes files of a table by their names below its folder, and the checksums that Hadoop keeps beside them."""
-        self._files_of(table).delete_files(self.path(table), names)
+        self.files_of(table).delete_files(self.path(table), names)
 
     def _at(self, table: str, version: int | None) -> DeltaTable:
         return self.opened(table) if version is None else self.opened_at(table, version)
@@ -225,7 +225,7 @@ class DeltaRsQuestions(Questions):
 
     def _is_whole(self, table: str, version: int) -> bool:
         """Whether each line of a commit file is JSON."""
-        text = self._files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json") or ""
+        text = self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json") or ""
         try:
             return bool([json.loads(line) for line in text.splitlines()])
         except ValueError:
@@ -238,7 +238,7 @@ class DeltaRsQuestions(Questions):
         )
 
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
-        files, path = self._files_of(table), self.path(table)
+        files, path = self.files_of(table), self.path(table)
         named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in named)
 
@@ -253,6 +253,19 @@ _READABLE: Final = _WRITABLE | {"columnMapping"}
 def columns_of(found: DeltaTable) -> pa.Schema:
     """Return the columns that a table has in the version that is opened."""
     return plain_schema(pa.schema(found.schema().to_arrow()))
+
+
+def streamed(found: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int) -> Iterator[pa.Table]:
+    """Yield rows of a table as it is opened, at most so many at a time, from one file after the other.
+
+    DataFusion would read as many files at once as there are cores, and ahead of whoever takes the rows.
+    """
+    asked = QueryBuilder().register("t", found)
+    for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
+        asked.execute(f"SET datafusion.execution.{setting}")
+    names = ", ".join(map(sql_name, schema.names))
+    for batch in asked.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
+        yield pa.table(pa.record_batch(batch)).cast(schema)
 
 
 def sql_where(where: Where, schema: pa.Schema) -> str:

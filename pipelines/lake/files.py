@@ -77,6 +77,17 @@ class Files:
         with self._at(address, "writing") as (store, name):
             obstore.put(store, name, text.encode())
 
+    def put(self, path: Path, address: str) -> None:
+        """Moves a file of any size from the local disk to an address."""
+        if scheme_of(address) is None:
+            target = Path(local_path(address))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target)
+            return
+        with self._at(address, "writing") as (store, name):
+            obstore.put(store, name, path)
+        path.unlink()
+
     def create(self, address: str) -> bool:
         """Makes an empty file in an object store; False, and nothing is changed, where there is one. Where the store cannot tell,
         the file is written anew. Raises ConfigurationError where there is no such bucket.

@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of, topic_of
-from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, silver_schema
+from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, merge_in_pieces, silver_schema
 from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
 from pipelines.core.types import DUE, TIME
@@ -44,6 +45,8 @@ class PureLake:
     out: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
     """Offsets that are passed over."""
     inputs: Sequence[str] = SOURCES
+    in_pieces: bool = False
+    """Whether open records are merged a few at a time."""
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
     late: list[tuple[object, ...]] = field(default_factory=list)
@@ -126,6 +129,16 @@ class PureLake:
         records = pa.Table.from_pylist(rows, RECORD_SCHEMA)
         open_rows = self.open_rows if self.open_rows is not None else self.schema.empty_table()
         self.late += [tuple(row.values()) for row in late(records, batch).to_pylist()]
+        self.cursors |= plan.cursors()
+        self.clocks = dict(plan.clocks)
+        if self.in_pieces:
+            size = self.rng.choice([1, 7, 40])
+            pieces = (open_rows.slice(begin, size) for begin in range(0, len(open_rows), size))
+            rows = pa.concat_tables(merge_in_pieces(records, pieces, batch, lambda changed: changed, self._recovered()))
+            is_open = pc.equal(rows["status"], "open")
+            self.finished += rows.filter(pc.invert(is_open)).to_pylist()
+            self.open_rows = rows.filter(is_open)
+            return
         changed = merge(records, open_rows, batch, self._recovered()).cast(batch.changed_schema())
         replaced = {(r["partition"], r["merge_key"], r["replaces"]) for r in changed.to_pylist() if r["replaces"] is not None}
         kept = [r for r in open_rows.to_pylist() if (r["partition"], r["merge_key"], r["event_time"]) not in replaced]
@@ -133,8 +146,6 @@ class PureLake:
         new = [{k: v for k, v in r.items() if k != "replaces"} for r in changed.to_pylist()]
         self.finished += [r for r in new if r["status"] == "timed_out"]
         self.open_rows = pa.Table.from_pylist(kept + [r for r in new if r["status"] == "open"], self.schema)
-        self.cursors |= plan.cursors()
-        self.clocks = dict(plan.clocks)
         self.replaced += len(replaced)
 
     def _recovered(self) -> pa.Table:
@@ -252,6 +263,17 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
     assert _late(lake) == late_rows
 
 
+@pytest.mark.promise("C24")
+@pytest.mark.parametrize("seed", seeds(LAKES // 3))
+def test_open_records_that_come_in_pieces_are_merged_as_the_model_does(seed: int) -> None:
+    lake = _random_lake(seed)
+    lake.in_pieces = True
+    lake.drain()
+    silver, late_rows = _expected(lake)
+    assert lake.content() == silver
+    assert _late(lake) == late_rows
+
+
 @pytest.mark.parametrize("seed", seeds(LAKES // 2))
 def test_several_topics_of_a_source_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed, INPUTS)
@@ -341,6 +363,9 @@ def test_two_open_records_of_a_key_are_refused() -> None:
     row = row.cast(SILVER)
     with pytest.raises(ValueError, match="two open records"):
         merge(_records(), pa.concat_tables([row, row]), batch)
+    pieces = merge_in_pieces(_records(("orders", 0, "a", 50, b"1")), [row, row], batch, lambda changed: changed)
+    with pytest.raises(ValueError, match="two open records"):
+        list(pieces)
 
 
 def test_an_open_record_that_nothing_changes_is_left_out() -> None:

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pyarrow as pa
 import pytest
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
 
 from pipelines.errors import LeaseLostError
 from pipelines.lake import tables
-from tests.laws.conftest import MakeLake, in_folders_of_both
+from pipelines.lake.partitioned import PartitionedFiles
+from pipelines.lake.progress import last_batch
+from tests.laws.conftest import QUICK, MakeLake, in_folders_of_both
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
+from tests.support.rewrites import rewrite_open_records, rewrites_of
 
 SOURCES = ("tracking", "orders", "returns")
+WRITE = PartitionedFiles.write
 WRITTEN = (tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS)
+
+
+def dying_once_written(files: PartitionedFiles, pieces: Iterable[pa.Table]) -> list[AddAction]:
+    """New files are there, and no commit names them."""
+    WRITE(files, pieces)
+    raise CrashError
+
+
+def last_batches(lake: CaseLake) -> tuple[int, int]:
+    """Of which batch silver's last commit, and `progress`, tell."""
+    last = last_batch(lake.questions)
+    noted = lake.questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})
+    return -1 if last is None else last[0].batch, noted["batch"][0].as_py()
 
 
 def batches(lake: CaseLake) -> tuple[int, int]:
@@ -73,3 +95,57 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
     rows = lake.questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}).to_pylist()
     expected = len(lake.cases) * len(SOURCES)
     assert sorted(tuple(row.values()) for row in rows) == [(batch, expected) for batch in range(4)], "each is noted once"
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = new_lake(rich_cases(4, 1656, wealth="late"))
+    rewrite_open_records(monkeypatch)
+
+    def crash(died_at: str, table: str, *, after: bool = False) -> int:
+        """How many batches are in silver and not noted, once a start has died."""
+        with pytest.raises(CrashError):
+            list(lake.start(engine=dying_at(lake.engine, died_at, table, after=after)).drain())
+        silver, noted = last_batches(lake)
+        return silver - noted
+
+    lake.arrive(0.3)
+    lake.merge()
+    rewrites = rewrites_of(lake.settings)
+    lake.arrive(0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionedFiles, "write", dying_once_written)
+        assert crash("none", tables.SILVER) == 0, "before its commit, nothing is known of a batch"
+    assert rewrites_of(lake.settings) == rewrites
+    assert crash("rewrite", tables.SILVER, after=True) == 1, "the commit to silver decides"
+    assert crash("append", tables.PROGRESS) == 1, "a start that completes it may be cut off too"
+    lake.merge()
+    lake.arrive(0.8)
+    assert crash("append", tables.LATE) == 1
+    lake.merge()
+
+    # An owner that is replaced before it reads what it writes anew.
+    lake.arrive()
+    paused, versions = lake.start(), list[int]()
+
+    def replaced(files: PartitionedFiles, pieces: Iterable[pa.Table]) -> list[AddAction]:
+        lake.token += 1
+        lake.owner(lake.quick).fence(tables.SILVER)
+        versions.extend(lake.quick.questions.version(name) for name in WRITTEN)
+        return WRITE(files, pieces)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionedFiles, "write", replaced)
+        with pytest.raises(CommitFailedError):
+            list(paused.drain())
+    assert [lake.questions.version(name) for name in WRITTEN] == versions, "the fence is the last commit"
+    with pytest.raises(LeaseLostError):
+        list(paused.drain())
+    assert lake.merge()
+
+    assert rewrites_of(lake.settings) > rewrites + 4
+    assert lake.silver() == expected_silver(lake.cases)
+    assert lake.late() == expected_late(lake.cases)
+    noted = lake.questions.select(tables.PROGRESS, ["batch", "partition", "source"]).to_pylist()
+    assert len(noted) == len({tuple(row.values()) for row in noted}), "each is noted once"

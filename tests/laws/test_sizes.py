@@ -18,7 +18,9 @@ from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
+from tests.support.rewrites import rewrite_open_records, rewrites_of
 from tests.support.rivers import WATERSMEET, River
+from tests.support.tenants import TenantModels, late_of, merge_of, silver_of, tenant_cases
 from tests.support.topics import consume, produce, published
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
@@ -38,7 +40,7 @@ def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
 def test_a_batch_fits_into_memory_and_the_result_is_the_models(
     new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where open rows do not: then a batch reads those alone that it may change."""
+    """Also where open rows do not: then a batch reads those alone that it may change, or writes all anew, in pieces."""
     lake = new_lake(rich_cases(2, 1656, wealth="late"))
     limit = 700 if kind == QUICK else 6_000
     asked: list[Where] = []
@@ -51,7 +53,8 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
 
     monkeypatch.setattr(lake.engine, "merge_bytes", limit)
     monkeypatch.setattr(lake.engine, "read", noting)
-    for share in (0.5, 1.0):
+    for share, held_batches in ((0.5, 0), (1.0, 2)):
+        monkeypatch.setattr("pipelines.silver.HELD_BATCHES", held_batches)
         lake.arrive(share)
         lake.merge()
     assert lake.silver() == expected_silver(lake.cases)
@@ -62,6 +65,27 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
         assert size <= limit or most == 1
     if kind == QUICK:
         assert any("merge_key" in [column for column, *_ in term] for where in asked for term in where)
+        assert 0 < rewrites_of(lake.settings) < len(lake.plans)
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_tenants_have_open_is_merged_in_pieces_and_the_result_is_the_models(
+    new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the records that wait, of which a key may have many."""
+    rules = (100, 250, 300)
+    cases = tenant_cases(12)
+    lake, models = new_lake(cases, merge=merge_of(rules)), TenantModels(cases, rules)
+    rewrite_open_records(monkeypatch)
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+        models.arrive(share)
+    assert silver_of(lake.questions) == models.silver()
+    assert late_of(lake.questions) == models.late()
+    assert rewrites_of(lake.settings) > 2
 
 
 @pytest.mark.promise("C24")

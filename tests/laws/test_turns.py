@@ -13,10 +13,11 @@ from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
-from tests.support.cases import expected_late, expected_silver, random_case
+from tests.support.cases import expected_late, expected_silver, random_case, rich_cases
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
+from tests.support.rewrites import rewrite_open_records, rewrites_of
 
 SHARES = (0.3, 0.7, 1.0)
 
@@ -44,3 +45,28 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: Spar
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
     assert spark.questions.version(tables.SILVER) == embedded.questions.version(tables.SILVER)
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.long
+def test_spark_goes_on_with_open_records_that_were_written_anew(
+    root_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))
+    spark = SparkEngine(root_session, Lake(settings))
+    embedded = EmbeddedEngine(Lake(settings), lambda: spark)
+    lake = CaseLake(embedded, settings, rich_cases(4, 1656, wealth="late"))
+    rewrite_open_records(monkeypatch)
+    rewrites = []
+    for share, engine in ((0.5, embedded), (0.75, spark), (1.0, embedded)):
+        lake.engine = engine
+        lake.token += 1
+        lake.arrive(share)
+        lake.merge()
+        rewrites.append(rewrites_of(settings))
+        if engine is spark:
+            embedded.purge(tables.SILVER)  # its deletion vectors; with them, delta-rs merges
+    assert 0 < rewrites[0] == rewrites[1] < rewrites[2]
+    assert lake.silver() == expected_silver(lake.cases)
+    assert lake.late() == expected_late(lake.cases)
+    assert spark.fetched(spark.read(tables.SILVER, ["batch"])).num_rows == len(lake.silver())

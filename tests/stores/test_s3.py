@@ -16,6 +16,7 @@ from pipelines.lake.files import Files
 from tests.stores.conftest import MakeRiver
 from tests.support.commands import every_command_does_its_work, without_java
 from tests.support.owners import assert_changes_nothing, assert_refused
+from tests.support.rewrites import PROGRAM, rewrites_of
 from tests.support.rivers import Losses, River, until
 from tests.support.stores import READER, SECRET, Store
 
@@ -76,6 +77,21 @@ def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> 
         river.kill_at(point, "--once")
     river.finish()
     assert river.losses() == Losses()
+
+
+@pytest.mark.nightly
+@pytest.mark.promise("C24")
+def test_the_same_holds_of_batches_that_write_the_open_records_anew(on_s3: MakeRiver) -> None:
+    river = on_s3("rewrites")
+    river.program = PROGRAM
+    for point in ("silver.merge", "silver.notes"):
+        river.flow()
+        river.kill_at(point, "--once")
+    river.flow()
+    river.finish()
+    assert rewrites_of(river.settings) > 3
+    assert river.losses() == Losses()
+    assert river.broken_promises() == []
 
 
 @pytest.mark.nightly

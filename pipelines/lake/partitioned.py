@@ -1,0 +1,96 @@
+"""Files of a table that is partitioned by one column, written a piece at a time, for a commit that names them."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+
+from pipelines.core.types import TIME
+from pipelines.lake.files import Files
+from pipelines.lake.maintenance import FILE_BYTES
+
+_COUNTED: Final = (pa.int32(), pa.int64(), TIME)
+"""Of columns of these types a file has statistics: others could tell a key (`forget`)."""
+
+MAX_FILES: Final = 256
+"""So many files at most are open at a time: a process may often have no more than 1,024."""
+
+
+def by_key(pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path) -> Iterator[pa.Table]:
+    """Yield rows of silver that come in pieces in about so many others, all of a key in one. Meanwhile they are on the disk."""
+    count = min(count, MAX_FILES)
+    paths = [folder / f"{number}.arrow" for number in range(count)]
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    writers = [pa.ipc.new_stream(path, schema, options=options) for path in paths]
+    for piece in pieces:
+        keys = zip(*(piece[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True)
+        numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
+        for number in np.unique(numbers):
+            writers[number].write_table(piece.filter(pa.array(numbers == number)))
+    for writer, path in zip(writers, paths, strict=True):
+        writer.close()
+        with pa.ipc.open_stream(path) as rows:
+            yield rows.read_all()
+        path.unlink()
+
+
+class PartitionedFiles:
+    """Files of a table at an address, made in a folder of the local disk, and taken there once they are whole."""
+
+    def __init__(self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path) -> None:
+        self._by, self._address, self._files, self._folder = by, address, files, folder
+        self._schema = schema.remove(schema.get_field_index(by))
+        self._counted = [field.name for field in self._schema if field.type in _COUNTED]
+
+    def write(self, pieces: Iterable[pa.Table]) -> list[AddAction]:
+        """Write all rows, a row group for each piece; return what a commit says of the files."""
+        added: list[AddAction] = []
+        writers: dict[str, pq.ParquetWriter] = {}
+        for piece in pieces:
+            for value in pc.unique(piece[self._by]).to_pylist():
+                rows = piece.filter(pc.equal(piece[self._by], value)).select(self._schema.names).cast(self._schema)
+                path = self._folder / value
+                if value not in writers:
+                    writers[value] = pq.ParquetWriter(path, self._schema, write_statistics=self._counted)
+                writers[value].write_table(rows)
+                if path.stat().st_size >= FILE_BYTES:
+                    added.append(self._added(value, writers.pop(value)))
+        return added + [self._added(value, writer) for value, writer in writers.items()]
+
+    def _added(self, value: str, writer: pq.ParquetWriter) -> AddAction:
+        writer.close()
+        path, name = self._folder / value, f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
+        size, statistics = path.stat().st_size, _statistics(pq.read_metadata(path), self._counted)
+        self._files.put(path, f"{self._address}/{name}")
+        return AddAction(name, size, {self._by: value}, time.time_ns() // 1_000_000, True, json.dumps(statistics))
+
+
+def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
+    """The statistics of a file, as Delta's log has them, of these columns."""
+    least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    groups = [written.row_group(i) for i in range(written.num_row_groups)]
+    columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
+    for name in counted:
+        found = [group.column(columns[name]).statistics for group in groups]
+        nulls[name] = sum(each.null_count for each in found)
+        if with_values := [each for each in found if each.has_min_max]:
+            least[name] = _plain(min(each.min for each in with_values))
+            most[name] = _plain(max(each.max for each in with_values))
+    return {"numRecords": written.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+
+
+def _plain(value: Any) -> Any:
+    """A number, or a time, whose milliseconds are whole."""
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if isinstance(value, datetime) else value
