@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -163,7 +165,8 @@ def run(
 
         def begin() -> None:
             """Runs the layers until they are done or stopped."""
-            this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
+            with _ended_by_signals():
+                this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
             if once:
                 this_run.once()
             else:
@@ -434,6 +437,19 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM end the command at once: an engine may take long to start, and owns nothing yet. Afterwards they
+    do what they did before, though Spark has put a handler of its own in their place.
+    """
+    before = {number: signal.signal(number, lambda *_: sys.exit()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main() -> None:

@@ -154,7 +154,8 @@ class Run:
         """
         watch = self._watch()
         try:
-            start_all(streams)
+            if not self.stopping.is_set():
+                start_all(streams)
             while not (self.stopping.wait(LOOK_EVERY_S) or all(stream.is_done for stream in streams)):
                 watch.look()
                 for stream in streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from tests.support.topics import Published, create_topics, produce, published
 TRACKING, ORDERS = "cli_tracking", "cli_orders"
 PARTITIONS = 2
 DEADLINE_S = 300
+ENDED_WITHIN_S = 10
 AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
 """Without the settings of Spark that make the other tests quick."""
 
@@ -188,7 +190,7 @@ def merged(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture
 def following(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Following]:
     """A run that goes on, on Spark."""
-    what = request.node.name.removeprefix("test_").partition("_")[0]
+    what = re.sub(r"\W", "", request.node.name.removeprefix("test_"))[-40:]
     run = Following(Project.make(kafka, tmp_path, f"cli_{what}"))
     yield run
     run.kill()
@@ -298,14 +300,17 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSe
 
 @pytest.mark.promise("N16")
 @pytest.mark.long
-def test_ctrl_c_ends_a_run_even_while_it_starts(following: Following) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_a_run_at_once_while_spark_starts(following: Following, number: signal.Signals) -> None:
     until(lambda: "java" in following.programs(), "Spark is being started")
     family = following.descendants()
-    os.killpg(following.process.pid, signal.SIGINT)
-    exit_code, out = following.wait(DEADLINE_S)
+    to = os.killpg if number == signal.SIGINT else os.kill  # a terminal's Ctrl-C reaches all processes
+    to(following.process.pid, number)
+    exit_code, out = following.wait(ENDED_WITHIN_S)
     assert (exit_code, out) == (0, b""), following.errors.read_text()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
+    assert "Traceback" not in following.errors.read_text()
 
 
 def assert_one_sentence(said: str, sink: str) -> None:
