@@ -45,6 +45,11 @@ PURE: Final = frozenset(_PURE.split())
 """What may stand before a bracket: Spark's functions of a row that give the same for the same arguments, on every machine and at
 any time, with the settings that are pinned; types; and words of SQL. `aes_encrypt` is looked at in the plan.
 """
+_WORDS = """
+all as by character dec distinct else from interval is numeric on similar then timestampadd timestampdiff try_cast varchar
+"""
+WORDS: Final = frozenset(_WORDS.split())
+"""Those of `PURE` that are no functions of Spark's: a function of that name is somebody's own."""
 
 _TOKEN: Final = re.compile(
     r"""(?P<comment>--(?:\\\n|[^\r\n])*)"""
@@ -113,3 +118,8 @@ def impurities(sql: str) -> Iterator[str]:
 def is_fixed_time(text: str) -> bool:
     """Whether a text, or a number, stands for the same date or time in every run."""
     return _FIXED.fullmatch(text) is not None or re.fullmatch(r"[+-]?[\d.]*", text) is not None
+
+
+def is_moment(text: str) -> bool:
+    """Whether Spark takes a text for another date or time in every run, if it takes it for one."""
+    return re.match(r"\s*(?:now|today|tomorrow|yesterday|T?\d{1,2}:)", text, re.IGNORECASE) is not None

@@ -6,29 +6,45 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from pipelines.core.sql_text import impurities, is_fixed_time
+from pipelines.core.sql_text import WORDS, impurities, is_fixed_time, is_moment, read_sql
 from pipelines.core.types import columns_ddl, ddl
 from pipelines.errors import ConfigurationError, lines_of
 
-_OF_THE_MOMENT = re.compile(r"\b(current_\w+|localtimestamp|session_user|user|now)\(")
-"""What Spark replaces by a value of the moment before it runs a query, and so calls deterministic, as its plans spell it."""
-_ID = re.compile(r"#\d+L?")
+_OF_THE_MOMENT = re.compile(r"\b(current_\w+|localtimestamp|session_user|user|now|variablereference)\(")
+"""What Spark replaces by a value of the moment, or of its session, before it runs a query, as its plans spell it."""
+_CALLED_WORD = re.compile(rf"'({'|'.join(sorted(WORDS))})\(", re.IGNORECASE)
+"""How a parsed plan spells a call of a function that is called like a word of SQL; the word itself has no such quote."""
+_ID = re.compile(r"#\d+L?|(?<=\b_common_expr_)\d+")
 _ENCRYPTION = re.compile(r"aes_encrypt\((?:[^()]|\([^()]*\))*, ECB, ")
-_TO_TIME = re.compile(r"\b(?:try_)?(cast|to_date|to_timestamp\w*|(?:to_)?unix_timestamp)\(")
+_AS_TIME = re.compile(
+    r" as (?:date|(?:[^()]|\([\d,]+\))*\btimestamp(?:_ntz)?\b(?:[^()]|\([\d,]+\))*)\)|, None, (?:Some|Timestamp\w*)"
+)
+"""How an analyzed or optimized plan ends what becomes a date or a time without a pattern."""
+_TO_TIME = re.compile(r"\b(?:try_)?(?:cast|to_date|to_timestamp\w*)\(")
 _HAS_COLUMN = re.compile(r"#\d")
-"""How an analyzed plan spells that something becomes a date or a time, and a column or the variable of a lambda."""
+"""How a plan spells a column or the variable of a lambda."""
+_NOT_TEXT = re.compile(
+    r"(?:try_)?(?:cast\(.* as (?:date|timestamp\w*|\w*int|decimal\([\d,]+\)|double)|to_(?:date|timestamp\w*)\(.*)\)"
+    r"|[^()]+ [+-] make_interval\(.*\)"
+)
+"""How plans spell what is no text, and is not how SQL spells it."""
+_READS_TEXTS = re.compile(r"\b(?=from_(?:csv|json|xml)\()")
+_HIDES_CASTS = re.compile(r"\b(between|date_?part|decode|equal_null|extract|nullif|try_add)\(")
+"""Functions that have their casts in the optimized plan alone, where a text without a column is a time already."""
 
 
 def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
     """What is wrong with an expression over these columns that must give one of `kinds`, in words; None where nothing is."""
-    rows, shown = spark.createDataFrame([], columns_ddl(columns)), " ".join(text.split())
+    rows, shown = _no_rows(spark, columns_ddl(columns)), " ".join(text.split())
     try:
         selected = rows.select(F.expr(text).alias("value"))
         rows.where(F.expr(text).isNotNull())  # a condition may not look beyond its row: no aggregate, window or generator
@@ -49,11 +65,16 @@ def pure(rows: DataFrame, text: str) -> Column:
     """
     known = rows.schema.simpleString(), text
     if known not in _known_as_pure:
-        why = _impurity(rows.sparkSession.createDataFrame([], rows.schema), text)
+        why = _impurity(_no_rows(rows.sparkSession, rows.schema), text)
         if why is not None:
             raise ConfigurationError(f"an expression of the lake's rules is not evaluated: `{text}` {why}")
         _known_as_pure.add(known)
     return F.expr(text)
+
+
+def _no_rows(spark: SparkSession, schema: StructType | str) -> DataFrame:
+    """No rows, of which the optimizer does not know: else Spark Connect's would leave nothing of an expression over them."""
+    return spark.createDataFrame([], schema).mapInArrow(lambda batches: batches, schema)
 
 
 _known_as_pure: set[tuple[str, str]] = set()
@@ -72,27 +93,56 @@ def _impurity(rows: DataFrame, text: str) -> str | None:
         return f"is not SQL over these columns: {next(iter(lines_of(error)), type(error).__name__)}"
     if not _is_deterministic(rows, text) or _OF_THE_MOMENT.search(plans[0]) or len({_ID.sub("", p) for p in plans}) > 1:
         return _IN_EVERY_RUN
-    analyzed = plans[0].partition("== Analyzed")[2].partition("== Optimized")[0]
+    parsed, _, more = plans[0].partition("== Analyzed")
+    if word := _CALLED_WORD.search(parsed):
+        return f"{_IN_EVERY_RUN}, or may: `{word[1]}` is no function of Spark's own"
+    analyzed, _, optimized = more.partition("== Physical")[0].partition("== Optimized")
     if len(_ENCRYPTION.findall(analyzed)) < analyzed.count("aes_encrypt("):
         return f"{_IN_EVERY_RUN}: `aes_encrypt` is random in every mode but ECB"
-    if (moment := next(_moments(analyzed), None)) is not None:
-        return f"{_IN_EVERY_RUN}: {moment} is taken for another time in each"
-    return None
+    moments = _moments(rows, analyzed)
+    if _HIDES_CASTS.search(analyzed):
+        hidden = (f"`{found}` is taken for another time in each" for found, _ in read_sql(text).texts if is_moment(found))
+        moments = chain(moments, _moments(rows, optimized), hidden)
+    return None if (moment := next(moments, None)) is None else f"{_IN_EVERY_RUN}: {moment}"
 
 
-def _moments(analyzed: str) -> Iterator[str]:
-    """Yield what is a date or a time in an analyzed plan although it has no column in it, and is none written out: Spark works
-    it out when it plans, and knows `now` and `today` then.
+def _moments(rows: DataFrame, plan: str) -> Iterator[str]:
+    """Yield, in words, what becomes a date or a time in a plan and may be another one in each run.
+
+    Without a column in it, Spark works it out when it plans, and knows `now` and `today` then: it must be written out. A text of
+    a record without a date is today's where no pattern reads it. (As a date, or a time without a zone, Spark does not take it.)
     """
-    for match in _TO_TIME.finditer(analyzed):
-        depth, end = 1, match.end()
-        while depth and end < len(analyzed):
-            depth += {"(": 1, ")": -1}.get(analyzed[end], 0)
-            end += 1
-        inside = analyzed[match.end() : end - 1]
-        source, _, kind = inside.rpartition(" as ") if match[1] == "cast" else (inside.partition(",")[0], "", "date")
-        if kind.startswith(("date", "timestamp")) and not _HAS_COLUMN.search(source) and not is_fixed_time(source):
-            yield f"`{source}`"
+    for end in _AS_TIME.finditer(plan):
+        begins = [begin.end() for begin in _TO_TIME.finditer(plan, 0, end.start())]
+        sources = (plan[begin : end.start()] for begin in reversed(begins))
+        source = next((each for each in sources if each.count("(") == each.count(")")), "")
+        is_zoned = re.search(r"\btimestamp(type)?\b", end[0], re.IGNORECASE) is not None
+        if source and not _HAS_COLUMN.search(source):
+            if not is_fixed_time(source):
+                yield f"`{source}` is taken for another time in each"
+        elif is_zoned and _may_be_text(rows, source):
+            yield (
+                f"a text without a date in `{_ID.sub('', source)}` would be today's; "
+                "give a pattern, as in `to_timestamp(text, 'yyyy-MM-dd HH:mm:ss')`"
+            )
+    for call in _READS_TEXTS.split(plan)[1:]:
+        has_pattern = "(timestampformat," in call.lower() and "datetimeparsingfallback" not in call.lower()
+        if ("TimestampType" in call and not has_pattern) or ("VariantType" in call and not call.startswith("from_json")):
+            name = call.partition("(")[0]
+            yield f"`{name}` takes a text without a date for today's; read it as STRING, or give `timestampFormat`"
+    if re.search(r", TimestampType, (true|false),", plan):
+        yield "`variant_get` takes a text without a date for today's; get it as STRING, and give a pattern to `to_timestamp`"
+
+
+def _may_be_text(rows: DataFrame, source: str) -> bool:
+    """Whether what a plan spells so may be a text, or have one in it: unless Spark reads it as SQL, and gives it another type."""
+    if _NOT_TEXT.fullmatch(source):
+        return False
+    try:
+        kind = rows.select(F.expr(_ID.sub("", source))).schema[0].dataType.simpleString()
+    except PySparkException:
+        return True
+    return "string" in kind or "variant" in kind
 
 
 def _is_deterministic(rows: DataFrame, text: str) -> bool:

@@ -59,7 +59,7 @@ LAYER_SETTINGS: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "false",
     # Whether an expression gives the same in every run is read in the whole plan (`engine.expressions`).
     "spark.sql.maxPlanStringLength": str(2**31 - 16),
-    "spark.sql.debug.maxToStringFields": "1000",
+    "spark.sql.debug.maxToStringFields": str(2**31 - 1),
     # Records of a file that is gone, or that cannot be read, would be merged as if they had never come.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
@@ -82,10 +82,12 @@ LAYER_SETTINGS: Mapping[str, str] = {
 
 CHANGING_VALUES = (
     "spark.sql.ansi.",
-    "spark.sql.function.",
+    "spark.sql.defaultPath",
+    "spark.sql.function",
     "spark.sql.legacy.",
     "spark.sql.mapKeyDedupPolicy",
     "spark.sql.parser.",
+    "spark.sql.path.",
     "spark.sql.session.collation.",
 )
 """How the names of settings begin that may change what an expression gives. In a session of the layers, those that
