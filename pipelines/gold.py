@@ -55,7 +55,7 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_noted_ms, last_published
 from pipelines.lake.questions import first_offsets
 from pipelines.monitoring.events import Failed, Handled, Published
-from pipelines.running.extent import LIMIT_BYTES, Extent, Pending, finished, pending
+from pipelines.running.extent import LIMIT_BYTES, Extent, Pending, of_piece, pending
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
@@ -217,20 +217,20 @@ class Gold:
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine[found.order.column])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
-                for part, of_part in self._with_headers(mine, headers[partition]):
+                for part, of_part in self._with_headers(mine, headers[partition], extent):
                     made = messages(part, part["value"], ends.get(partition), of_part)
                     if made.num_rows:
                         ends[partition] = _end_of(made)
                         yield made
 
-    def _with_headers(self, rows: pa.Table, headers: Headers) -> Iterator[tuple[pa.Table, Headers]]:
+    def _with_headers(self, rows: pa.Table, headers: Headers, extent: Extent) -> Iterator[tuple[pa.Table, Headers]]:
         """The rows of a partition in parts, each with the headers of its messages. In a transaction the last message alone has
         them, since all of them are out or none; else any message of the times that have some.
         """
         if self.settings.publish.delivery != "exactly_once":
             yield rows, headers
             return
-        last = max(rows.num_rows - 1, 0)
+        last = rows.num_rows if extent.end is not None else max(rows.num_rows - 1, 0)  # more of the last time may follow
         yield rows.slice(0, last), {}
         yield rows.slice(last), headers
 
@@ -240,8 +240,7 @@ class Gold:
         """
         columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
         columns += [name for name in order.columns if name not in columns]
-        firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
-        where = finished(order, firsts, lasts, from_batch)
+        where = of_piece(order, piece, from_batch)
         found, until = [], None
         for epoch in reversed(self._epochs):
             of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, looke
 from pipelines.core.sequence import Tail, place_of
 from pipelines.lake import tables
 from pipelines.lake.order import Order, orders, place_columns
-from pipelines.lake.questions import Condition, Questions, Where, neighbours, sizes_of, with_sizes
+from pipelines.lake.questions import Condition, Questions, Where, lexicographic, neighbours, sizes_of, with_sizes
 
 PIECE_BYTES, LIMIT_BYTES = 64 * 1024 * 1024, 2 * 1024 * 1024 * 1024
 """So many bytes of records, as they are in memory, go into a piece, and about so many into a publication."""
@@ -21,10 +21,16 @@ _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
 class Extent(NamedTuple):
-    """What is published of a partition: the times (ms) by which they are ordered of the first and the last of the records."""
+    """What is published of a partition: the times (ms) by which they are ordered of the first and the last of the records.
+
+    Where the records of one time do not fit into a piece, they are in several, each alone in its piece: `begin` and `end` are
+    then what else orders the first and the last record of a piece; None at the first and the last record of that time.
+    """
 
     first: int
     last: int
+    begin: Sequence[Any] | None = None
+    end: Sequence[Any] | None = None
 
 
 class Pending(NamedTuple):
@@ -60,9 +66,10 @@ def pending(
     """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
     and fewer where records are large, so that they have about `limit_bytes`, and a piece `PIECE_BYTES`.
 
-    All records of one time go together. Whatever times out later has a later one, so that an extent stays what it is while silver
-    moves on. Where there are more than `limit`, each partition gives about an equal share of its records. `clocks`: by partition
-    the clock (ms) up to which all that is closed is known; None where every finished record is closed at or before it.
+    All records of one time go together, in several pieces if they must. Whatever times out later has a later one, so that an
+    extent stays what it is while silver moves on. Where there are more than `limit`, each partition gives about an equal share of
+    its records. `clocks`: by partition the clock (ms) up to which all that is closed is known; None where every finished record
+    is closed at or before it.
     `from_batch`: the first batch of silver that counts.
     """
     *earlier, last = orders(questions)
@@ -111,10 +118,49 @@ def _pending(
                 room, room_bytes = size, PIECE_BYTES
                 continue
             mine = _first(left[done:], max(1, min(room, fits)))
+            if len(mine) > 1 and (len(mine) > room + size or int(sums[done + len(mine) - 1]) - before > room_bytes):
+                if mine[0] < mine[-1]:
+                    mine = mine[: np.searchsorted(mine, mine[-1])]
+                else:
+                    if not pieces[-1]:
+                        pieces[-1:] = [
+                            {partition: part} for part in _parts(questions, order, partition, int(mine[0]), size, from_batch)
+                        ]
+                        done += len(mine)
+                    room = 0
+                    continue
             pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
             done += len(mine)
             room, room_bytes = room - len(mine), room_bytes - (int(sums[done - 1]) - before)
     return Pending(pieces, share < 1.0, order, count, from_batch)
+
+
+def _parts(questions: Questions, order: Order, partition: int, time: int, size: int, from_batch: int) -> Iterator[Extent]:
+    """The records of one time of a partition, cut so that each part fits into a piece."""
+    rest = order.columns[1:]
+    where = [[*_of_finished(order, from_batch), ("partition", "=", partition), (order.column, "=", time)]]
+    rows = questions.select(tables.SILVER, with_sizes(questions, tables.SILVER, rest), where)
+    rows = rows.sort_by([(name, "ascending") for name in rest])
+    begin, room, room_bytes, last = None, size, PIECE_BYTES, None
+    places = zip(*(rows[name].to_pylist() for name in rest), strict=True)
+    for place, row_bytes in zip(places, sizes_of(questions, tables.SILVER, rows).tolist(), strict=True):
+        if last is not None and (room == 0 or row_bytes > room_bytes):
+            yield Extent(time, time, begin, last)
+            begin, room, room_bytes = place, size, PIECE_BYTES
+        last, room, room_bytes = place, room - 1, room_bytes - row_bytes
+    yield Extent(time, time, begin)
+
+
+def of_piece(order: Order, piece: Mapping[int, Extent], from_batch: int) -> Where:
+    """The finished, valid records of a piece, and more where it has several partitions; from a batch of silver on."""
+    firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
+    where = finished(order, firsts, lasts, from_batch)
+    for extent in piece.values():
+        for place, operator in ((extent.begin, ">"), (extent.end, "<")):
+            if place is not None:
+                bounds = lexicographic(order.columns[1:], place, operator)
+                where = [[*terms, *bound] for terms in where for bound in bounds]
+    return where
 
 
 def _first(times: Int64s, count: int) -> Int64s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipelines.engine.choice import open_engine
 from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.questions import ROW_BYTES, Where
+from pipelines.running import extent
 from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.configurations import settings_for
@@ -21,7 +23,7 @@ from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
 from tests.support.rivers import WATERSMEET, River
 from tests.support.tenants import TenantModels, late_of, merge_of, silver_of, tenant_cases
-from tests.support.topics import consume, produce, published
+from tests.support.topics import consume, delete_topic, produce, published
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
 
@@ -98,6 +100,53 @@ def test_a_merge_record_says_how_many_bytes_its_records_have(new_lake: MakeLake,
     assert len(rows) > 20
     for row in rows:
         assert row["record_bytes"] == sum(len(part["value"].encode()) for source in SOURCES for part in row[source])
+
+
+WINDOW = {"window": {"gap": "20ms", "max": "100ms"}}
+ORDERS: dict[str, dict[str, Any]] = {
+    "timeout": {"timeout": "100ms"},
+    "gap": WINDOW,
+    "tenants": WINDOW | {"tenant": "g", "tenant_max_lag": "300ms"},
+}
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.parametrize("merge", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published(
+    new_lake: MakeLake, kafka: str, kind: str, merge: dict[str, Any], delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all of it was closed at one time."""
+    keys, tenants = ("a", "b", "é", "\uff61", "\U0001f600"), ("x", "\uff61", "\U0001f600")
+    of_time = [[keyed(f"{tenant}/{key}", time, g=tenant) for key in keys for tenant in tenants] for time in (5, 6, 2000)]
+    values: list[bytes | None] = [*chain.from_iterable(of_time), heartbeat(9000)]
+    case = Case({"tracking": values, "orders": [heartbeat(9000)]}, 100, ["orders", *["tracking"] * len(values)])
+    sink = f"laws-pieces-{kind}-{delivery}-{list(ORDERS.values()).index(merge)}"
+    usual = {"publish__topic": sink, "name": sink, "publish__delivery": delivery}
+    lake = new_lake({0: case, 1: case}, bootstrap=kafka, merge=merge, **usual)
+    lake.arrive()
+    lake.merge()
+
+    def drained() -> list[tuple[Any, ...]]:
+        list(Gold(lake.owner(), lake.settings, 2).drain())
+        found = [(m.partition(), m.key(), m.value(), m.timestamp()[1], m.headers()) for m in consume(kafka, sink, 2)]
+        delete_topic(kafka, sink)
+        return found
+
+    whole, read = drained(), []
+    rows = Gold._rows
+
+    def noting(gold: Gold, *arguments: Any) -> Any:
+        read.append(rows(gold, *arguments))
+        return read[-1]
+
+    monkeypatch.setattr(Gold, "_rows", noting)
+    for limit in (1, 5 * ROW_BYTES):
+        monkeypatch.setattr(extent, "PIECE_BYTES", limit)
+        assert drained() == whole
+    assert min(found.num_rows for found in read) == 1
+    assert max(found.num_rows for found in read) <= 5
+    assert len(whole) == 2 * 30
 
 
 @pytest.mark.promise("C24")

@@ -17,7 +17,7 @@ from pipelines.core.sequence import Tail
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
 from pipelines.lake.questions import PACKED, Aggregates, Questions, Where
 from pipelines.running import extent, pieces
-from pipelines.running.extent import Extent, Pending, pending
+from pipelines.running.extent import Extent, Pending, of_piece, pending
 from pipelines.running.pieces import pieces_of
 from pipelines.running.planning import Planner
 from tests.support.configurations import settings_for
@@ -211,6 +211,31 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
     few = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=sum(sizes) // 10)
     assert few.has_more
     assert few.records <= len(sizes) // 9
+
+
+@pytest.mark.promise("C24")
+def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces() -> None:
+    """Each record in one of them, in order, and all of them in one publication, whose extents are as before."""
+    sizes = [extent.PIECE_BYTES * size // 100 for size in (30, 30, 60, 5, 120, 1, 1, 98, 3, 90)]
+    ties = [{**closed(1, 7, 100 + n % 3, f"k{n}"), "record_bytes": size} for n, size in enumerate(sizes)]
+    others = [{**closed(p, at, 50, "a"), "record_bytes": 1} for p, at in ((0, 7), (1, 6), (1, 8), (2, 7))]
+    asked = answering(silver=[*ties, *others])
+    found = pending(asked, {}, 3, 1, 1000, limit_bytes=10**15)
+    assert (found.extents, found.has_more) == ({0: Extent(7, 7), 1: Extent(6, 6), 2: Extent(7, 7)}, True)
+    found = pending(asked, {}, 3, 10**6, 1000, limit_bytes=10**15)
+    assert found.extents == {0: Extent(7, 7), 1: Extent(6, 8), 2: Extent(7, 7)}
+    seen: list[tuple[int, int, int, str]] = []
+    for piece in found.pieces:
+        rows = asked.select(
+            "silver", ["closed_at", "due", "merge_key", "partition", "record_bytes"], of_piece(found.order, piece, 0)
+        )
+        mine = [row for row in rows.to_pylist() if row["partition"] in piece]
+        assert len(mine) == 1 or sum(row["record_bytes"] for row in mine) <= extent.PIECE_BYTES
+        seen += sorted((row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in mine)
+    everything = sorted((row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in (*ties, *others))
+    assert seen == everything
+    by_number = pending(asked, {1: Tail(0, 49, "a", 0, 50, 6)}, 3, 10**6, 3, limit_bytes=10**15)
+    assert len(by_number.pieces) >= len(found.pieces)
 
 
 @pytest.mark.promise("C24")
