@@ -61,7 +61,8 @@ def read_history(
     deleted.
     """
     floors = read_floors(questions)
-    if not floors.batches and not floors.times:
+    times_of = {place: time for place, time in floors.times.items() if place[0] in (tables.LATE, tables.SILVER)}
+    if not floors.batches and not times_of:  # whatever quarantine has lost: what was refused is derived from nothing
         return {}
     noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]])["last"][0].as_py()
     longest_ms = max(epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings))
@@ -69,8 +70,7 @@ def read_history(
     for p in range(partitions):
         batch = max(min(floors.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer, so that one which was at a clock has its last event time that long before, or later.
-        times = [time for (table, q), time in floors.times.items() if q == p and table == tables.LATE]
-        times += [time + longest_ms for (table, q), time in floors.times.items() if q == p and table == tables.SILVER]
+        times = [time + longest_ms * (table == tables.SILVER) for (table, q), time in times_of.items() if q == p]
         if times:
             first = max(batch, generation.from_batch)
             batch = max(batch, _first_batch(questions, settings, p, first, max(times), noted))

@@ -16,7 +16,9 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.epochs import begin_epoch
+from pipelines.lake.floors import read_floors
 from pipelines.lake.location import Lake
+from pipelines.operations.keeping import expire
 from pipelines.settings import Settings
 from tests.audit.inputs import problems_in
 from tests.audit.test_verify_tenants import settings_of
@@ -69,6 +71,20 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
     lake.arrive()
     lake.merge()
     assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
+
+
+def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_path: Path) -> None:
+    """What tenants let `keep` delete: nothing is derived from it."""
+    settings = settings_of(tmp_path, keep={"quarantine": "1ms"})
+    lake = CaseLake(open_engine(settings), settings, tenant_cases(2))
+    lake.arrive()
+    lake.merge()
+    expire(lake.owner(), settings, tables.QUARANTINE)
+    assert read_floors(lake.questions).times
+    again = tmp_path / "again"
+    rebuild(lake.questions, settings, again)
+    assert silver_of(questions_of(settings, again)) == silver_of(lake.questions) != []
+    assert verify_against(lake.questions, questions_of(settings, again), settings, again)["problems"] == []
 
 
 CHANGES = [
