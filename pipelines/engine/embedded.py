@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pipelines.core.reading import read_records
+from pipelines.core.reading import RECORD_BYTES, read_records
 from pipelines.core.types import has_tenants
 from pipelines.engine import Function, KafkaInput, Rewrite, replaced_row
 from pipelines.engine.polling import followed_source, followed_versions
@@ -183,7 +183,7 @@ class EmbeddedEngine:
             table,
             commit,
             lambda found, how: write_deltalake(
-                found, _with_added(found, rows), mode="append", writer_properties=_writer(rows), **how
+                found, _with_added(found, rows), mode="append", writer_properties=_writer(_size_of(rows)), **how
             ),
         )
 
@@ -195,7 +195,7 @@ class EmbeddedEngine:
 
         def write(found: DeltaTable, how: _How) -> None:
             """Merges the changed rows into the table, in one commit with these properties."""
-            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_writer(rows), **how)
+            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_writer(_size_of(rows)), **how)
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
@@ -234,17 +234,15 @@ class EmbeddedEngine:
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
         condition = sql_where(narrowed(table, where), self.lake.schema(table))
-        self._commit(table, commit, lambda found, how: found.delete(condition, _WRITER, **how))
+        writer = self._writer_of(table)
+        self._commit(table, commit, lambda found, how: found.delete(condition, writer, **how))
 
     def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
         """See `Engine.update`."""
         condition = sql_where(narrowed(table, where), self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
-        self._commit(
-            table,
-            commit,
-            lambda found, how: found.update(updates, None, condition, writer_properties=_WRITER, **how),
-        )
+        writer = self._writer_of(table)
+        self._commit(table, commit, lambda found, how: found.update(updates, None, condition, writer, **how))
 
     def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]) -> None:
         """One commit, unless the table has seen its transaction version. Of one that another process makes meanwhile for the
@@ -308,15 +306,24 @@ class EmbeddedEngine:
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
-            found = self.questions.opened(table)
-            found.optimize.compact(target_size=file_bytes, writer_properties=_WRITER, **_how(found, None))
+            found, writer = self.questions.opened(table), self._writer_of(table)
+            found.optimize.compact(target_size=file_bytes, writer_properties=writer, **_how(found, None))
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some, delta-rs rewrites all files."""
         found = self.questions.opened(table)
         if _has_deletion_vectors(found):
             columns = [name for name in _ORDER if name in self.lake.schema(table).names]
-            found.optimize.z_order(columns, target_size=FILE_BYTES, writer_properties=_WRITER, **_how(found, None))
+            writer = self._writer_of(table)
+            found.optimize.z_order(columns, target_size=FILE_BYTES, writer_properties=writer, **_how(found, None))
+
+    def _writer_of(self, table: str) -> WriterProperties:
+        """How files with rows of this table are written anew, whose values the files may have packed."""
+        if RECORD_BYTES.name not in self.questions.columns(table).names:
+            return _WRITER
+        sums = {"bytes": ("sum", RECORD_BYTES.name), "rows": ("count", RECORD_BYTES.name)}
+        size = self.questions.summary(table, [], sums).to_pylist()[0]
+        return _writer((size["bytes"] or 0) // max(1, size["rows"]))
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`. delta-rs finds the files; it knows data files alone, so that it would remove deletion vectors of
@@ -362,15 +369,19 @@ def _with_added(found: DeltaTable, rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _writer(rows: pa.Table) -> WriterProperties:
-    """How files with rows like these are written: in row groups that fit into memory, since readers unpack up to thousands of
-    rows of one at a time.
+def _writer(row_bytes: int) -> WriterProperties:
+    """How files with rows of this size, as they are in memory, are written: in row groups that fit into memory, since readers
+    unpack up to thousands of rows of one at a time.
     """
-    size = rows.nbytes // max(1, rows.num_rows)
-    if size * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
+    if row_bytes * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
         return _WRITER
-    size_of_group = max(1, ROW_GROUP_BYTES // size)
-    return WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=size_of_group)
+    rows = max(1, ROW_GROUP_BYTES // row_bytes)
+    return WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=rows)
+
+
+def _size_of(rows: pa.Table) -> int:
+    """How many bytes each of some rows has in memory, on average."""
+    return int(rows.nbytes // max(1, rows.num_rows))
 
 
 class _How(TypedDict):

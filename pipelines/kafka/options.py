@@ -27,6 +27,7 @@ _READER_DEFAULTS = {
     **_DEFAULTS,
     LARGEST_UNPACKED: 2**31 - 1,  # as many as there can be: with librdkafka's default, a few kB of zstd would end every reader
     "queued.min.messages": 200_000,  # messages that are fetched ahead
+    "fetch.message.max.bytes": 64 * 1024,  # of packed records, which may have any number of bytes once they are in memory
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
 }

@@ -62,7 +62,7 @@ def test_everything_that_is_set_and_does_not_only_tune_is_refused_in_the_configu
     }  # fmt: skip
     tuning = {
         "queued.min.messages", "fetch.queue.backoff.ms", "fetch.wait.max.ms", "linger.ms", "queue.buffering.max.kbytes",
-        "topic.metadata.refresh.interval.ms", "receive.message.max.bytes",
+        "topic.metadata.refresh.interval.ms", "receive.message.max.bytes", "fetch.message.max.bytes",
     }  # fmt: skip
     assert {name for name in set_here if not OWN_OPTIONS.fullmatch(name)} == tuning
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ from pipelines.errors import DataLossError, KafkaUnreachableError, TopicChangedE
 from pipelines.kafka.reading import BATCH_BYTES, Range, read_backwards, read_range, read_tails
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
+from tests.support.cases import keyed
+from tests.support.memory import peak_mib_of
 from tests.support.topics import create_topics, produce, produce_transaction
 
 
@@ -70,6 +75,30 @@ def test_batches_of_large_records_hold_fewer(kafka: str, settings: KafkaSettings
     batches = list(read_range(settings, Range(topic, 0, 0, 100)))
     assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(100))
     assert max(batch.nbytes for batch in batches) <= BATCH_BYTES + 1_000_000
+
+
+READS_ALL = """
+import sys
+from pipelines.kafka.reading import Range, read_range
+from pipelines.settings import KafkaSettings
+kafka = KafkaSettings.model_validate_json(sys.argv[1])
+assert sum(batch.num_rows for batch in read_range(kafka, Range(sys.argv[2], 0, 0, 16_000))) == 16_000
+"""
+
+
+@pytest.mark.long
+@pytest.mark.promise("C24")
+def test_records_that_pack_well_are_not_all_fetched_ahead(kafka: str, settings: KafkaSettings, topic: str) -> None:
+    """Eight hundred megabytes that Kafka has packed into one: 983 MiB, where one answer of a broker may have them all."""
+    create_topics(kafka, topic, partitions=1)
+    for begin in range(0, 16_000, 200):
+        values = [keyed(f"k{n}", n, text="the same sentence again " * 2084) for n in range(begin, begin + 200)]
+        produce(kafka, topic, [(0, value) for value in values], codec="zstd")
+    command = [sys.executable, "-c", READS_ALL, settings.model_dump_json(), topic]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    peak_mib = peak_mib_of(process)
+    assert process.returncode == 0
+    assert peak_mib < 700, f"{peak_mib:.0f} MiB"
 
 
 def test_a_record_is_as_kafka_has_it(kafka: str, settings: KafkaSettings, topic: str) -> None:
