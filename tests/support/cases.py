@@ -83,7 +83,8 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
 
 def spelled(json: bytes) -> bytes:
     """JSON of orjson's as messages spell it: escapes of control characters have upper-case digits."""
-    return re.sub(rb"\\u00[0-9a-f]{2}", lambda found: b"\\u" + found[0][2:].upper(), json)
+    escapes = rb"\\(?:u00[0-9a-f]{2}|.)"  # also a backslash's, behind which `u001b` is a text
+    return re.sub(escapes, lambda found: b"\\u" + found[0][2:].upper() if found[0][1:2] == b"u" else found[0], json)
 
 
 def keyed(key: str, event_time: int, **more: object) -> bytes:
