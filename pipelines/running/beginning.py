@@ -27,7 +27,7 @@ from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.columns import groups, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import PLAIN, Tail
 from pipelines.errors import ConfigurationError, OpenTransactionError
 from pipelines.faults import reach
 from pipelines.kafka.cluster import Cluster
@@ -38,6 +38,7 @@ from pipelines.lake.commits import bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.erased import read_erased
+from pipelines.lake.floors import read_floors
 from pipelines.lake.generations import Generation, Generations, generation_rows, is_begun, read_generations
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, Where, in_portions, row_count, within
@@ -252,8 +253,27 @@ class Jump:
         last = last_batch(self._questions)
         return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
 
+    def _check_order(self) -> None:
+        """Raises ConfigurationError where records would be merged again of which the order of messages alone tells whether they
+        are out, and that has changed: the messages so far are of a timeout, and now there is a window by gap. Silver does not
+        know such records: they lie before a lake that was taken up from its sink, or their rows were deleted (`keep`).
+        """
+        first, deleted = self._before[0], read_floors(self._questions).times
+        for jump in self.jumps if self.settings.merge.has_due else ():
+            p, tail = jump.partition, self.tails.get(jump.partition)
+            known_from = first.begin[TopicPartition(jump.source, p)] if first.kind == "sink" else 0
+            known_from = jump.from_offset if (tables.SILVER, p) in deleted else known_from
+            if tail is not None and tail.place.closed_at == PLAIN and jump.to_offset < known_from:
+                topic = self.settings.inputs[jump.source]
+                raise ConfigurationError(
+                    f"--to: silver does not have all that was published, with a timeout, of what lies before offset {known_from} "
+                    f"of {topic}[{p}], so it would be published again with the window; run this lake until a message that its "
+                    f"window has closed is out in partition {p}, or jump to a later time"
+                )
+
     def preview(self) -> dict[str, Any]:
         """What the jump does: by topic-partition, how many open records it closes, and how many finished ones not out."""
+        self._check_order()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
         not_yet = list(unpublished(self._questions, self._before.newest, self._generation))
         return {
@@ -264,7 +284,8 @@ class Jump:
         }
 
     def commit(self) -> None:
-        """Makes the jump."""
+        """Makes the jump. Raises ConfigurationError where it is not possible."""
+        self._check_order()
         generation = self._generation
         for source in self.settings.inputs:
             self._read_missing(source)

@@ -360,3 +360,25 @@ def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(k
     life.run()
     assert set(life.numbers().values()) == {1}
     life.check()
+
+
+@pytest.mark.promise("B120")
+def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_with_a_window(kafka: str, tmp_path: Path) -> None:
+    """Only the order of messages tells which of those records are out, and the window's sort behind all of them."""
+    life = Life.make(kafka, tmp_path, merge={"timeout": "100ms"})
+    for begin in (0, 2000, 4000):
+        fed(life, begin)
+    life.lose()
+    life.both((None, 5500))
+    life.run()
+    del life.river.config["merge"]["timeout"]
+    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+    life.call("evolve", "--apply")
+    life.run()
+    said = life.call("reset", "--to", "earliest", "--yes", exit_code=2)
+    assert "run this lake until a message that its window has closed is out in partition 0" in said
+    assert said == life.call("reset", "--to", "earliest", exit_code=2), "the preview says so, too"
+    fed(life, 6000)
+    life.call("reset", "--to", "earliest", "--yes")
+    life.run()
+    life.check()
