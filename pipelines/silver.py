@@ -407,6 +407,7 @@ def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int])
     """`core.merge.merge` of a partition's rows: the inputs of `_split`, then what silver holds."""
 
     def merging(*inputs: pa.Table) -> pa.Table:
+        """Return what a batch changes in a partition."""
         records, heads, recovered = _split(inputs[:-1], batch, sources, expected)
         return merge(records, inputs[-1], batch, recovered, heads)
 
@@ -419,6 +420,7 @@ def _rewriting(
     """`core.merge.merge_in_pieces` of what silver holds, and the inputs of `_split`."""
 
     def rewriting(pieces: Iterator[pa.Table], *inputs: pa.Table) -> Iterator[pa.Table]:
+        """Yield what takes the place of the open rows that come in pieces."""
         records, heads, recovered = _split(inputs, batch, sources, expected)
         return merge_in_pieces(records, pieces, batch, judge, recovered, heads)
 

@@ -192,6 +192,7 @@ def merge_in_pieces(
     silver = changed_schema.empty_table().drop_columns([name for name in changed_schema.names if name in REPLACING])
 
     def changed(some: Positioned, piece: pa.Table) -> pa.Table:
+        """Return what these records change in a piece, judged."""
         return judge(_changed(some, piece, batch, clocks).select(changed_schema.names).cast(changed_schema))
 
     is_left = np.ones(len(on_time.times), np.bool_)

@@ -70,7 +70,7 @@ def read_history(
     for p in range(partitions):
         batch = max(min(floors.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer, so that one which was at a clock has its last event time that long before, or later.
-        times = [time + longest_ms * (table == tables.SILVER) for (table, q), time in times_of.items() if q == p]
+        times = [time + (longest_ms if table == tables.SILVER else 0) for (table, q), time in times_of.items() if q == p]
         if times:
             first = max(batch, generation.from_batch)
             batch = max(batch, _first_batch(questions, settings, p, first, max(times), noted))

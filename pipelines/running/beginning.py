@@ -258,8 +258,10 @@ class Jump:
         are out, and that has changed: the messages so far are of a timeout, and now there is a window by gap. Silver does not
         know such records: they lie before a lake that was taken up from its sink, or their rows were deleted (`keep`).
         """
+        if not self.settings.merge.has_due:
+            return
         first, deleted = self._before[0], read_floors(self._questions).times
-        for jump in self.jumps if self.settings.merge.has_due else ():
+        for jump in self.jumps:
             p, tail = jump.partition, self.tails.get(jump.partition)
             known_from = first.begin[TopicPartition(jump.source, p)] if first.kind == "sink" else 0
             known_from = jump.from_offset if (tables.SILVER, p) in deleted else known_from

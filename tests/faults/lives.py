@@ -378,14 +378,13 @@ class Fate(Life):
         for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
             keys = set(questions.select(table, ["merge_key"])["merge_key"].to_pylist())
             assert not keys & self.forgotten, f"{table} has {keys & self.forgotten} again"
-        columns = ["partition", "offset", "merge_key", "reason", "heartbeat", "value"]
+        columns, may_be_gone = ["partition", "offset", "merge_key", "reason", "heartbeat", "value"], "keep" in self.river.config
         for (source, p), begin in newest.begin.items():
             mine = [[("partition", "=", p), ("offset", ">=", begin)]]
             for row in questions.select(tables.bronze(source), columns, mine).to_pylist():
                 count, is_keyed = places[source, p, row["offset"]], row["merge_key"] is not None and not row["heartbeat"]
                 assert count <= 1, f"{source} {row} is at {count} places"
                 is_out = is_keyed and out[orjson.loads(row["value"])["n"]] > 0
-                may_be_gone = "keep" in self.river.config
                 assert not is_keyed or count == 1 or is_out or may_be_gone, f"{source} {row} is nowhere"
 
     def _whereabouts(self, numbers: Iterable[int]) -> dict[int, list[str]]:

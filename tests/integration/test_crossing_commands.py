@@ -269,13 +269,20 @@ def test_an_evolve_that_was_cut_short_holds_repartition_up_until_it_is_called_ag
 # -- a lake that has nothing yet
 
 
+def nothing_read(kafka: str, folder: Path, name: str) -> River:
+    """One whose lake has read nothing, and that wants another timeout now."""
+    river = River.make(kafka, folder, name, partitions=1)
+    river.finish()
+    river.config["merge"]["timeout"] = "150ms"
+    river.write()
+    return river
+
+
 @pytest.mark.promise("C5")
 @pytest.mark.long
 def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "nothing-yet", partitions=1)
-    river.finish()
+    river = nothing_read(kafka, tmp_path, "nothing-yet")
     river.config["publish"]["max_bytes"] = "900kB"
-    river.config["merge"]["timeout"] = "150ms"
     river.write()
     assert in_process("validate", "-c", river.file, cwd=river.folder).returncode == 0
     with pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"):
@@ -295,10 +302,7 @@ def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(kafka: st
 @pytest.mark.long
 def test_what_such_a_lake_reads_at_once_is_read_by_its_new_rules_alone(kafka: str, tmp_path: Path) -> None:
     """So that it is taken up from its sink, should it be lost."""
-    river = River.make(kafka, tmp_path, "nothing-before", partitions=1)
-    river.finish()
-    river.config["merge"]["timeout"] = "150ms"
-    river.write()
+    river = nothing_read(kafka, tmp_path, "nothing-before")
     river.flow()
     river.finish()
     headers = [dict(message.headers()) for message in consume(kafka, river.sink, 1)]
