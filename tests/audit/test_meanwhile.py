@@ -34,6 +34,7 @@ from pipelines.settings import Settings
 from pipelines.silver import Silver
 from tests.support.cases import keyed
 from tests.support.crashes import CrashError, dying_at
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
@@ -140,7 +141,7 @@ def without_examples(answer: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in answer.items() if name != "warnings"}
 
 
-@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("name", first_then_nightly(ACTS))
 @pytest.mark.parametrize("share", [0.6, *shares()])
 def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
     """Their answers are those of before or those of after."""
@@ -157,7 +158,7 @@ def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "batches"), [("keep", 1), *(pytest.param(*each, marks=pytest.mark.long) for each in [("keep", 0), ("forget", 1)])]
+    ("name", "batches"), [("keep", 1), *(pytest.param(*each, marks=pytest.mark.nightly) for each in [("keep", 0), ("forget", 1)])]
 )
 def test_a_rebuild_whose_history_moves_says_so(scene: Scene, tmp_path: Path, name: str, batches: int) -> None:
     """Whether records go before its first batch is merged or after it; and it never counts as a rebuild."""

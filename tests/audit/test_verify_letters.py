@@ -310,6 +310,7 @@ def test_forgotten_records_and_rows_that_ended_leave_their_letters(kafka: str, t
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 def test_jumps_and_lost_lakes_leave_the_letters_that_were_sent(kafka: str, tmp_path: Path) -> None:
     """Reading begins late, goes back before that, and forth; in the end the lake is lost."""
     overrides: dict[str, Any] = {**topics_of_letters("jumping-letters"), "kafka__start": "latest"}

@@ -8,7 +8,6 @@ comes at any moment. The seed decides what comes; how much of it, the time. At t
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import socket
@@ -38,7 +37,7 @@ from tests.support.lakes import late_of
 from tests.support.raw_producer import produce_raw
 from tests.support.registry import TestRegistry
 from tests.support.repeating import repeating
-from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, committed_batches, noted_batches
+from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, committed_batches, load, noted_batches
 from tests.support.topics import dead_letters, published
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
@@ -95,17 +94,17 @@ class Siege:
             if process.process.poll() is not None:
                 self.problems.append(f"the run ended by itself: {process.said()}")
                 return
-            asked, load = time.monotonic(), os.getloadavg()[0] / (os.cpu_count() or 1)
+            asked, slower = time.monotonic(), load()
             process.process.terminate()
             code, took_s = process.wait(), time.monotonic() - asked
         self.stops, self.longest_stop_s = self.stops + 1, max(self.longest_stop_s, took_s)
         say(
-            f"{self.engine}: stop {self.stops} after {lasted:.0f} s, in {took_s:.1f} s at {load:.1f} of load; "
+            f"{self.engine}: stop {self.stops} after {lasted:.0f} s, in {took_s:.1f} s at {slower:.1f} of load; "
             f"the registry: {self.gate.mood or 'well'}"
         )
-        if code != 0 and not (code == -signal.SIGTERM and lasted < STARTING_S * max(1.0, load)):
+        if code != 0 and not (code == -signal.SIGTERM and lasted < STARTING_S * slower):
             self.problems.append(f"the run that was asked to stop ended with {code}: {process.said()}")
-        if took_s > STOP_S * max(1.0, load):
+        if took_s > STOP_S * slower:
             self.problems.append(f"a stop took {took_s:.1f} s after {lasted:.0f} s of a run, and the registry {self.gate.mood}")
 
     def _attack(self) -> None:

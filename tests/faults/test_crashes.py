@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "pipelines"
 
 KILLS = [
     pytest.param(EMBEDDED, ["bronze.quarantine", "silver.notes", "publisher.commit"], id="a commit of each layer"),
-    pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.long),
+    pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.nightly),
     pytest.param(FOLDER, ["silver.merge"], id="spark-folder", marks=pytest.mark.long),
     pytest.param(FOLDER, ["silver.merge", "gold.note"], id="spark-folder, more points", marks=pytest.mark.nightly),
     pytest.param(CATALOG, ["silver.notes", "gold.note"], id="spark-catalog", marks=pytest.mark.nightly),

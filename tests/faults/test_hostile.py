@@ -10,7 +10,7 @@ from tests.faults.hostile import siege
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.promise("R70")]
 
-SECONDS = 40
+SECONDS = 20
 
 
 def test_nothing_that_others_may_do_loses_changes_or_stops_what_is_good(kafka: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import without_java
 from tests.support.hostile_registry import HostileGate
 from tests.support.registry import TestRegistry
-from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, until
+from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, load, until
 from tests.support.topics import published
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C11")]
@@ -193,6 +193,7 @@ def test_sparks_workers_ask_the_registry_themselves(
     assert_whole(river)
 
 
+@pytest.mark.nightly
 def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
     schemas = register(registry)
     river = registered_river(kafka, tmp_path, "avro-away", registry)
@@ -206,6 +207,7 @@ def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, regis
     assert_whole(river)
 
 
+@pytest.mark.nightly
 def test_an_unknown_id_stops_the_run_after_a_while_and_nothing_is_lost(
     kafka: str, tmp_path: Path, registry: TestRegistry
 ) -> None:
@@ -288,9 +290,9 @@ def test_a_stop_is_heard_while_a_registry_trickles(kafka: str, tmp_path: Path, r
                 until(lambda: "bronze_orders" in river.run_log, "the other source")
             if deadline is not None:
                 until(lambda said=deadline: said in river.run_log, "the reason why it waits")  # type: ignore[misc]
-            since = time.monotonic()
+            since, slower = time.monotonic(), load()
             assert run.stop() == 0, run.said()
-            assert time.monotonic() - since < 10
+            assert time.monotonic() - since < 10 * slower
         gate.mood = None
         river.finish()
     assert_whole(river)

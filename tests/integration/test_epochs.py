@@ -302,7 +302,8 @@ def lose(river: River) -> None:
 
 
 @pytest.mark.promise("C7")
-@pytest.mark.parametrize("seed", first_then_nightly([1, 2]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_lake_that_is_lost_after_its_timeout_changed_is_taken_up_once_all_messages_go_by_the_new_one(
     kafka: str, tmp_path: Path, seed: int
 ) -> None:

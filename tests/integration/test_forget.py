@@ -236,6 +236,7 @@ def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: Rive
     assert river.broken_promises() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N9")
 def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(river: River, tmp_path: Path) -> None:
     paused = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, count=3, command="forget")

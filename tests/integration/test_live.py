@@ -79,6 +79,7 @@ def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spar
     assert len(found) > 5
 
 
+@pytest.mark.nightly
 def test_after_a_jump_all_waits_from_its_beginning_on(spark: SparkSession, tmp_path: Path) -> None:
     """Before its first batch, and whatever the idle policy has said before it."""
     cases = {p: random_case(7300 + p) for p in range(4)}

@@ -21,8 +21,8 @@ from tests.support.packaging import ROOT, dependencies, extras, lower_bounds
 pytestmark = [pytest.mark.promise("A19"), pytest.mark.long]
 
 VERSIONS = "import json, sys; from importlib.metadata import version; print(json.dumps([version(name) for name in sys.argv[1:]]))"
-LAYERS = ("test_bronze", "test_silver", "test_gold", "test_idle", "test_records", "test_restarts", "test_sinks_made_again")
-"""The laws of the layers, of what producers send, of restarts, and of topics that are made again."""
+LAYERS = ("test_bronze", "test_silver", "test_gold", "test_restarts", "test_sinks_made_again")
+"""The laws of the layers, of restarts, and of topics that are made again."""
 OF_EXTRAS = (
     *(
         "tests/quality",

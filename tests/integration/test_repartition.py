@@ -144,8 +144,9 @@ def test_a_repartition_that_is_killed_anywhere_is_finished_by_the_next_with_noth
         assert found_in(river, source) == raw.expected(4)
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("N4")
-@pytest.mark.parametrize("counts", [((2, 1), (1, 1)), pytest.param((3, 2), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("counts", [((2, 1), (1, 1)), (3, 2)])
 def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_written_twice(
     kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, regis
     assert_written(river, inputs)
 
 
+@pytest.mark.nightly
 def test_an_unknown_id_stops_it_after_a_while_and_nothing_is_lost(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
     schemas = register(registry)
     river = avro_confluence(kafka, tmp_path, "repartition-avro-unknown", registry)

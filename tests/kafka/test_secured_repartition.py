@@ -15,7 +15,6 @@ from pipelines.dev import secure
 from pipelines.kafka.permissions import Permission, permissions
 from pipelines.settings import Settings
 from tests.support.configurations import settings_for
-from tests.support.effort import first_then_nightly
 from tests.support.repartitioning import Raws, confluence, copied, raws
 from tests.support.rivers import River, until
 from tests.support.secured import SecuredBroker
@@ -112,7 +111,8 @@ LIKE_ALL = of_stage(settings_for(Path("/"), **named("tracking", ["raw-0", "raw-1
 NEEDED = [i for i, one in enumerate(LIKE_ALL) if one.kind != "group"]
 
 
-@pytest.mark.parametrize("number", first_then_nightly(NEEDED), ids=lambda i: f"{LIKE_ALL[i].operation}-{LIKE_ALL[i].name}")
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", NEEDED, ids=lambda i: f"{LIKE_ALL[i].operation}-{LIKE_ALL[i].name}")
 def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(secured: SecuredBroker, place: Place, number: int) -> None:
     missing = of_stage(place.river.settings)[number]
     if missing.why == "where it stands":  # which is not read while it is empty

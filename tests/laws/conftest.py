@@ -20,8 +20,8 @@ QUICK = "embedded-folder"
 SPARK_FOLDER, SPARK_CATALOG = (pytest.param(kind, marks=pytest.mark.long) for kind in ("spark-folder", "spark-catalog"))
 FOLDER_AT_NIGHT, CATALOG_AT_NIGHT = (pytest.param(kind, marks=pytest.mark.nightly) for kind in ("spark-folder", "spark-catalog"))
 """The layers are written once, and reach Spark through the engine alone. `make test` tries the engine on Spark (test_engine.py),
-`make test-long` the engine in a catalog and, in a folder, the laws of silver and gold and those that Spark alone has ever broken;
-each night does the rest.
+`make test-long` how it names, merges and erases in a catalog and, in a folder, the laws of silver and gold and those that Spark
+alone has ever broken; each night does the rest.
 """
 
 in_folders = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=True, scope="module")
@@ -30,8 +30,11 @@ in_folders = pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT], indirect=
 in_folders_of_both = pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
 """For one that depends on how Spark itself writes, deletes and reads files."""
 
-ON_BOTH_ENGINES = [QUICK, "spark-folder", SPARK_CATALOG]
+ON_BOTH_ENGINES = [QUICK, "spark-folder", CATALOG_AT_NIGHT]
 """For the laws of the engines themselves, which `make test` tries with Spark, too."""
+
+in_catalogs_of_spark = pytest.mark.parametrize("kind", [QUICK, "spark-folder", SPARK_CATALOG], indirect=True, scope="module")
+"""For those of the laws of the engines themselves that a catalog, which has its own names of tables, could break."""
 
 IN_FOLDERS_OF_BOTH = [QUICK, SPARK_FOLDER, CATALOG_AT_NIGHT]
 """For the laws that the promises of each kind of lake rest on."""

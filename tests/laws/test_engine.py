@@ -29,7 +29,7 @@ from pipelines.lake.questions import Where
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
-from tests.laws.conftest import ON_BOTH_ENGINES, MakeSettings, one_of
+from tests.laws.conftest import CATALOG_AT_NIGHT, ON_BOTH_ENGINES, MakeSettings, in_catalogs_of_spark, one_of
 from tests.support.lakes import OpenSpark, engine_for, folder_of
 
 APPLICATION = "test"
@@ -148,6 +148,7 @@ def test_of_many_who_append_the_same_commit_one_does(engine: Engine) -> None:
 # -- merging and deleting
 
 
+@in_catalogs_of_spark
 def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_setting_behind(
     engine: Engine, spark: SparkSession
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without
     assert silver(engine, 4) == [("a", "timed_out", 15), ("c", "timed_out", 10), ("d", "timed_out", 30)]
 
 
+@in_catalogs_of_spark
 def test_rows_are_deleted_once(engine: Engine) -> None:
     rows = [("s", "t", 5, offset, 0, time, "why") for offset, time in enumerate((1000, 2000, 3000))]
     engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows))
@@ -205,6 +207,7 @@ NO_SQL = ("${env:HOME}", "${system:user.dir}", "${spark.app.name}", "'; --", "\\
 
 
 @pytest.mark.promise("N31")
+@in_catalogs_of_spark
 def test_a_text_is_a_value_and_never_a_part_of_a_statement(engine: Engine) -> None:
     known = [*NO_SQL, os.environ["HOME"], str(Path.cwd())]
     where = [[("partition", "=", 9), ("merge_key", "in", list(NO_SQL))]]
@@ -389,7 +392,7 @@ def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
     assert engine.questions.file_count(tables.PUBLISHED) == files
 
 
-@pytest.mark.parametrize("kind", ["spark-folder", "spark-catalog"], indirect=True)
+@pytest.mark.parametrize("kind", ["spark-folder", CATALOG_AT_NIGHT], indirect=True)
 def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) -> None:
     """A question for one key then opens few of them."""
     for time in (10, 20):

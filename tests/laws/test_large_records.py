@@ -18,7 +18,7 @@ from pipelines.errors import ConfigurationError, UnreadableRecordsError
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.operations.redrive import Redrive
-from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, one_of
+from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.lakes import folder_of
@@ -26,7 +26,7 @@ from tests.support.memory import peak_mib_of
 from tests.support.rivers import ENGINES, WATERSMEET, River
 from tests.support.topics import consume, create_topics, dead_letters, delete_records
 
-kind = one_of([QUICK, SPARK_FOLDER])
+kind = one_of([QUICK, FOLDER_AT_NIGHT])
 MIB = 2**20
 
 

@@ -13,7 +13,7 @@ from pipelines.errors import LeaseLostError
 from pipelines.lake import tables
 from pipelines.lake.partitioned import PartitionedFiles
 from pipelines.lake.progress import last_batch
-from tests.laws.conftest import QUICK, MakeLake, in_folders_of_both
+from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
@@ -44,7 +44,7 @@ def batches(lake: CaseLake) -> tuple[int, int]:
 
 
 @pytest.mark.promise("N2", "O3", "O7")
-@in_folders_of_both
+@in_folders
 def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(new_lake: MakeLake) -> None:
     lake = new_lake(rich_cases(16, 500, SOURCES, refused=False), sources=SOURCES)
 

@@ -84,7 +84,7 @@ def test_what_tenants_have_open_is_merged_in_pieces_and_the_result_is_the_models
 ) -> None:
     """Also the records that wait, of which a key may have many."""
     rules = (100, 250, 300)
-    cases = tenant_cases(12)
+    cases = tenant_cases(6)
     lake, models = new_lake(cases, merge=merge_of(rules)), TenantModels(cases, rules)
     rewrite_open_records(monkeypatch)
     for share in (0.5, 1.0):

@@ -94,7 +94,7 @@ def test_what_cannot_be_written_is_refused_by_name_with_the_way_back(
         goes_on(lake)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [SPARK_FOLDER], indirect=True, scope="module")
 def test_spark_goes_on_with_each_of_them(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     for table, turned_on in REFUSED.values():

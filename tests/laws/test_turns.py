@@ -16,6 +16,7 @@ from pipelines.lake.maintenance import FILE_BYTES
 from tests.support.cases import expected_late, expected_silver, random_case, rich_cases
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
 
@@ -24,7 +25,7 @@ SHARES = (0.3, 0.7, 1.0)
 
 @pytest.mark.promise("R11")
 @pytest.mark.long
-@pytest.mark.parametrize("first", ["spark", "embedded"])
+@pytest.mark.parametrize("first", first_then_nightly(["spark", "embedded"]))
 def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: SparkSession, tmp_path: Path, first: str) -> None:
     settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))
     spark = SparkEngine(root_session, Lake(settings))
@@ -48,7 +49,7 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: Spar
 
 
 @pytest.mark.promise("C24")
-@pytest.mark.long
+@pytest.mark.nightly
 def test_spark_goes_on_with_open_records_that_were_written_anew(
     root_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from pipelines.audit.status import status
 from pipelines.dev.processes import free_port
 from pipelines.lake.quality import last_results
 from pipelines.quality.command import check_lake
-from tests.support.commands import here, without_java
+from tests.support.commands import here
 from tests.support.metrics import scrape
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
@@ -83,14 +83,14 @@ def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path)
     river.flow()
     river.finish()
     page = tmp_path / "quality.html"
-    assert "every expectation is met" in without_java(river, "check", "--html", str(page))
+    assert "every expectation is met" in here(river, "check", "--html", str(page))
     assert "The data is as expected" in page.read_text(encoding="utf-8")
     assert "--since: silver has no version 999" in here(river, "check", "--since", "999", exit_code=2)
     assert "--html: " in here(river, "check", "--html", str(tmp_path / "none" / "page.html"), exit_code=2)
 
     river.config["quality"] = {"suites": [suite_file(tmp_path, "greedy", "bronze", NEVER)]}
     river.write()
-    found = json.loads(without_java(river, "check", "--json", exit_code=3))
+    found = json.loads(here(river, "check", "--json", exit_code=3))
     assert [(row["table"], row["success"]) for row in found["results"]] == [("bronze_tracking", False), ("bronze_orders", False)]
     assert found["nothing_new"] == ["bronze_orders", "bronze_tracking", "late", "silver", "sink"]
     bad = tmp_path / "bad.json"

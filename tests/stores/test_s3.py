@@ -69,6 +69,7 @@ def test_a_second_run_is_refused_and_a_woken_merge_changes_nothing(on_s3: MakeRi
     assert river.losses() == Losses()
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("A12")
 def test_kills_between_the_commits_lose_and_repeat_nothing(on_s3: MakeRiver) -> None:
     river = on_s3("kills")
