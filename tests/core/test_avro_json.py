@@ -15,18 +15,10 @@ from hypothesis import given
 from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.values import json_texts, typed_values
-from tests.support.avro import as_text, encoded, schemas_with_values
+from tests.support.avro import as_text, encoded, logical, schema_of, schemas_with_values
 from tests.support.effort import draws
 
 law = draws(50)
-
-
-def of(kind: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "record", "name": "R", "fields": [{"name": "f", "type": kind, **more}]}
-
-
-def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name, **more}
 
 
 def decoded(schema: Any, contents: list[bytes]) -> pa.Array:
@@ -66,7 +58,7 @@ DECIMAL = logical("bytes", "decimal", precision=4, scale=1)
 )
 def test_a_field_may_be_left_out_and_spelled_in_every_form_that_says_the_same(kind: Any, written: Any, read: Any) -> None:
     value = {} if written is ... else {"f": written}
-    [found] = decoded(of(kind), [encoder(json.dumps(of(kind)))(value)]).to_pylist()
+    [found] = decoded(schema_of(kind), [encoder(json.dumps(schema_of(kind)))(value)]).to_pylist()
     expected = written if read is ... else read
     assert found["f"] == expected or str(found["f"]) == expected
 
@@ -106,7 +98,7 @@ def test_a_field_may_be_left_out_and_spelled_in_every_form_that_says_the_same(ki
 )
 def test_what_is_no_value_of_the_schema_is_refused_with_its_path(kind: Any, written: Any, sentence: str) -> None:
     with pytest.raises(UnencodableError) as refused:
-        encoder(json.dumps(of(kind)))({} if written is ... else {"f": written})
+        encoder(json.dumps(schema_of(kind)))({} if written is ... else {"f": written})
     assert str(refused.value) == sentence
 
 
@@ -130,4 +122,4 @@ def test_what_is_left_out_is_its_default() -> None:
 
 def test_a_value_is_an_object() -> None:
     with pytest.raises(UnencodableError, match="`value` does not fit record; write an object"):
-        encoder(json.dumps(of("int")))([])
+        encoder(json.dumps(schema_of("int")))([])

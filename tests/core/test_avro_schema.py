@@ -18,7 +18,7 @@ from pipelines.core.json_text import UndecodableError
 from pipelines.core.types import TIME, columns_ddl
 from pipelines.core.values import json_texts, largest_sizes, typed_values
 from pipelines.errors import ConfigurationError
-from tests.support.avro import as_text, decoded, encoded, in_a_column, same, schemas_with_values
+from tests.support.avro import as_text, decoded, encoded, in_a_column, logical, same, schemas_with_values
 from tests.support.effort import draws
 
 law = draws(60)
@@ -35,10 +35,6 @@ def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
 
 def decimal(precision: Any, scale: Any = 0, **more: Any) -> dict[str, Any]:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale, **more}
-
-
-def logical(kind: str, name: str) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name}
 
 
 def refusal(schema: Any) -> str:

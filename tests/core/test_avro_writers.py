@@ -21,7 +21,7 @@ from pipelines.core.json_text import UndecodableError
 from pipelines.core.reading import WRITER_SCHEMA, read_records
 from pipelines.core.values import typed_values
 from tests.core.test_reading import FAR, kafka_table, rules
-from tests.support.avro import as_text, encoded, framed, in_a_column, same, schemas_with_values
+from tests.support.avro import as_text, decimal, encoded, enum, framed, in_a_column, logical, same, schema_of, schemas_with_values
 from tests.support.effort import draws
 
 law = draws(60)
@@ -32,20 +32,7 @@ NONE: Any = object()
 
 
 def of(kind: Any, default: Any = NONE, **more: Any) -> dict[str, Any]:
-    field = {"name": "f", "type": kind, **({} if default is NONE else {"default": default}), **more}
-    return {"type": "record", "name": "R", "fields": [field]}
-
-
-def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name, **more}
-
-
-def decimal(precision: int, scale: int) -> dict[str, Any]:
-    return logical("bytes", "decimal", precision=precision, scale=scale)
-
-
-def enum(*symbols: str, **more: Any) -> dict[str, Any]:
-    return {"type": "enum", "name": "E", "symbols": [*symbols], **more}
+    return schema_of(kind, **({} if default is NONE else {"default": default}), **more)
 
 
 def inner(*fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pipelines.core.json_text import UndecodableError
 from pipelines.core.schema_changes import refused_changes
 from pipelines.core.types import widened
 from pipelines.core.values import typed_values
-from tests.support.avro import as_text, encoded, framed, schemas_with_values
+from tests.support.avro import as_text, decimal, encoded, enum, framed, logical, schema_of, schemas_with_values
 from tests.support.effort import draws
 
 pytestmark = pytest.mark.promise("C8")
@@ -32,22 +32,6 @@ def load(schema: Any) -> AvroSchema:
 
 def record(*fields: Any, name: str = "R") -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": [*fields]}
-
-
-def of(kind: Any, **more: Any) -> dict[str, Any]:
-    return record({"name": "f", "type": kind, **more})
-
-
-def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name, **more}
-
-
-def decimal(precision: int, scale: int) -> dict[str, Any]:
-    return logical("bytes", "decimal", precision=precision, scale=scale)
-
-
-def enum(*symbols: str, **more: Any) -> dict[str, Any]:
-    return {"type": "enum", "name": "E", "symbols": [*symbols], **more}
 
 
 def fixed(size: int, name: str = "X") -> dict[str, Any]:
@@ -69,20 +53,20 @@ INNER = record(A, name="In")
         (record(A), record({"name": "c", "type": "string", "default": ""}, A)),
         (record(A, B), record(A)),
         (record(A, B), record(B, A)),
-        (of("int"), of("long")),
-        (of("float"), of("double")),
-        (of("int"), of(["null", "int"])),
-        (of("int"), of(["long", "null"])),
-        (of(["null", "int"]), of(["long", "null"])),
-        (of(["null", "int"]), of(["null", "int"], default=None)),
-        (of("int", default=1), of("int", default=2)),
-        (of("int", doc="old"), of(logical("int", "no such type"), aliases=["g"])),
-        (of("string"), of(logical("string", "uuid"))),
-        (of(enum("A")), of(enum("B", "A"))),
-        (of(decimal(4, 0)), of(logical("bytes", "decimal", precision=4))),
-        (of({"type": "array", "items": "int"}), of({"type": "array", "items": ["null", "long"]})),
-        (of({"type": "map", "values": "float"}), of(["null", {"type": "map", "values": "double"}])),
-        (of(INNER), of(record(A, B, name="other.In"))),
+        (schema_of("int"), schema_of("long")),
+        (schema_of("float"), schema_of("double")),
+        (schema_of("int"), schema_of(["null", "int"])),
+        (schema_of("int"), schema_of(["long", "null"])),
+        (schema_of(["null", "int"]), schema_of(["long", "null"])),
+        (schema_of(["null", "int"]), schema_of(["null", "int"], default=None)),
+        (schema_of("int", default=1), schema_of("int", default=2)),
+        (schema_of("int", doc="old"), schema_of(logical("int", "no such type"), aliases=["g"])),
+        (schema_of("string"), schema_of(logical("string", "uuid"))),
+        (schema_of(enum("A")), schema_of(enum("B", "A"))),
+        (schema_of(decimal(4, 0)), schema_of(logical("bytes", "decimal", precision=4))),
+        (schema_of({"type": "array", "items": "int"}), schema_of({"type": "array", "items": ["null", "long"]})),
+        (schema_of({"type": "map", "values": "float"}), schema_of(["null", {"type": "map", "values": "double"}])),
+        (schema_of(INNER), schema_of(record(A, B, name="other.In"))),
         (record({"name": "f", "type": INNER}, {"name": "g", "type": "In"}), record({"name": "g", "type": INNER})),
         ({"type": "object", "properties": {"a": {"enum": ["x"]}}}, {"type": "object", "properties": {"a": {"enum": ["y", "x"]}}}),
     ],
@@ -104,25 +88,29 @@ def test_a_schema_may_gain_optional_fields_widen_types_and_drop_fields(before: A
             record(A, {"name": "b", "type": ["null", "string"]}),
             "$.b has no default, which records without it need; give it one",
         ),
-        (of("long"), of("int"), "$.f has another type"),
-        (of("int"), of("double"), "$.f has another type"),
-        (of("long"), of("float"), "$.f has another type"),
-        (of("double"), of("float"), "$.f has another type"),
-        (of("string"), of("bytes"), "$.f has another type"),
-        (of("string"), of(enum("A")), "$.f has another type"),
-        (of(["null", "int"]), of("int"), "$.f has another type"),
-        (of(enum("A", "B")), of(enum("B")), "$.f lacks values of its enum that it had"),
-        (of(enum("A", default="A")), of(enum("A")), "$.f: `default` differs"),
-        (of(decimal(4, 1)), of(decimal(5, 1)), "$.f: `precision` differs"),
-        (of(decimal(4, 1)), of(decimal(4, 2)), "$.f: `scale` differs"),
-        (of("long"), of(logical("long", "timestamp-millis")), "$.f: `logicalType` differs"),
-        (of(logical("long", "timestamp-micros")), of(logical("long", "timestamp-millis")), "$.f: `logicalType` differs"),
-        (of(fixed(3)), of(fixed(4)), "$.f: `size` differs"),
-        (of(INNER), of(record(A, name="Out")), "$.f: `name` differs"),
-        (of(INNER), of(record({**A, "type": "string"}, name="In")), "$.f.a has another type"),
+        (schema_of("long"), schema_of("int"), "$.f has another type"),
+        (schema_of("int"), schema_of("double"), "$.f has another type"),
+        (schema_of("long"), schema_of("float"), "$.f has another type"),
+        (schema_of("double"), schema_of("float"), "$.f has another type"),
+        (schema_of("string"), schema_of("bytes"), "$.f has another type"),
+        (schema_of("string"), schema_of(enum("A")), "$.f has another type"),
+        (schema_of(["null", "int"]), schema_of("int"), "$.f has another type"),
+        (schema_of(enum("A", "B")), schema_of(enum("B")), "$.f lacks values of its enum that it had"),
+        (schema_of(enum("A", default="A")), schema_of(enum("A")), "$.f: `default` differs"),
+        (schema_of(decimal(4, 1)), schema_of(decimal(5, 1)), "$.f: `precision` differs"),
+        (schema_of(decimal(4, 1)), schema_of(decimal(4, 2)), "$.f: `scale` differs"),
+        (schema_of("long"), schema_of(logical("long", "timestamp-millis")), "$.f: `logicalType` differs"),
         (
-            of({"type": "array", "items": ["null", "int"]}),
-            of({"type": "array", "items": "int"}),
+            schema_of(logical("long", "timestamp-micros")),
+            schema_of(logical("long", "timestamp-millis")),
+            "$.f: `logicalType` differs",
+        ),
+        (schema_of(fixed(3)), schema_of(fixed(4)), "$.f: `size` differs"),
+        (schema_of(INNER), schema_of(record(A, name="Out")), "$.f: `name` differs"),
+        (schema_of(INNER), schema_of(record({**A, "type": "string"}, name="In")), "$.f.a has another type"),
+        (
+            schema_of({"type": "array", "items": ["null", "int"]}),
+            schema_of({"type": "array", "items": "int"}),
             "$.f[] has another type",
         ),
         (
@@ -204,11 +192,11 @@ def test_what_was_read_before_a_change_is_read_after_it(drawn: tuple[Any, list[A
 
 
 def test_from_its_first_offset_on_a_value_is_of_the_new_schema() -> None:
-    old, new = load(of("int")), load(record({"name": "n", "type": "int", "default": 3}, {"name": "f", "type": "long"}))
+    old, new = load(schema_of("int")), load(record({"name": "n", "type": "int", "default": 3}, {"name": "f", "type": "long"}))
     both = replace(new, earlier=(old,), since={1: 10})
     decode = both.decoder_of_accepted()
     one, two = (
-        encoded(of("int"), {"f": 1}),
+        encoded(schema_of("int"), {"f": 1}),
         encoded(record({"name": "n", "type": "int"}, {"name": "f", "type": "long"}), {"n": 2, "f": 1}),
     )
     assert [decode(one, 1, 9), decode(two, 1, 10), decode(two, 0, 0)] == [{"n": 3, "f": 1}, {"n": 2, "f": 1}, {"n": 2, "f": 1}]
@@ -219,7 +207,7 @@ def test_from_its_first_offset_on_a_value_is_of_the_new_schema() -> None:
 def test_a_record_that_was_accepted_is_read_by_the_last_schema_that_can() -> None:
     """A writer may have had a field of the same name and another type, which nobody read then."""
     writer = record({"name": "f", "type": "int"}, {"name": "g", "type": "string"}, {"name": "h", "type": "string"})
-    old, less = load(of("int")), load(record({"name": "h", "type": "string"}))
+    old, less = load(schema_of("int")), load(record({"name": "h", "type": "string"}))
     new = load(record({"name": "f", "type": "int"}, {"name": "g", "type": ["null", "int"], "default": None}))
     found = replace(new, earlier=(old, less), writers={7: json.dumps(writer)})
     value = framed(7, encoded(writer, {"f": 1, "g": "x", "h": "y"}))

@@ -14,7 +14,6 @@ from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
-from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run, create_missing
@@ -26,7 +25,7 @@ from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, fill_bronze, quickly
-from tests.support.topics import add_partitions, create_topics, delete_records, delete_topic, produce, published
+from tests.support.topics import add_partitions, create_topics, delete_records, delete_topic, produce
 
 PARTITIONS = 2
 NUMBERS = itertools.count()
@@ -222,8 +221,8 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     lake.owner().append(tables.IDLE_HEARTBEATS, idle)
     lake.arrive()
     lake.merge(lake.quick)
-    list(Gold(lake.owner(lake.quick), lake.settings, 4).drain())
-    assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
+    lake.publish(lake.quick)
+    assert lake.messages() == expected_messages(cases)
 
     for p, case in cases.items():
         extended(case, 10**6 + p)
@@ -248,8 +247,8 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
         }
         fill_bronze(Bronze(again.owner(), again.settings, source), unread)
     again.merge()
-    list(Gold(again.owner(), again.settings, 4).drain())
-    assert published(kafka, f"{name}-merged", 4) == expected_messages(cases)
+    again.publish()
+    assert again.messages() == expected_messages(cases)
 
 
 @in_folders

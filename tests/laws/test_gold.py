@@ -9,13 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines.gold import Gold
 from pipelines.lake import tables
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
-from tests.support.topics import Published, consume, delete_records, delete_topic, published
+from tests.support.topics import consume, delete_records, delete_topic
 
 PARTITIONS = 6
 EMPTIED = 2
@@ -39,20 +38,8 @@ def extended(case: Case, beyond_ms: int) -> None:
 class River:
     """A lake and its sink, and what was seen of them on the way."""
 
-    kafka: str
     lake: CaseLake
     seen: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def sink(self) -> str:
-        return self.lake.settings.publish.topic
-
-    def gold(self, dying: str | None = None) -> Gold:
-        engine = self.lake.engine if dying is None else dying_at(self.lake.engine, "append", dying)
-        return Gold(self.lake.owner(engine), self.lake.settings, PARTITIONS)
-
-    def published(self) -> list[Published]:
-        return published(self.kafka, self.sink, PARTITIONS)
 
 
 kind = one_of(IN_FOLDERS_OF_BOTH)
@@ -62,37 +49,37 @@ kind = one_of(IN_FOLDERS_OF_BOTH)
 def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     """Published in three steps, the second of them cut off; then a partition is emptied, and then the sink is made again."""
     sink = f"laws-gold-{kind}"
-    river = River(kafka, new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink, name=sink))
+    river = River(new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink, name=sink))
     lake, seen = river.lake, river.seen
     lake.arrive(0.6)
     lake.merge(lake.quick)
-    seen["publications"] = list(river.gold().drain())
-    seen["first"], seen["first expected"] = river.published(), finished(lake)
+    seen["publications"] = lake.publish()
+    seen["first"], seen["first expected"] = lake.messages(), finished(lake)
 
     lake.arrive()
     lake.merge(lake.quick)
     with pytest.raises(CrashError):
-        list(river.gold(tables.PUBLISHED).drain())
+        lake.publish(dying_at(lake.engine, "append", tables.PUBLISHED))
     seen["unnoted"] = notes(lake)
-    seen["again"] = list(river.gold().drain())
-    seen["second"], seen["second expected"] = river.published(), expected_messages(lake.cases)
+    seen["again"] = lake.publish()
+    seen["second"], seen["second expected"] = lake.messages(), expected_messages(lake.cases)
     seen["messages"] = consume(kafka, sink, PARTITIONS)
     seen["notes"] = notes(lake)
     seen["positions"] = {p: positions(case) for p, case in lake.cases.items()}
 
     ends = [message.offset() for message in seen["messages"] if message.partition() == EMPTIED]
     delete_records(kafka, sink, EMPTIED, max(ends) + 2)  # with the marker of the transaction
-    seen["emptied"] = [m for m in river.published() if m.partition == EMPTIED]
+    seen["emptied"] = [m for m in lake.messages() if m.partition == EMPTIED]
     for case in lake.cases.values():
         extended(case, 10**6)
     lake.arrive()
     lake.merge(lake.quick)
-    list(river.gold().drain())
-    seen["refilled"], seen["third expected"] = river.published(), expected_messages(lake.cases)
+    lake.publish()
+    seen["refilled"], seen["third expected"] = lake.messages(), expected_messages(lake.cases)
 
     delete_topic(kafka, sink)
-    list(river.gold().drain())
-    seen["made again"] = river.published()
+    lake.publish()
+    seen["made again"] = lake.messages()
     return river
 
 
@@ -177,5 +164,5 @@ def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river:
 
 def test_a_drained_lake_publishes_nothing(river: River) -> None:
     version = river.lake.questions.version(tables.PUBLISHED)
-    assert list(river.gold().drain()) == []
+    assert river.lake.publish() == []
     assert river.lake.questions.version(tables.PUBLISHED) == version

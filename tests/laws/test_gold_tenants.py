@@ -18,7 +18,7 @@ from tests.laws.conftest import MakeLake
 from tests.support.cases import Case, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
-from tests.support.topics import consume, delete_topic, published
+from tests.support.topics import consume, delete_topic
 
 PARTITIONS = 2
 TENANTS = ("%2F", " ", "100%", "a", "a/b", "é", "\uff61", "\U0001f600")
@@ -60,15 +60,14 @@ def rows_of(partition: int, rng: random.Random) -> list[Row]:
 class River:
     """A lake whose silver is written by hand, its sink, and what was seen of it on the way."""
 
-    kafka: str
     lake: CaseLake
     rows: list[Row] = field(default_factory=list)
     """What silver has, in the order of publication."""
     seen: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def sink(self) -> str:
-        return self.lake.settings.publish.topic
+    def messages(self) -> list[Any]:
+        settings = self.lake.settings
+        return consume(settings.kafka.bootstrap_servers, settings.publish.topic, PARTITIONS)
 
     def write(self, rows: Sequence[Row], batch: int, **more: Any) -> None:
         """As a batch of silver, in no order."""
@@ -83,16 +82,9 @@ class River:
         table = self.lake.quick.lake.layout[tables.SILVER]
         self.lake.owner(self.lake.quick).append(tables.SILVER, table.rows_of(written), f"test-{batch}", {"batch": batch})
 
-    def gold(self, dying: str | None = None) -> Gold:
-        engine = self.lake.engine if dying is None else dying_at(self.lake.engine, "append", dying)
-        return Gold(self.lake.owner(engine), self.lake.settings, PARTITIONS)
-
-    def drain(self) -> None:
-        list(self.gold().drain())
-
     def check(self) -> None:
         """The sink has what silver has, in order, and says of each message what it is."""
-        messages = consume(self.kafka, self.sink, PARTITIONS)
+        messages = self.messages()
         assert [said(message) for message in messages] == [
             (row.partition, row.key, row.tenant, str(row.closed_at), str(row.due), row.id) for row in self.rows
         ]
@@ -123,22 +115,22 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     sink, rng = f"laws-gold-tenants-{kind}", random.Random(7)
     merge = {"window": {"gap": "20ms", "max": "100ms"}, "tenant": "g", "tenant_max_lag": "300ms"}
     cases = {p: Case({"tracking": [], "orders": []}, 100) for p in range(PARTITIONS)}
-    river = River(kafka, new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, merge=merge))
+    river = River(new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, merge=merge))
     rows = {p: rows_of(p, rng) for p in range(PARTITIONS)}
     river.write([row for mine in rows.values() for row in mine[:50]], 0)
-    river.drain()
+    river.lake.publish()
     river.check()
 
     river.write([row for mine in rows.values() for row in mine[50:53]], 1)
     with pytest.raises(CrashError):
-        list(river.gold(tables.PUBLISHED).drain())
+        river.lake.publish(dying_at(river.lake.engine, "append", tables.PUBLISHED))
     river.seen["unnoted"] = last_published(river.lake.questions)
     river.write([row for mine in rows.values() for row in mine[53:]], 2)
     refused = [row._replace(event_time=900) for row in rows[0][::9]]
     kept, river.rows = river.rows, []
     river.write(refused, 3, valid=False, invalid_reason="predicate")
     river.rows = kept
-    river.drain()
+    river.lake.publish()
     return river
 
 
@@ -155,12 +147,12 @@ def test_a_sequence_goes_on_in_the_midst_of_what_is_closed_at_one_time(river: Ri
     for p, tail in last_published(river.lake.questions).items():
         last = [row for row in river.rows if row.partition == p][-1]
         assert (tail.tenant, tail.key, tail.due, tail.closed_at) == (last.tenant, last.key, last.due, last.closed_at)
-    assert list(river.gold().drain()) == []
+    assert river.lake.publish() == []
 
 
 def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: str) -> None:
     lake = river.lake
-    said = {headers_of(m).get("watersmeet.rules") for m in consume(river.kafka, river.sink, PARTITIONS)} - {None}
+    said = {headers_of(m).get("watersmeet.rules") for m in river.messages()} - {None}
     assert said == {lake.settings.fingerprint}
     begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
     changed = lake.settings.model_copy(update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})})
@@ -174,17 +166,17 @@ def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: 
     lake.owner(lake.quick).append(tables.PROGRESS, lake.quick.lake.layout[tables.PROGRESS].rows(progress))
     river.write([Row(0, 5000, "é", 4900, "k", 4800)], 4)
     list(Gold(lake.owner(), changed, PARTITIONS).drain())
-    last = [headers_of(m) for m in consume(river.kafka, river.sink, PARTITIONS) if m.partition() == 0][-1]
+    last = [headers_of(m) for m in river.messages() if m.partition() == 0][-1]
     assert last["watersmeet.tenant"] == "é"
     assert last["watersmeet.rules"].split(",") == sorted([lake.settings.fingerprint, changed.fingerprint])
     assert last["watersmeet.lived"] == "true"
 
 
-def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river: River) -> None:
-    before = published(river.kafka, river.sink, PARTITIONS)
-    delete_topic(river.kafka, river.sink)
-    river.drain()
-    assert published(river.kafka, river.sink, PARTITIONS) == before
+def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river: River, kafka: str) -> None:
+    before = river.lake.messages()
+    delete_topic(kafka, river.lake.settings.publish.topic)
+    river.lake.publish()
+    assert river.lake.messages() == before
 
 
 def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(new_lake: MakeLake, kafka: str, kind: str) -> None:
@@ -193,7 +185,7 @@ def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(n
     lake = new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, sources=sources)
     lake.arrive()
     lake.merge(lake.quick)
-    list(Gold(lake.owner(), lake.settings, PARTITIONS).drain())
+    lake.publish()
     expected = [f"{p}/{r.event_time}/{r.key}" for p, case in cases.items() for r in case.merged(sources).published_order()]
-    assert [message.id for message in published(kafka, sink, PARTITIONS)] == expected
+    assert [message.id for message in lake.messages()] == expected
     assert len(expected) > 10

@@ -11,7 +11,6 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
-from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.decisions import decision_rows, read_decisions
@@ -23,7 +22,7 @@ from pipelines.running.owner import Owner
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
-from tests.support.topics import consume, create_topics, published
+from tests.support.topics import consume, create_topics
 
 
 def test_of_many_messages_of_one_time_the_last_alone_has_them(kafka: str, tmp_path: Path) -> None:
@@ -33,11 +32,11 @@ def test_of_many_messages_of_one_time_the_last_alone_has_them(kafka: str, tmp_pa
     lake = CaseLake(open_engine(settings), settings, {0: case, 1: case})
     lake.arrive()
     lake.merge()
-    [publications] = Gold(lake.owner(), settings, 2).drain()
+    [publications] = lake.publish()
     found = consume(kafka, "recovery-headers", 2)
     having = [(m.partition(), m.offset()) for m in found if "watersmeet.min_offsets" in dict(m.headers())]
     assert having == [(p.partition, p.tail.offset) for p in publications] == [(0, 49), (1, 49)]
-    assert published(kafka, "recovery-headers", 2) == expected_messages(lake.cases)
+    assert lake.messages() == expected_messages(lake.cases)
 
 
 @pytest.mark.long
@@ -63,7 +62,7 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         decided = [(TopicPartition("orders", 0), decision)]
         lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1, 0))
         lake.merge()
-        assert list(Gold(lake.owner(), settings, 1).drain()), "it goes on"
+        assert lake.publish(), "it goes on"
         largest = max(sum(len(key) + len(value) for key, value in m.headers()) for m in consume(kafka, name, 1))
         assert largest < recovery.RECOVERY_BYTES + 1000
 

@@ -6,7 +6,6 @@ import pytest
 
 from pipelines import gold as gold_module
 from pipelines.errors import SinkReplacedError, is_retriable
-from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.running.letters import DeadLetters
 from tests.laws.conftest import QUICK, MakeLake, one_of
@@ -41,7 +40,7 @@ def lake_of(new_lake: MakeLake, kafka: str, sink: str, **overrides: object) -> C
 def test_between_two_publications(new_lake: MakeLake, kafka: str, is_made: bool) -> None:
     sink = f"laws-again-{is_made}".lower()
     lake = lake_of(new_lake, kafka, sink)
-    gold = Gold(lake.owner(), lake.settings, PARTITIONS)
+    gold = lake.gold()
     assert list(gold.drain())
     delete_topic(kafka, sink)
     if is_made:
@@ -49,13 +48,13 @@ def test_between_two_publications(new_lake: MakeLake, kafka: str, is_made: bool)
     lake.arrive()
     lake.merge()
     list(gold.drain())
-    assert published(kafka, sink, PARTITIONS) == expected_messages(lake.cases)
+    assert lake.messages() == expected_messages(lake.cases)
 
 
 def test_within_a_publication(new_lake: MakeLake, kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = "laws-again-within"
     lake = lake_of(new_lake, kafka, sink)
-    gold = Gold(lake.owner(), lake.settings, PARTITIONS)
+    gold = lake.gold()
     assert list(gold.drain())
     lake.arrive()
     lake.merge()
@@ -72,7 +71,7 @@ def test_within_a_publication(new_lake: MakeLake, kafka: str, monkeypatch: pytes
     assert published(kafka, sink, PARTITIONS) == []
     monkeypatch.undo()
     list(gold.drain())
-    assert published(kafka, sink, PARTITIONS) == expected_messages(lake.cases)
+    assert lake.messages() == expected_messages(lake.cases)
 
 
 def test_a_topic_of_dead_letters_too(new_lake: MakeLake, kafka: str) -> None:

@@ -29,7 +29,7 @@ from tests.support.memory import peak_mib_of
 from tests.support.rewrites import rewrite_open_records, rewrites_of
 from tests.support.rivers import WATERSMEET, River
 from tests.support.tenants import TenantModels, late_of, merge_of, silver_of, tenant_cases
-from tests.support.topics import consume, delete_topic, produce, published
+from tests.support.topics import consume, delete_topic, produce
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
 
@@ -134,7 +134,7 @@ def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published
     lake.merge()
 
     def drained() -> list[tuple[Any, ...]]:
-        list(Gold(lake.owner(), lake.settings, 2).drain())
+        lake.publish()
         found = [(m.partition(), m.key(), m.value(), m.timestamp()[1], m.headers()) for m in consume(kafka, sink, 2)]
         delete_topic(kafka, sink)
         return found
@@ -213,8 +213,8 @@ def test_a_message_that_is_too_large_by_its_key_is_not_valid_and_stops_nothing(k
     lake = CaseLake(open_engine(settings), settings, {0: case})
     lake.arrive()
     lake.merge()
-    assert list(Gold(lake.owner(), settings, 1).drain())
-    assert [m.key.decode() for m in published(kafka, "long-keys", 1)] == [fits, "small"]
+    assert lake.publish()
+    assert [m.key.decode() for m in lake.messages()] == [fits, "small"]
     rows = lake.questions.select(tables.SILVER, ["merge_key", "valid", "invalid_reason"]).to_pylist()
     assert [row["merge_key"] for row in rows if row["invalid_reason"] == "too_large"] == [long]
     largest = max(message_size(m) for m in consume(kafka, "long-keys", 1))

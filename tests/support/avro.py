@@ -38,6 +38,23 @@ BAD_BYTES = (None, b"", b"\x00", b"\xff" * 12, b"{}")
 """Values that are not of `CASE_SCHEMA`; the last but one begins with a time that no calendar has."""
 
 
+def schema_of(kind: Any, **more: Any) -> Schema:
+    """A record with one field, `f`."""
+    return {"type": "record", "name": "R", "fields": [{"name": "f", "type": kind, **more}]}
+
+
+def logical(kind: str, name: str, **more: Any) -> Schema:
+    return {"type": kind, "logicalType": name, **more}
+
+
+def decimal(precision: int, scale: int) -> Schema:
+    return logical("bytes", "decimal", precision=precision, scale=scale)
+
+
+def enum(*symbols: str, **more: Any) -> Schema:
+    return {"type": "enum", "name": "E", "symbols": [*symbols], **more}
+
+
 def encoded(schema: Any, value: Any) -> bytes:
     """A value as the bytes of bare Avro."""
     content = io.BytesIO()

@@ -28,6 +28,7 @@ from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.spark import SparkEngine
+from pipelines.gold import Gold, Publication
 from pipelines.kafka.silence import Silence
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
@@ -40,6 +41,7 @@ from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case
+from tests.support.topics import Published, published
 
 OpenSpark = Callable[[], SparkSession]
 """Starts the process's one Spark session at the first call, and returns it."""
@@ -225,6 +227,18 @@ class CaseLake:
         plans = list(self.start(engine=engine).drain())
         self.plans += plans
         return len(plans)
+
+    def gold(self, engine: Engine | None = None) -> Gold:
+        """A start of gold."""
+        return Gold(self.owner(engine), self.settings, self.partitions)
+
+    def publish(self, engine: Engine | None = None) -> list[Sequence[Publication]]:
+        """One start of gold that publishes what there is; returns its transactions."""
+        return list(self.gold(engine).drain())
+
+    def messages(self) -> list[Published]:
+        """What is in the sink."""
+        return published(self.settings.kafka.bootstrap_servers, self.settings.publish.topic, self.partitions)
 
     def take_decisions(self) -> None:
         """The idle policy's decisions in the lake are input of the cases, like the records."""
