@@ -44,7 +44,7 @@ from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT
-from pipelines.engine import Engine, Function, Rewrite, Rows
+from pipelines.engine import Engine, Function, Held, InPieces, Rows
 from pipelines.errors import MissingRecordsError
 from pipelines.faults import reach
 from pipelines.kafka.silence import Silence
@@ -70,7 +70,7 @@ MAX_KEYS = 5_000
 """So many keys of open rows are named in a question at most; with more of them, all open rows are read."""
 
 HELD_BATCHES = 2
-"""Where open rows have more bytes than so many batches may have, the engine rewrites them in pieces, if it can."""
+"""Where open rows have more bytes than so many batches may have, the engine merges them in pieces, if it can."""
 
 PIECES = 4
 """So many of these pieces have about as many bytes as a batch may have: of each there are several copies in memory."""
@@ -211,17 +211,23 @@ class Silver:
         statuses = ["open", "waiting"] if batch.has_tenants else ["open"]
         held_bytes, where = self._measure_held(statuses), [[("status", "in", statuses)]]
         keys = self._changing_keys(batch, where) if held_bytes > limit and not batch.has_tenants else None
+        if keys is not None and len(keys) > MAX_KEYS:
+            keys = None
         if held_bytes > HELD_BATCHES * limit and keys != []:
-            rewriting = _rewriting(batch, len(records), expected, lambda rows: judged(self._engine, rows, self.settings.publish))
-            pieces = 1 + PIECES * held_bytes // limit
-            if self._engine.rewrite(tables.SILVER, statuses, rewriting, inputs, commit, pieces=pieces):
+            held = Held(statuses, 1 + PIECES * held_bytes // limit, keys)
+            merging = _merging_in_pieces(batch, len(records), expected)
+            if self._engine.merge_in_pieces(held, merging, inputs, batch.changed_schema(), self._judge, commit):
                 return
-        if keys is not None and len(keys) <= MAX_KEYS:
+        if keys is not None:
             where[0].append(("merge_key", "in", keys))
         inputs.append(self._engine.read(tables.SILVER, of_held, where))
         changed = self._engine.per_partition(_merging(batch, len(records), expected), inputs, batch.changed_schema())
         write = self._engine.append if keys == [] else self._engine.merge
-        write(tables.SILVER, judged(self._engine, changed, self.settings.publish), commit)
+        write(tables.SILVER, self._judge(changed), commit)
+
+    def _judge(self, changed: Rows) -> Rows:
+        """Judge what times out by the user's expressions."""
+        return judged(self._engine, changed, self.settings.publish)
 
     def _measure_held(self, statuses: Sequence[str]) -> int:
         """How many bytes of records rows with these statuses have. Asked when it may have grown beyond what a batch may have."""
@@ -414,17 +420,15 @@ def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int])
     return merging
 
 
-def _rewriting(
-    batch: Batch, sources: int, expected: Mapping[TopicPartition, int], judge: Callable[[pa.Table], pa.Table]
-) -> Rewrite:
+def _merging_in_pieces(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> InPieces:
     """`core.merge.merge_in_pieces` of what silver holds, and the inputs of `_split`."""
 
-    def rewriting(pieces: Iterator[pa.Table], *inputs: pa.Table) -> Iterator[pa.Table]:
-        """Yield what takes the place of the open rows that come in pieces."""
+    def merging(pieces: Iterator[pa.Table], *inputs: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield each piece, and what a batch changes in it."""
         records, heads, recovered = _split(inputs, batch, sources, expected)
-        return merge_in_pieces(records, pieces, batch, judge, recovered, heads)
+        return merge_in_pieces(records, pieces, batch, recovered, heads)
 
-    return rewriting
+    return merging
 
 
 def _split(

@@ -61,11 +61,14 @@ SPARK_TESTS = (
 for tables.
 """
 
+SECURED = "tests/kafka/test_secured"
+"""How the files begin that share the secured broker of a process."""
+
 IN_PROCESSES_OF_THEIR_OWN = (
     "tests/faults/",
     "tests/integration/test_connect.py",
     "tests/integration/test_secrets.py",
-    "tests/kafka/test_secured",
+    SECURED,
 )
 """How the ids begin of tests whose runs with Spark are never in the process of the tests."""
 
@@ -83,7 +86,7 @@ def group_of(test: str) -> str:
     file = test.partition("::")[0]
     says_so = SPARK in test and not test.startswith(IN_PROCESSES_OF_THEIR_OWN)
     if not says_so and not test.startswith(SPARK_TESTS):
-        return file
+        return SECURED if file.startswith(SECURED) else file
     if "/laws/" not in file:
         return f"{SPARK}, others"
     return f"{SPARK}, {'laws' if file in LAWS_FOR_EVERY_CHANGE else 'other laws'}"

@@ -6,7 +6,7 @@ and per partition; rows of several partitions may come in one call. Times are nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -178,22 +178,22 @@ def merge_in_pieces(
     records: pa.Table,
     pieces: Iterable[pa.Table],
     batch: Batch,
-    judge: Callable[[pa.Table], pa.Table],
     recovered: pa.Table | None = None,
     heads: pa.Table | None = None,
-) -> Iterator[pa.Table]:
-    """Yield all rows of silver that are open or wait, piece by piece, as they are after a batch, and those that it closes.
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield each piece of the rows of silver that are open or wait with what `merge` returns for it; at last no rows, and the
+    merge records of keys that are in no piece.
 
-    `pieces`: all rows that were open or waited, with silver's columns, all of a key in one piece. `judge`: called with what
-    `merge` returns for a piece. The rest is as for `merge`. Raises ValueError where a key of the batch has rows in two pieces.
+    `pieces`: at least all rows that were open or waited and that the batch may change, with silver's columns, all of a key in
+    one piece. The rest is as for `merge`; of partitions of which there is nothing in `records` and `heads`, nothing is merged.
+    Raises ValueError where a key of the batch has rows in two pieces.
     """
-    clocks = _clocks(records, heads, batch)
-    on_time, changed_schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
-    silver = changed_schema.empty_table().drop_columns([name for name in changed_schema.names if name in REPLACING])
+    clocks = _clocks(records, heads, batch, _partitions(records, HEADS.empty_table() if heads is None else heads))
+    on_time, schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
 
     def changed(some: Positioned, piece: pa.Table) -> pa.Table:
-        """Return what these records change in a piece, judged."""
-        return judge(_changed(some, piece, batch, clocks).select(changed_schema.names).cast(changed_schema))
+        """Return what these records change in a piece."""
+        return _changed(some, piece, batch, clocks).select(schema.names).cast(schema)
 
     is_left = np.ones(len(on_time.times), np.bool_)
     for piece in pieces:
@@ -202,10 +202,16 @@ def merge_in_pieces(
         if (is_here & ~is_left).any():
             raise ValueError(_TWO_OPEN_RECORDS)
         is_left &= ~is_here
-        found = changed(on_time.where(is_here), piece)
-        yield _kept(piece, found).select(silver.column_names)
-        yield found.filter(found["status"].is_valid()).select(silver.column_names)
-    yield changed(on_time.where(is_left), silver).select(silver.column_names)
+        yield piece, changed(on_time.where(is_here), piece)
+    none = schema.empty_table()
+    yield none, changed(on_time.where(is_left), none)
+
+
+def applied(piece: pa.Table, changed: pa.Table) -> pa.Table:
+    """Return the rows of a piece of silver once what a batch changes in it (`merge_in_pieces`) has taken their place."""
+    columns = [name for name in changed.column_names if name not in REPLACING]
+    new = changed.filter(changed["status"].is_valid()).select(columns)
+    return pa.concat_tables([_kept(piece, changed).select(columns), new])
 
 
 def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:

@@ -28,8 +28,19 @@ Rows: TypeAlias = Any
 Function: TypeAlias = Callable[..., pa.Table]
 """A pure function of one Arrow table for each input."""
 
-Rewrite: TypeAlias = Callable[..., Iterator[pa.Table]]
-"""What rows of a table become: a function of these rows, which come in pieces, and of one Arrow table for each input."""
+InPieces: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
+"""A pure function of rows that come in pieces, and of one Arrow table for each input: each piece, and what changes in it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows of silver with one of these statuses, in about so many pieces, all rows of a key in one; `keys`: where they are
+    given, those of other keys need not be among them.
+    """
+
+    statuses: Sequence[str]
+    pieces: int
+    keys: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,12 +185,18 @@ class Engine(Protocol):
         """
         ...
 
-    def rewrite(
-        self, table: str, values: Sequence[str], function: Rewrite, inputs: Sequence[Rows], commit: Commit, *, pieces: int
+    def merge_in_pieces(
+        self,
+        held: Held,
+        function: InPieces,
+        inputs: Sequence[Rows],
+        schema: pa.Schema,
+        judge: Callable[[Rows], Rows],
+        commit: Commit,
     ) -> bool:
-        """In one commit, once per commit, `function` gives the rows that take the place of all those whose column by which the
-        table is partitioned has one of these values. They come in about so many pieces, all rows of a key in one, so that memory
-        holds a piece at a time. False, and nothing is changed, where the engine does not do so: `merge` is to be used.
+        """In one commit, once per commit, merge what `function` gives of silver's rows, as `merge` does, with the columns of
+        `schema`; memory holds a piece of the rows at a time. `judge` is called with what changes. False, and nothing is changed,
+        where the engine cannot do so: `merge` is to be used.
         """
         ...
 

@@ -18,9 +18,10 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from pipelines.core.merge import applied
 from pipelines.core.reading import RECORD_BYTES, read_records
 from pipelines.core.types import has_tenants
-from pipelines.engine import Function, KafkaInput, Rewrite, replaced_row
+from pipelines.engine import Function, Held, InPieces, KafkaInput, replaced_row
 from pipelines.engine.polling import followed_source, followed_versions
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.ranges import share
@@ -201,31 +202,39 @@ class EmbeddedEngine:
 
         self._commit(table, commit, write)
 
-    def rewrite(
-        self, table: str, values: Sequence[str], function: Rewrite, inputs: Sequence[pa.Table], commit: Commit, *, pieces: int
+    def merge_in_pieces(
+        self,
+        held: Held,
+        function: InPieces,
+        inputs: Sequence[pa.Table],
+        _: pa.Schema,
+        judge: Callable[[pa.Table], pa.Table],
+        commit: Commit,
     ) -> bool:
-        """See `Engine.rewrite`. delta-rs's own writers, among them its MERGE, hold all rows in memory.
+        """See `Engine.merge_in_pieces`. delta-rs's own writers, among them its MERGE, hold all rows in memory: so all rows with
+        these statuses are written anew.
 
         Not where somebody follows the changes, who would meet rows that did not change; nor where others have added columns, or
         Spark has left deletion vectors, which delta-rs does not name where a file goes.
         """
-        schema, opened = self.lake.schema(table), self.questions.opened(table)
+        table, schema = tables.SILVER, self.lake.schema(tables.SILVER)
+        opened = self.questions.opened(table)
         has_feed = self.questions.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
         if has_feed or set(columns_of(opened).names) != set(schema.names) or _has_deletion_vectors(opened):
             return False
         [by] = self.lake.layout[table].partitioned_by
-        replaced: Where = [[(by, "in", list(values))]]
-        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // pieces))
+        replaced: Where = [[(by, "in", list(held.statuses))]]
+        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // held.pieces))
 
         def write(found: DeltaTable, how: _How) -> None:
             """Writes new files, and commits them in place of those that are there, with these properties."""
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
                 rows = streamed(found, schema, replaced, batch_rows)
                 if has_tenants(schema):  # else a key has one row
-                    rows = by_key(rows, schema, pieces, Path(folder))
+                    rows = by_key(rows, schema, held.pieces, Path(folder))
                 files = PartitionedFiles(schema, by, self.questions.path(table), self.questions.files_of(table), Path(folder))
-                added = files.write(function(rows, *inputs))
-            found.create_write_transaction([*added], "overwrite", schema, [by], [(by, "in", list(values))], **how)
+                added = files.write(applied(piece, judge(changed)) for piece, changed in function(rows, *inputs))
+            found.create_write_transaction([*added], "overwrite", schema, [by], [(by, "in", list(held.statuses))], **how)
             found.update_incremental()
 
         self._commit(table, commit, write)

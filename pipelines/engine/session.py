@@ -177,13 +177,17 @@ def session_with(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[S
             if is_remote():
                 atexit.register(beside.session.stop)
         session = beside.session
+        before = {name: session.conf.get(name, None) for name in settings}
         for name, value in settings.items():
             session.conf.set(name, value)
         try:
             yield session
         finally:
-            for name in settings:
-                session.conf.unset(name)
+            for name, former in before.items():
+                if former is None:
+                    session.conf.unset(name)
+                else:
+                    session.conf.set(name, former)
 
 
 @dataclass

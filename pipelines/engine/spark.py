@@ -14,9 +14,11 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +32,7 @@ from pyspark.sql.types import StringType
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
-from pipelines.engine import Function, KafkaInput, Running, replaced_row
+from pipelines.engine import Function, Held, InPieces, KafkaInput, Running, replaced_row
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.polling import has_news
@@ -67,6 +69,8 @@ PIECE_BYTES = 32 * 1024 * 1024
 
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 _MIN_FILE_SIZE, _MAX_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize"
 
@@ -125,11 +129,14 @@ class SparkEngine:
     def per_partition(self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
         """See `Engine.per_partition`. One exchange brings the rows of a partition together, of all inputs at once."""
         names = _numbered(inputs)
+        return self._together(inputs, names).mapInArrow(_called(function, names, schema), columns_ddl(schema))
+
+    def _together(self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]) -> DataFrame:
+        """The rows of all inputs, `_numbered`, those of a partition in one task."""
         tagged = [rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i])) for i, rows in enumerate(inputs)]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
         partition = F.col(names[0]["partition"])
-        together = rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
-        return together.mapInArrow(_called(function, names, schema), columns_ddl(schema))
+        return rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
 
     @contextmanager
     def held(self, rows: DataFrame) -> Iterator[DataFrame]:
@@ -243,6 +250,18 @@ class SparkEngine:
 
     def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
         """See `Engine.merge`."""
+        self._merge(table, rows, commit, only_open=only_open)
+
+    def _merge(
+        self,
+        table: str,
+        rows: DataFrame,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """MERGE with these settings more."""
         schema = self.lake.layout[table].schema
         columns = [f"`{name}`" for name in schema.names]
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
@@ -258,12 +277,31 @@ class SparkEngine:
                 f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
             )
 
-        with self._committing(commit) as session:
+        with self._committing(commit, settings) as session:
             self._run_on_rows(session, statement, rows)
 
-    def rewrite(self, *_: object, **__: object) -> bool:
-        """See `Engine.rewrite`. Spark's MERGE does not need all rows in memory."""
-        return False
+    def merge_in_pieces(
+        self,
+        held: Held,
+        function: InPieces,
+        inputs: Sequence[DataFrame],
+        schema: pa.Schema,
+        judge: Callable[[DataFrame], DataFrame],
+        commit: Commit,
+    ) -> bool:
+        """See `Engine.merge_in_pieces`. Spark's own MERGE and sorting use the disk where memory does not suffice: so a Python
+        worker gets the rows of each key together, after the other inputs.
+        """
+        where: Where = [[("status", "in", held.statuses), *([] if held.keys is None else [("merge_key", "in", held.keys)])]]
+        rows = [*inputs, self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, where)]
+        names = _numbered(rows)
+        together = self._together(rows, names)
+        key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
+        changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
+            _called_in_pieces(function, names, schema, PIECE_BYTES), columns_ddl(schema)
+        )
+        self._merge(tables.SILVER, judge(changed), commit, settings={_ARROW_BYTES: str(PIECE_BYTES)})
+        return True
 
     def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
         """Run a statement about rows in another session than theirs: a global view is what sessions share."""
@@ -290,10 +328,10 @@ class SparkEngine:
             session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
 
     @contextmanager
-    def _committing(self, commit: Commit) -> Iterator[SparkSession]:
+    def _committing(self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[SparkSession]:
         """Inside, there is a session in which one statement is this commit."""
         settings = dict(zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True))
-        with session_with(self.spark, {**settings, _METADATA: commit.metadata}) as session:
+        with session_with(self.spark, {**settings, _METADATA: commit.metadata, **more}) as session:
             yield session
 
     # -- following
@@ -434,13 +472,59 @@ def _called(
         if not sum(batch.num_rows for batch in rows):
             return
         table = pa.Table.from_batches(rows)
-        inputs = [
-            table.filter(pc.equal(table[_INPUT], i)).select([*mine.values()]).rename_columns([*mine])
-            for i, mine in enumerate(names)
-        ]
-        yield from _pieces(function(*inputs), schema)
+        yield from _pieces(function(*(_of_input(table, i, mine) for i, mine in enumerate(names))), schema)
 
     return call
+
+
+def _called_in_pieces(
+    function: InPieces, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """As `_called`, for a function of rows in pieces of about so many bytes, which are the last input and come after the others,
+    sorted by key.
+    """
+    *of_inputs, of_held = names
+
+    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in a Python worker of Spark; holds the inputs, and a piece at a time."""
+        held = len(of_inputs)
+        before: list[pa.RecordBatch] = []
+        first: list[pa.RecordBatch] = []
+        for batch in batches:
+            (first if batch[_INPUT][-1].as_py() == held else before).append(batch)
+            if first:
+                break
+        if not before and not first:
+            return
+        table = pa.Table.from_batches([*before, *first])
+        inputs = [_of_input(table, i, mine) for i, mine in enumerate(of_inputs)]
+        rows = (_of_input(pa.Table.from_batches([batch]), held, of_held) for batch in chain(first, batches))
+        for _, changed in function(by_sorted_key(rows, size), *inputs):
+            yield from _pieces(changed, schema)
+
+    return call
+
+
+def _of_input(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
+    """The rows of one input, with its own names of columns."""
+    return table.filter(pc.equal(table[_INPUT], number)).select([*names.values()]).rename_columns([*names])
+
+
+def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
+    """Yield rows that are sorted by partition and key in pieces of about so many bytes, all of a key in one."""
+    piece: list[pa.Table] = []
+    for some in rows:
+        piece.append(some)
+        if sum(each.nbytes for each in piece) < size:
+            continue
+        table = pa.concat_tables(piece)
+        last = [pc.equal(table[name], table[name][-1]) for name in ("partition", "merge_key")]
+        until = pc.index(pc.and_(*last), True).as_py()
+        if until:
+            yield table.slice(0, until)
+        piece = [table.slice(until)]
+    if piece:
+        yield pa.concat_tables(piece)
 
 
 def _pieces(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ import pytest
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of, topic_of
-from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, late, merge, merge_in_pieces, silver_schema
+from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, late, merge, merge_in_pieces, silver_schema
 from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
 from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
 from pipelines.core.types import DUE, TIME
@@ -134,7 +134,8 @@ class PureLake:
         if self.in_pieces:
             size = self.rng.choice([1, 7, 40])
             pieces = (open_rows.slice(begin, size) for begin in range(0, len(open_rows), size))
-            rows = pa.concat_tables(merge_in_pieces(records, pieces, batch, lambda changed: changed, self._recovered()))
+            found = merge_in_pieces(records, pieces, batch, self._recovered())
+            rows = pa.concat_tables(applied(piece, changed) for piece, changed in found)
             is_open = pc.equal(rows["status"], "open")
             self.finished += rows.filter(pc.invert(is_open)).to_pylist()
             self.open_rows = rows.filter(is_open)
@@ -363,7 +364,7 @@ def test_two_open_records_of_a_key_are_refused() -> None:
     row = row.cast(SILVER)
     with pytest.raises(ValueError, match="two open records"):
         merge(_records(), pa.concat_tables([row, row]), batch)
-    pieces = merge_in_pieces(_records(("orders", 0, "a", 50, b"1")), [row, row], batch, lambda changed: changed)
+    pieces = merge_in_pieces(_records(("orders", 0, "a", 50, b"1")), [row, row], batch)
     with pytest.raises(ValueError, match="two open records"):
         list(pieces)
 

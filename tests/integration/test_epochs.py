@@ -72,6 +72,7 @@ def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> N
     is_sound(river, "in-the-end")
 
 
+@pytest.mark.nightly
 def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "windows", lake=EMBEDDED)
     river.flow()

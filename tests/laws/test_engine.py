@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
-from pipelines.engine import Engine, embedded
+from pipelines.engine import Engine, Held, embedded
+from pipelines.engine.spark import by_sorted_key
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.commits import Commit
@@ -171,6 +172,63 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     mine, version = [[("partition", "=", 3)]], engine.questions.version(tables.SILVER) - 1
     earlier = engine.read(tables.SILVER, ["merge_key"], mine, version=version)
     assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], "an earlier version is as it was"
+
+
+def _closing(pieces: Iterator[pa.Table], news: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Closes partition 13, and says of each row in which piece it came; at last the news."""
+    keys: set[str] = set()
+    for number, piece in enumerate(pieces, start=1):
+        mine = piece.filter(pc.equal(piece["partition"], 13))
+        found = mine["merge_key"].to_pylist()
+        assert keys.isdisjoint(found), "all rows of a key come in one piece"
+        keys.update(found)
+        yield piece, _as_changed(mine, "timed_out", number)
+    yield news.slice(0, 0), _as_changed(news.drop_columns(["replaces"]), "open", 0)
+
+
+def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
+    replaces = rows["event_time"] if status == "timed_out" else pa.nulls(len(rows), TIME)
+    for name, value in (("status", status), ("batch", batch)):
+        number = rows.column_names.index(name)
+        rows = rows.set_column(number, name, pa.array([value] * len(rows), rows.schema.types[number]))
+    return rows.append_column("replaces", replaces)
+
+
+def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.engine.spark.PIECE_BYTES", 1)
+    opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(7)]
+    others = [(14, "k0", "open", 10, None), (13, "done", "timed_out", 5, None)]
+    engine.merge(tables.SILVER, changed(engine, *opened, *others), Commit("pieces", 1, 1))
+    news = changed(engine, (13, "new", "open", 50, None))
+    schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
+    judged: list[Any] = []
+
+    def judge(rows: Any) -> Any:
+        judged.append(rows)
+        return rows
+
+    version = engine.questions.version(tables.SILVER)
+    for _ in range(2):
+        assert engine.merge_in_pieces(Held(["open"], 3), _closing, [news], schema, judge, Commit("pieces", 1, 2))
+    expected = [("done", "timed_out", 5), *((f"k{n}", "timed_out", 10 + n) for n in range(7)), ("new", "open", 50)]
+    assert silver(engine, 13) == expected
+    assert silver(engine, 14) == [("k0", "open", 10)]
+    assert judged, "what changes is judged before it is written"
+    where = [[("partition", "=", 13), ("merge_key", "!=", "done")]]
+    pieces = {row["batch"] for row in engine.questions.select(tables.SILVER, ["batch"], where).to_pylist()}
+    assert len(pieces) > 2, "more than one piece, and the news"
+    assert engine.questions.version(tables.SILVER) == version + 1
+
+
+def test_sorted_rows_are_cut_between_keys() -> None:
+    keys = pa.table({"partition": [0] * 6 + [1] * 4, "merge_key": list("aabbbccdde")})
+    for size in (1, 40, 10**6):
+        for by in (1, 3, 10):
+            found = list(by_sorted_key((keys.slice(begin, by) for begin in range(0, len(keys), by)), size))
+            assert pa.concat_tables(found).equals(keys)
+            of_pieces = [{*zip(*piece.to_pydict().values(), strict=True)} for piece in found]
+            assert len(set().union(*of_pieces)) == sum(map(len, of_pieces)) == 6
+            assert size > 1 or by > 1 or len(found) == 6
 
 
 def test_a_merge_that_changes_no_row_is_a_commit_too(engine: Engine) -> None:

@@ -34,7 +34,7 @@ from tests.support.lakes import CaseLake
 
 pytestmark = pytest.mark.promise("C10")
 
-TIMEOUT_MS, PARTITIONS, STEPS = 100, 2, 12
+TIMEOUT_MS, PARTITIONS, STEPS = 100, 2, 9
 KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms", "quarantine": "500ms"}
 
 
@@ -278,7 +278,7 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("count", first_then_nightly([8, STEPS]))
+@pytest.mark.parametrize("count", first_then_nightly([8, 12]))
 def test_history_may_begin_in_any_epoch(lake: CaseLake, kind: str, count: int, tmp_path: Path) -> None:
     changing(lake, kind, count)
     assert is_derived_again(lake, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from pipelines.engine import Engine
+from pipelines.lake import tables
 
 
 class CrashError(Exception):
@@ -20,12 +21,13 @@ class _Dying:
         if name != self._operation:
             return found
 
-        def dying(table: str, *arguments: Any, **more: Any) -> Any:
+        def dying(*arguments: Any, **more: Any) -> Any:
+            table = tables.SILVER if name == "merge_in_pieces" else arguments[0]
             if table != self._table or not self._times:
-                return found(table, *arguments, **more)
+                return found(*arguments, **more)
             self._times -= 1
             if self._after:
-                found(table, *arguments, **more)
+                found(*arguments, **more)
             raise CrashError(f"{name} {table}")
 
         return dying
