@@ -72,9 +72,6 @@ MAX_KEYS = 5_000
 HELD_BATCHES = 2
 """Where open rows have more bytes than so many batches may have, the engine merges them in pieces, if it can."""
 
-PIECES = 4
-"""So many of these pieces have about as many bytes as a batch may have: of each there are several copies in memory."""
-
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 
 
@@ -214,7 +211,7 @@ class Silver:
         if keys is not None and len(keys) > MAX_KEYS:
             keys = None
         if held_bytes > HELD_BATCHES * limit and keys != []:
-            held = Held(statuses, 1 + PIECES * held_bytes // limit, keys)
+            held = Held(statuses, held_bytes, keys)
             merging = _merging_in_pieces(batch, len(records), expected)
             if self._engine.merge_in_pieces(held, merging, inputs, batch.changed_schema(), self._judge, commit):
                 return

@@ -34,12 +34,12 @@ InPieces: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
 
 @dataclass(frozen=True)
 class Held:
-    """Rows of silver with one of these statuses, in about so many pieces, all rows of a key in one; `keys`: where they are
-    given, those of other keys need not be among them.
+    """Rows of silver with one of these statuses, whose records have so many bytes; `keys`: where they are given, no row of
+    another key changes.
     """
 
     statuses: Sequence[str]
-    pieces: int
+    size: int
     keys: Sequence[str] | None = None
 
 
@@ -195,8 +195,8 @@ class Engine(Protocol):
         commit: Commit,
     ) -> bool:
         """In one commit, once per commit, merge what `function` gives of silver's rows, as `merge` does, with the columns of
-        `schema`; memory holds a piece of the rows at a time. `judge` is called with what changes. False, and nothing is changed,
-        where the engine cannot do so: `merge` is to be used.
+        `schema`; memory holds a piece of the rows at a time, and all of a key are in one. `judge` is called with what changes.
+        False, and nothing is changed, where the engine cannot do so: `merge` is to be used.
         """
         ...
 

@@ -55,6 +55,9 @@ BATCH_BYTES: Final = 64 * 1024 * 1024
 CLEAN_UP_EVERY: Final = 50
 """After so many commits to a table, the files of its log that are older than the retention are deleted."""
 
+PIECES: Final = 4
+"""So many pieces of open rows have about as many bytes as a batch may have: of each there are several copies in memory."""
+
 _ORDER: Final = ("partition", "event_time", "offset")
 """By which columns rows are near one another once a table was rewritten as a whole."""
 
@@ -224,14 +227,15 @@ class EmbeddedEngine:
             return False
         [by] = self.lake.layout[table].partitioned_by
         replaced: Where = [[(by, "in", list(held.statuses))]]
-        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // held.pieces))
+        pieces = 1 + PIECES * held.size // self.merge_bytes
+        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // pieces))
 
         def write(found: DeltaTable, how: _How) -> None:
             """Writes new files, and commits them in place of those that are there, with these properties."""
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
                 rows = streamed(found, schema, replaced, batch_rows)
                 if has_tenants(schema):  # else a key has one row
-                    rows = by_key(rows, schema, held.pieces, Path(folder))
+                    rows = by_key(rows, schema, pieces, Path(folder))
                 files = PartitionedFiles(schema, by, self.questions.path(table), self.questions.files_of(table), Path(folder))
                 added = files.write(applied(piece, judge(changed)) for piece, changed in function(rows, *inputs))
             found.create_write_transaction([*added], "overwrite", schema, [by], [(by, "in", list(held.statuses))], **how)

@@ -95,6 +95,9 @@ CHANGING_VALUES = (
 """
 
 LAYER_DEFAULTS: Mapping[str, str] = {
+    # The vectorised reader unpacks 4,096 rows at a time, however large they are: of records of 900 kB that pack well, more than a
+    # heap of 2 GiB holds. The other one takes no longer (docs/performance.md).
+    "spark.sql.parquet.enableVectorizedReader": "false",
     # Rows go to Python in batches bounded by their number alone. Bounded by bytes, as Spark's default has it, their size is
     # computed after every row, in time that grows with the rows whose lists are null: every record.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200",

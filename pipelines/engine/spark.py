@@ -50,7 +50,7 @@ from pipelines.lake.files import Files
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.questions import Where, answer, questions
+from pipelines.lake.questions import Where, answer, questions, row_count
 from pipelines.lake.tables import Table, has_records
 
 FROM_KAFKA = "1 second"
@@ -70,7 +70,7 @@ PIECE_BYTES = 32 * 1024 * 1024
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
-_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ARROW_BYTES, _ROW_GROUP_ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "parquet.block.row.count.limit"
 
 _MIN_FILE_SIZE, _MAX_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize"
 
@@ -290,7 +290,8 @@ class SparkEngine:
         commit: Commit,
     ) -> bool:
         """See `Engine.merge_in_pieces`. Spark's own MERGE and sorting use the disk where memory does not suffice: so a Python
-        worker gets the rows of each key together, after the other inputs.
+        worker gets the rows of each key together, after the other inputs. Row groups of what is written fit into memory, since
+        other readers unpack thousands of rows of one at a time.
         """
         where: Where = [[("status", "in", held.statuses), *([] if held.keys is None else [("merge_key", "in", held.keys)])]]
         rows = [*inputs, self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, where)]
@@ -300,7 +301,9 @@ class SparkEngine:
         changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
             _called_in_pieces(function, names, schema, PIECE_BYTES), columns_ddl(schema)
         )
-        self._merge(tables.SILVER, judge(changed), commit, settings={_ARROW_BYTES: str(PIECE_BYTES)})
+        count = row_count(self.questions, tables.SILVER, [where[0][:1]])
+        settings = {_ARROW_BYTES: str(PIECE_BYTES), _ROW_GROUP_ROWS: str(max(1, PIECE_BYTES * count // max(1, held.size)))}
+        self._merge(tables.SILVER, judge(changed), commit, settings=settings)
         return True
 
     def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -27,9 +30,9 @@ from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, folder_of
 from tests.support.memory import peak_mib_of
 from tests.support.rewrites import rewrite_open_records, rewrites_of
-from tests.support.rivers import WATERSMEET, River
+from tests.support.rivers import FOLDER, WATERSMEET, River
 from tests.support.tenants import TenantModels, late_of, merge_of, silver_of, tenant_cases
-from tests.support.topics import consume, delete_topic, produce
+from tests.support.topics import consume, delete_topic, produce, published
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
 
@@ -200,6 +203,37 @@ def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_sm
         peak_mib = peak_mib_of(process)
     assert process.returncode == 0, (tmp_path / "out").read_text()
     assert peak_mib < 1.5 * 1024, f"{peak_mib:.0f} MiB"
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_heap_of_a_gibibyte_holds_records_that_pack_well_and_all_that_one_clock_closes(
+    kafka: str, tmp_path: Path, kind: str
+) -> None:
+    """Five hundred megabytes with Spark, whose Python workers have a bound, too."""
+    river = River.make(kafka, tmp_path, "packed-spark", lake=FOLDER, partitions=2, merge__timeout="1h")
+    river.config["spark"] = {**river.config.get("spark", {}), "spark.driver.memory": "1g"}
+    river.write()
+    values = [(n % 2, keyed(f"k{n}", n, text="x" * 900_000)) for n in range(300)]
+    for source in SOURCES:
+        for begin in range(0, len(values), 30):
+            produce(kafka, river.topic(source), values[begin : begin + 30], codec="zstd")
+        produce(kafka, river.topic(source), [(p, heartbeat(300)) for p in range(2)])
+    for now in (None, 10_000_000):
+        for source in SOURCES if now is not None else ():
+            produce(kafka, river.topic(source), [(p, heartbeat(10_000_000)) for p in range(2)])
+        run = river.run("--once")
+        workers: dict[int, float] = {}
+        while run.process.poll() is None:
+            for process in psutil.Process(run.process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    if "java" not in process.name():
+                        workers[process.pid] = max(workers.get(process.pid, 0), process.memory_info().rss / 2**20)
+            time.sleep(0.1)
+        assert run.wait() == 0, run.said()
+        assert max(workers.values()) < 1.2 * 1024, workers
+    assert len(published(kafka, river.sink, 2)) == 300
 
 
 @pytest.mark.promise("K13")
