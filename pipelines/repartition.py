@@ -62,10 +62,11 @@ from pipelines.kafka.publisher import REPARTITION, Publisher, record_publisher
 from pipelines.kafka.reading import Range, headers_of, read_range, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
+from pipelines.lake.choice import questions
 from pipelines.lake.epochs import check_repartition_rules, read_epochs
 from pipelines.lake.lease import EVOLVE, check_not_changing
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions, questions
+from pipelines.lake.questions import Questions
 from pipelines.monitoring.events import Behind, Handled, Observer, StepDone, all_of, ignore
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.streams import Patience

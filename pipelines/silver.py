@@ -191,8 +191,8 @@ class Silver:
         return bool(noted["last"].to_pylist() == [plan.batch])
 
     def _merge(self, plan: BatchPlan, planner: Planner, commit: Commit) -> None:
-        """Steps 2 to 4 of a batch. Where the open rows are large, all of them are written anew, a piece at a time; a batch that
-        changes none of them is appended. (With tenants, whose records wait, it may always change some.)
+        """Steps 2 to 4 of a batch. Where the open rows are large, they are merged a piece at a time, if the engine can; a batch
+        that changes none of them is appended. (With tenants, whose records wait, it may always change some.)
         """
         batch = self._batch(plan, planner)
         records = self._records(plan)
@@ -204,44 +204,45 @@ class Silver:
         if self._has_messages:
             of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, MESSAGES))
-        expected, limit = planner.records(plan), self._engine.merge_bytes
-        statuses = ["open", "waiting"] if batch.has_tenants else ["open"]
-        held_bytes, where = self._measure_held(statuses), [[("status", "in", statuses)]]
-        keys = self._changing_keys(batch, where) if held_bytes > limit and not batch.has_tenants else None
-        if keys is not None and len(keys) > MAX_KEYS:
-            keys = None
-        if held_bytes > HELD_BATCHES * limit and keys != []:
-            held = Held(statuses, held_bytes, keys)
+        expected, schema, held = planner.records(plan), batch.changed_schema(), self._held(batch)
+        is_new = held.keys == []  # nothing that is there changes
+        if held.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
             merging = _merging_in_pieces(batch, len(records), expected)
-            if self._engine.merge_in_pieces(held, merging, inputs, batch.changed_schema(), self._judge, commit):
+            if self._engine.merge_in_pieces(held, merging, inputs, schema, self._judge, commit):
                 return
-        if keys is not None:
-            where[0].append(("merge_key", "in", keys))
-        inputs.append(self._engine.read(tables.SILVER, of_held, where))
-        changed = self._engine.per_partition(_merging(batch, len(records), expected), inputs, batch.changed_schema())
-        write = self._engine.append if keys == [] else self._engine.merge
+        inputs.append(self._engine.read(tables.SILVER, of_held, held.where))
+        changed = self._engine.per_partition(_merging(batch, len(records), expected), inputs, schema)
+        write = self._engine.append if is_new else self._engine.merge
         write(tables.SILVER, self._judge(changed), commit)
+
+    def _held(self, batch: Batch) -> Held:
+        """What is open or waits. Where it is large, and few of it may change, by the keys of that."""
+        held = Held(["open", "waiting"] if batch.has_tenants else ["open"], 0)
+        held = replace(held, size=self._measure_held(held))
+        if held.size <= self._engine.merge_bytes or batch.has_tenants:
+            return held
+        keys = self._changing_keys(batch, held)
+        return held if len(keys) > MAX_KEYS else replace(held, keys=keys)
 
     def _judge(self, changed: Rows) -> Rows:
         """Judge what times out by the user's expressions."""
         return judged(self._engine, changed, self.settings.publish)
 
-    def _measure_held(self, statuses: Sequence[str]) -> int:
-        """How many bytes of records rows with these statuses have. Asked when it may have grown beyond what a batch may have."""
+    def _measure_held(self, held: Held) -> int:
+        """How many bytes the records of these rows have. Asked when it may have grown beyond what a batch may have."""
         limit = self._engine.merge_bytes
         if self._held_bytes is None or self._held_bytes > limit:
-            is_held: Where = [[("status", "in", statuses)]]
-            size = self._engine.questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, is_held)
+            size = self._engine.questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, held.where)
             self._held_bytes = size["bytes"][0].as_py() or 0
         held_bytes = self._held_bytes
         if held_bytes <= limit:
             self._held_bytes += limit  # a batch adds no more, but for single records that are larger
         return held_bytes
 
-    def _changing_keys(self, batch: Batch, is_held: Where) -> list[str]:
+    def _changing_keys(self, batch: Batch, held: Held) -> list[str]:
         """The keys of the open rows that a batch may change."""
         columns = ["partition", "merge_key", "event_time", "last_event_time", *(["due"] if batch.has_due else [])]
-        rows = self._engine.questions.rows(tables.SILVER, columns, is_held)
+        rows = self._engine.questions.rows(tables.SILVER, columns, held.where)
         found = rows.filter(pa.array(may_change(rows, self._keys(batch.plan), batch)))
         return sorted(set(found["merge_key"].to_pylist()))
 

@@ -26,8 +26,8 @@ def questions_of(settings: Settings) -> Questions:
 
 def unchecked(settings: Settings) -> Questions:
     """Answers questions about any lake. Spark is started by the first question, and only for a lake that needs it."""
+    from pipelines.lake.choice import questions
     from pipelines.lake.location import Lake
-    from pipelines.lake.questions import questions
 
     def spark() -> Any:
         """The Spark session of the configuration, imported and started only where it is needed."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipelines.core.reading import ReadingRules
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.tables import Table
 from pipelines.settings import KafkaSettings
 
@@ -41,6 +41,12 @@ class Held:
     statuses: Sequence[str]
     size: int
     keys: Sequence[str] | None = None
+
+    @property
+    def where(self) -> Where:
+        """Those of them that may change."""
+        keys: list[Condition] = [] if self.keys is None else [("merge_key", "in", self.keys)]
+        return [[("status", "in", self.statuses), *keys]]
 
 
 @dataclass(frozen=True)

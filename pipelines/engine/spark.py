@@ -43,6 +43,7 @@ from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, reg
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
+from pipelines.lake.choice import questions
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
@@ -50,7 +51,7 @@ from pipelines.lake.files import Files
 from pipelines.lake.inputs import narrowed
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.questions import Where, answer, questions, row_count
+from pipelines.lake.questions import Where, answer, row_count
 from pipelines.lake.tables import Table, has_records
 
 FROM_KAFKA = "1 second"
@@ -293,15 +294,14 @@ class SparkEngine:
         worker gets the rows of each key together, after the other inputs. Row groups of what is written fit into memory, since
         other readers unpack thousands of rows of one at a time.
         """
-        where: Where = [[("status", "in", held.statuses), *([] if held.keys is None else [("merge_key", "in", held.keys)])]]
-        rows = [*inputs, self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, where)]
+        rows = [*inputs, self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, held.where)]
         names = _numbered(rows)
         together = self._together(rows, names)
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
         changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
             _called_in_pieces(function, names, schema, PIECE_BYTES), columns_ddl(schema)
         )
-        count = row_count(self.questions, tables.SILVER, [where[0][:1]])
+        count = row_count(self.questions, tables.SILVER, Held(held.statuses, held.size).where)
         settings = {_ARROW_BYTES: str(PIECE_BYTES), _ROW_GROUP_ROWS: str(max(1, PIECE_BYTES * count // max(1, held.size)))}
         self._merge(tables.SILVER, judge(changed), commit, settings=settings)
         return True

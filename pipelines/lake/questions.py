@@ -6,10 +6,10 @@ delta-rs answers them in milliseconds, without a JVM, for a lake with a path tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,6 @@ from pipelines.core.columns import Int64s, int64s
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.types import TIME, own_columns
 from pipelines.errors import WatersmeetError
-from pipelines.lake.location import Lake
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _T = TypeVar("_T")
 
@@ -149,17 +145,6 @@ def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> 
         return None
     version = str((parameters or {}).get("version"))
     return int(version) if version.isdigit() else -1
-
-
-def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:
-    """By delta-rs where it can open every table, else by Spark, whose session is asked for with the first question."""
-    if lake.needs_spark:
-        from pipelines.lake.by_spark import SparkQuestions
-
-        return SparkQuestions(lake, spark)
-    from pipelines.lake.by_delta_rs import DeltaRsQuestions
-
-    return DeltaRsQuestions(lake)
 
 
 def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:

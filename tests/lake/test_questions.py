@@ -21,8 +21,9 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import SparkQuestions
+from pipelines.lake.choice import questions
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import MAX_TERMS, NoTableError, Questions, VersionGoneError, Where, questions, within
+from pipelines.lake.questions import MAX_TERMS, NoTableError, Questions, VersionGoneError, Where, within
 from tests.lake.conftest import DELTA_RS, KINDS, SPARK_CATALOG, SPARK_FOLDER, Store, settings_for, store_of
 from tests.support.lakes import OpenSpark
 

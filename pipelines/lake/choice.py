@@ -1,0 +1,22 @@
+"""Who answers questions about a lake's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.location import Lake
+from pipelines.lake.questions import Questions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:
+    """Return delta-rs's answers where it can open every table, else Spark's, whose session starts with the first question."""
+    if lake.needs_spark:
+        from pipelines.lake.by_spark import SparkQuestions
+
+        return SparkQuestions(lake, spark)
+    return DeltaRsQuestions(lake)
