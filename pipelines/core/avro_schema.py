@@ -1,6 +1,6 @@
-"""An Avro schema as two things: the type of the column that holds a source's values, and the reader of their bytes.
+"""Avro schemas of a source's values: the type of their column, and the decoder of their bytes.
 
-Both come from one document, so whatever can be read fits the column.
+Both come from one document, so every value that can be decoded fits the column.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import lru_cache
 from io import BytesIO
@@ -21,36 +21,40 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.read import SchemaResolutionError
 
 from pipelines.core.avro_columns import Parsed, UnfitError, column_of, parsed
-from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_text import UndecodableError
-from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.values import fitting, number_text
 from pipelines.errors import ConfigurationError
 
 Decode: TypeAlias = Callable[..., dict[str, Any]]
-"""A function of a record's value (bytes, or None), its partition and its offset: its fields, as the column takes them. The place
-is needed where a lake's schema of bare Avro has changed; 0 by default. Raises UndecodableError.
+"""A function from a record's value (bytes or None), partition and offset to its fields.
+
+The fields are as the column takes them. Partition and offset are 0 by default: they are needed
+where a lake's schema of bare Avro has changed. Raises UndecodableError.
 """
 
 _FRAME: Final = 5
-"""Bytes before a value that say which schema it was written with."""
+"""Number of bytes before a value that say which schema it was written with."""
 
 _NAMED: Final = frozenset(["record", "error", "enum", "fixed"])
 _UNNAMED: Final = frozenset(["boolean", "int", "long", "float", "double", "bytes", "string", "enum"])
-"""Types that are these alone, also where a schema gives their names to others."""
+"""Names that always mean Avro's own types, even where a schema gives them to others."""
 
 MAX_BYTES: Final = 2**20
 MAX_TYPES: Final = 2_000
 MAX_DEPTH: Final = 100
-"""Bounds of a schema that values are written with, far beyond those in use: whoever may register one may not be trusted."""
+"""Bounds of a schema that values are written with, far beyond those in use.
+
+Whoever may register a schema may not be trusted.
+"""
 
 UNKNOWN: Final = ""
-"""Stands for a schema that nobody has."""
+"""Text in place of a schema that the registry does not have."""
 
 _STEPS_PER_BYTE: Final = 16
 _FREE_STEPS: Final = 10_000
-"""How many steps reading a value may take for each of its bytes, and how many more for a value as a whole. A null and a record
-take a step and no byte, so a few bytes could stand for as many of them as one likes.
+"""Steps that reading a value may take for each of its bytes, and in addition for the whole value.
+
+A null and a record take a step and no byte, so a few bytes could stand for any number of them.
 """
 
 
@@ -58,14 +62,15 @@ take a step and no byte, so a few bytes could stand for as many of them as one l
 class AvroSchema:
     """An Avro schema that fits a table: `text` is the schema, `type` the struct that values become.
 
-    `writers`: None where values are bare and written with this very schema. Else they begin with the id of the schema that they
-    were written with (a zero byte and four bytes), and this is where the schemas are by their ids, as `self_contained` makes
-    them.
+    - `writers`: None where values are bare and written with this very schema. Otherwise a value
+      begins with a zero byte and the four bytes of the id of its writer's schema, and these are the
+      schemas by id, as `self_contained` returns them.
+    - `earlier`: the schemas that a living lake had in place of this one, oldest first.
+    - `since`: by partition, the first offset of bare values that are written with this schema (0
+      where missing). Those before it are written with an earlier one.
 
-    `earlier`: the schemas that a living lake has had in its place, the oldest first. Bare values are written with this one from
-    the offsets `since` on, by partition (0 where none is said), and with an earlier one before.
-
-    It pickles if `writers` does, so it can be sent to worker processes; each makes its own `decoder()`.
+    It pickles if `writers` does, so it can be sent to worker processes. Each makes its own
+    `decoder()`.
     """
 
     text: str
@@ -75,13 +80,19 @@ class AvroSchema:
     since: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def decoder(self) -> Decode:
-        """A function of the bytes of a value, for records that nobody has read yet. It raises what `writers` raises for an id."""
+        """Return the decoder of records that have not been read yet.
+
+        It raises what `writers` raises for an id.
+        """
         writers = self.writers
         if writers is None:
             return self._of_bare_values() if self.earlier else _decoder(self.text, self.text)
 
         def decode(value: bytes | None, *_: int) -> dict[str, Any]:
-            """A value with its writer's id before it, as the reader's schema has it. Raises UndecodableError where it is none."""
+            """Decode a value, with its writer's schema id before it, as the reader's schema has it.
+
+            Raises UndecodableError where it is not such a value.
+            """
             if value is None:
                 return _decoder(self.text, self.text)(None)
             schema_id = schema_id_of(value)
@@ -98,14 +109,19 @@ class AvroSchema:
         written = [(each.since, _decoder(each.text, self.text)) for each in (self, *reversed(self.earlier))]
 
         def decode(value: bytes | None, partition: int = 0, offset: int = 0) -> dict[str, Any]:
-            """The value at an offset, by the schema that values were written with then. Raises UndecodableError."""
+            """Decode a bare value by the schema that values were written with at its offset.
+
+            Raises UndecodableError.
+            """
             return next(read for since, read in written if offset >= since.get(partition, 0))(value)
 
         return decode
 
     def decoder_of_accepted(self) -> Decode:
-        """`decoder` for records that bronze has accepted, perhaps by an earlier schema: one that this schema cannot read is what
-        the last schema that can makes of it, in the fields of this one; what does not fit them is null.
+        """Return the decoder of records that bronze has accepted, perhaps by an earlier schema.
+
+        A value that this schema cannot read is decoded by the latest schema that can. It is
+        returned in the fields of this schema, with null for what does not fit them.
         """
         decode = self.decoder()
         if not self.earlier:
@@ -114,7 +130,10 @@ class AvroSchema:
         decoders = [other.decoder() for other in reversed(others)]
 
         def decode_accepted(value: bytes | None, *place: int) -> dict[str, Any]:
-            """A value that bronze has accepted, by the first of the schemas that can read it, the present one first."""
+            """Decode a value by the first schema that can read it, from the present one backwards.
+
+            Raises UndecodableError where none can.
+            """
             try:
                 return decode(value, *place)
             except UndecodableError:
@@ -127,15 +146,19 @@ class AvroSchema:
 
 
 def schema_id_of(value: bytes | None) -> int | None:
-    """The id of the schema that a value was written with, in the wire format of a registry; None where it has another format."""
+    """Return the id of the schema that a value in a registry's wire format was written with.
+
+    None where the value has another format.
+    """
     return int.from_bytes(value[1:_FRAME], "big") if value and len(value) >= _FRAME and value[0] == 0 else None
 
 
 def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = None) -> AvroSchema:
-    """Reads an Avro schema as the schema of a source's values; `path`: where it was found; `writers`: see `AvroSchema`.
+    """Read an Avro schema as the schema of a source's values.
 
-    Raises ConfigurationError with one sentence where the text is no Avro schema, or does not give every field exactly one column
-    type.
+    `path`: the file that it comes from. `writers`: see `AvroSchema`. Raises ConfigurationError with
+    one sentence where the text is not an Avro schema, does not give every field exactly one column
+    type, or is not safe to decode values with.
     """
     try:
         document = orjson.loads(text)
@@ -150,9 +173,10 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
 
 
 def self_contained(text: str, references: Sequence[str]) -> str:
-    """A schema with the named types that it takes from others written into it; `references`: those, each after what it needs.
+    """Return a schema with the named types that it takes from others written into it.
 
-    What is no Avro schema, or takes a type that is in none of them, is returned as it is.
+    `references`: those other schemas, each after the ones that it needs. A text is returned
+    unchanged where it is not an Avro schema, or takes a type that none of them has.
     """
     if not references:
         return text
@@ -160,7 +184,7 @@ def self_contained(text: str, references: Sequence[str]) -> str:
     defined: set[str] = set()
 
     def written_out(node: Any) -> Any:
-        """A node of the schema in which the first use of each name is its definition, and no later one is."""
+        """Return a node where the first use of each name, and no later one, is its definition."""
         if isinstance(node, list):
             return [*map(written_out, node)]
         if isinstance(node, str):
@@ -175,7 +199,7 @@ def self_contained(text: str, references: Sequence[str]) -> str:
     try:
         *_, schema = [parse_schema(orjson.loads(each), named) for each in (*references, text)]
         return orjson.dumps(written_out(schema)).decode()
-    except Exception:  # whatever a schema may make of its parser: what is wrong with it is found out later
+    except Exception:  # a parser may raise anything; who uses the schema reports what is wrong
         return text
 
 
@@ -184,7 +208,7 @@ def self_contained(text: str, references: Sequence[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _decoder(written_with: str, read_with: str) -> Decode:
-    """A function of bytes without a frame, which were written with one schema and are read as another."""
+    """Return the decoder of values without a frame, written with one schema and read as another."""
     reader = parsed(orjson.loads(read_with))
     if written_with == UNKNOWN:
         return _refusing("the registry did not have the schema that it was written with")
@@ -192,13 +216,16 @@ def _decoder(written_with: str, read_with: str) -> Decode:
         writer = _bounded(written_with)
     except UnsafeError as error:
         return _refusing(f"the schema that it was written with {error}")
-    except Exception:  # whatever a schema may make of its parser
+    except Exception:  # a parser may raise anything
         return _refusing("the schema that it was written with is no Avro schema")
     is_resolved = writer.schema != reader.schema
     convert = column_of(reader, is_resolved=is_resolved).convert
 
     def decode(value: bytes | None, *_: int) -> dict[str, Any]:
-        """A bare Avro value as the reader's schema has it. Raises UndecodableError where it is none."""
+        """Decode a bare Avro value as the reader's schema has it.
+
+        Raises UndecodableError where it is not one.
+        """
         if value is None:
             raise UndecodableError("no value (tombstone)")
         content: Any = _Content(value)
@@ -208,7 +235,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
                 document = convert(document)
         except UndecodableError:
             raise
-        except Exception as error:  # whatever bytes may make of a decoder
+        except Exception as error:  # a decoder may raise anything
             raise UndecodableError(f"does not fit the Avro schema: {_why(error)}") from None
         if (left := len(value) - content.tell()) > 0:
             raise UndecodableError(f"does not fit the Avro schema: {left} bytes are left over")
@@ -218,8 +245,9 @@ def _decoder(written_with: str, read_with: str) -> Decode:
 
 
 class _Content:
-    """The bytes of a value, of which a read that finds fewer than it asks for raises EOFError: fastavro does not look where it
-    skips a field.
+    """The bytes of a value. A read that finds fewer bytes than it asks for raises EOFError.
+
+    fastavro itself does not check that where it skips a field.
     """
 
     __slots__ = ("read", "tell")
@@ -229,7 +257,7 @@ class _Content:
         found_at, self.tell = content.read, content.tell
 
         def read(size: int) -> bytes:
-            """The next bytes. Raises EOFError where there are not so many."""
+            """Return the next bytes. Raises EOFError where there are fewer."""
             found = found_at(size)
             if len(found) != size:
                 raise EOFError
@@ -240,7 +268,7 @@ class _Content:
 
 def _refusing(why: str) -> Decode:
     def refuse(*_: Any) -> dict[str, Any]:
-        """Raises UndecodableError, with the reason for which no value of this writer's schema can be read."""
+        """Raise UndecodableError with the reason why no value of this schema can be read."""
         raise UndecodableError(why)
 
     return refuse
@@ -257,19 +285,20 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
 
 
 def _why(error: Exception) -> str:
-    """In words of our own: a decoder's may hold contents."""
+    """Return the reason of an error in words of our own, since a decoder's may hold contents."""
     return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), type(error).__name__)
 
 
 class UnsafeError(Exception):
-    """Values of a schema are not safe to decode; the message says what it has."""
+    """Error for a schema whose values are not safe to decode. The message says what it has."""
 
 
 def _bounded(text: str | bytes) -> Parsed:
-    """Return the schema that is written here.
+    """Parse a schema, and check its bounds.
 
-    Raises UnsafeError where it is larger than the bounds, or where a few bytes may stand for a stack, or a loop, without end:
-    types inside of themselves, or arrays of nothing. For what is no schema it raises UnfitError or another error.
+    Raises UnsafeError where it exceeds the bounds, or where a few bytes could stand for an endless
+    stack or loop: types inside themselves, or arrays of nothing. Raises UnfitError or another error
+    where the text is not a schema.
     """
     if len(text) > MAX_BYTES:
         raise UnsafeError(f"has more than {MAX_BYTES:,} bytes")
@@ -283,15 +312,19 @@ def _bounded(text: str | bytes) -> Parsed:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Counts the steps that reading a value may take beyond those that its bytes allow; each named type is looked at once."""
+    """Counter of the steps that reading a value may take beyond those that its bytes allow.
+
+    Each named type is looked at once.
+    """
 
     named: Mapping[str, Any]
     known: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def of(self, schema: Any, depth: int) -> tuple[int, int]:
-        """How many steps too many a value of a part at this depth may take, and how many levels the part has.
+        """Return how many steps too many a value of a part may take, and the number of its levels.
 
-        Raises UnsafeError, and whatever a part makes of it that is no schema.
+        `depth`: the level of the part itself. Raises UnsafeError, and any error that a part causes
+        which is not a schema.
         """
         if depth > MAX_DEPTH:
             raise UnsafeError(f"is more than {MAX_DEPTH} levels deep")
@@ -333,34 +366,24 @@ class _Steps:
         return found
 
     def _of_items(self, kind: str, schema: Any, least_bytes: int, depth: int) -> tuple[int, int]:
-        """As `of`, of an array or a map: each item must take the bytes that its steps need."""
+        """Return what `of` does, for an array or a map.
+
+        Raises UnsafeError where an item may take fewer bytes than its steps need.
+        """
         steps, levels = self.of(schema, depth + 1)
         if steps > _STEPS_PER_BYTE * least_bytes:
             raise UnsafeError(f"has {kind} whose items take too few bytes")
         return 1 - _STEPS_PER_BYTE, levels + 1
 
 
-# -- what a key and an event time are in a value
-
-
-def as_milliseconds(found: Any) -> Any:
-    """What stands in a value as an event time: a time and a number as epoch ms, with fractions cut off; else as it is.
-
-    A number below 0 comes out as -1, one that is too late as one more than the last event time.
-    """
-    if isinstance(found, datetime):
-        return (found - EPOCH) // timedelta(milliseconds=1)
-    if isinstance(found, date):
-        return (found - EPOCH.date()) // timedelta(milliseconds=1)
-    if not isinstance(found, (float, Decimal)):
-        return found
-    if found != found:  # not a number
-        return as_text(found)
-    return -1 if found < 0 else int(min(found, LAST_EVENT_TIME_MS + 1))
+# -- keys and event times in a value
 
 
 def as_text(found: Any) -> Any:
-    """What stands in a value as a key: a scalar that is no text as a message's JSON has it, without quotes; else as it is."""
+    """Return what a value has as a key: scalars are spelled as in a message's JSON, without quotes.
+
+    Text, and anything else that is not a scalar, is returned as it is.
+    """
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, datetime):

@@ -1,6 +1,7 @@
-"""Reading records: from the bytes that Kafka holds to a key and an event time, or to the reason why a record is refused.
+"""Reader of records: from Kafka's bytes to a key and an event time, or to the reason of a refusal.
 
-What is read depends on the record and the rules alone, so the same bytes are read alike in every batch, restart and rebuild.
+The result depends on the record and the rules alone, so the same bytes are read alike in every
+batch, restart and rebuild.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
 from functools import partial
@@ -17,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.avro_schema import AvroSchema, as_milliseconds, as_text, schema_id_of
+from pipelines.core.avro_schema import AvroSchema, as_text, schema_id_of
 from pipelines.core.columns import Int64s, int64s, lengths
+from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import UndecodableError, finder, first_finder, is_same, kind, number_text, parse_object
 from pipelines.core.paths import Path, paths_text
@@ -29,41 +32,53 @@ from pipelines.core.types import HEADERS, TENANT, schema_of
 KAFKA: Final = schema_of(
     "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, key binary, value binary"
 ).append(pa.field("headers", HEADERS))
-"""A record's columns as Kafka delivers them; a record without a timestamp has -1 ms."""
+"""The columns of a record as Kafka delivers it; a record without a timestamp has -1 ms."""
 
 BRONZE: Final = pa.schema(
     [*KAFKA, *schema_of("merge_key string, event_time timestamp, heartbeat boolean, reason string, detail string")]
 )
-"""The columns of `bronze_<source>`: Kafka's, and what was read from the record or why it was refused."""
+"""The columns of `bronze_<source>`: Kafka's, and what was read or why the record was refused."""
 
 RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
-"""The last column of bronze: how many bytes key, value and headers of a record have, as they are kept. Whoever plans what to
-read into memory goes by it, since the files do not tell: there, values are packed. Null in rows of earlier versions."""
+"""The last column of bronze: how many bytes a record's key, value and headers have, as kept.
+
+Reads into memory are planned by it, since file sizes do not tell: values are compressed in files.
+Null in rows of earlier versions.
+"""
 
 REDRIVEN_FROM: Final = pa.field("redriven_from", pa.int64())
-"""A column of bronze: of a record that says that it was redriven, the offset in its own topic-partition of the one that it was.
-Null for all others, and in rows of earlier versions."""
+"""A column of bronze: the offset of the refused record that a redriven one says it was.
+
+The offset is in the record's own topic-partition. Null for all other records, and in rows of
+earlier versions.
+"""
 
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
-"""How many bytes a value may have where nothing else is said."""
+"""Default maximum size of a value in bytes."""
 
 MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
-"""Units of event times that are numbers: how many milliseconds each is, as a power of ten."""
+"""Units of numeric event times, with the milliseconds of each as a power of ten."""
 WRITER_SCHEMA: Final = pa.field("writer_schema", pa.int64())
-"""One more column of bronze where values name the schema that they were written with: its id in the registry."""
+"""An additional column of bronze: the registry's id of the schema that a value was written with.
+
+It is there where values name that schema.
+"""
 
 _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
 def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> pa.Schema:
-    """The columns of a source's bronze; `tenant` is null for a refused record, and for a heartbeat of no tenant."""
+    """Return the columns of a source's bronze.
+
+    `tenant` is null for a refused record, and for a heartbeat of no tenant.
+    """
     further = [*([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else [])]
     return pa.schema([*BRONZE, *further, REDRIVEN_FROM, RECORD_BYTES])
 
 
 class Reason(str, Enum):
-    """Why a record is quarantined; the first that applies, in this order."""
+    """The reason why a record is quarantined: the first that applies, in this order."""
 
     TOO_LARGE = "too_large"
     UNDECODABLE = "undecodable"
@@ -74,46 +89,58 @@ class Reason(str, Enum):
 
 
 FORGOTTEN: Final = "forgotten"
-"""The detail of a refused record that was erased, since its key was forgotten."""
+"""Detail of a refused record that was erased because its key was forgotten."""
 
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """How a source's records are read. Paths are field names from the outermost in; `key` None means the Kafka key.
-
-    `unit`: that of an event time which is a number, one of `MILLISECONDS_PER_UNIT`. `skips_tombstones`: whether a record without
-    a value is passed over, not refused. `where`: what is found at a path in the source's own records; any other record of its
-    topic is a heartbeat, or is passed over where it has no event time. `leaves_undecodable`: whether a record that cannot be
-    decoded is passed over, since another source of the topic refuses it. `tenant`: where a record says whose it is; None where
-    there are no tenants. A heartbeat that does not say it is nobody's; another source's record that does not is passed over.
-    `other_keys`, `other_event_times`: paths of which the first counts that leads to something, where the one before does not.
-    `reads_text`: whether a number in a string is an event time in the `unit`. `max_record_bytes`: what a value may have, and key
-    and headers together; the value of a larger record is not kept.
-    """
+    """Rules by which a source's records are read; paths are field names from the outermost in."""
 
     event_time: Path
     max_future_ms: int
     key: Path | None = None
+    """Path of the merge key; None for the Kafka key."""
     heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
     schema: ValueSchema | AvroSchema | None = None
     unit: str = "ms"
+    """Unit of an event time that is a number, one of `MILLISECONDS_PER_UNIT`."""
     skips_tombstones: bool = False
+    """True where a record without a value is passed over, not refused."""
     where: tuple[tuple[str, ...], str | int | float | bool] | None = None
+    """Path in the source's own records, and the value that they have there.
+
+    Any other record of the topic is a heartbeat, or is passed over where it has no event time.
+    """
     leaves_undecodable: bool = False
+    """True where a record that cannot be decoded is passed over.
+
+    Another source of the topic then refuses it.
+    """
     tenant: Path | None = None
+    """Path of the tenant; None without tenants.
+
+    A heartbeat without one there is nobody's. Another source's record without one is passed over.
+    """
     other_keys: tuple[Path, ...] = ()
+    """Paths to try in order where the path before leads to no key."""
     other_event_times: tuple[Path, ...] = ()
+    """Paths to try in order where the path before leads to no event time."""
     reads_text: bool = False
+    """True where a number in a string is an event time in the `unit`."""
     max_record_bytes: int = MAX_RECORD_BYTES
+    """Maximum bytes of a value, and of key and headers together.
+
+    The value of a larger record is not kept.
+    """
 
     @property
     def keys(self) -> tuple[Path, ...]:
-        """Where a value may have its key, in order; nowhere where the Kafka key counts."""
+        """Paths where a value may have its key, in order; none where the Kafka key counts."""
         return () if self.key is None else (self.key, *self.other_keys)
 
     @property
     def event_times(self) -> tuple[Path, ...]:
-        """Where a value may have its event time, in order."""
+        """Paths where a value may have its event time, in order."""
         return self.event_time, *self.other_event_times
 
 
@@ -132,15 +159,23 @@ class _RefusedError(Exception):
 
 
 def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
-    """Reads every record under the rules: each row of `KAFKA` columns becomes one row of bronze's columns, in the same order.
+    """Read every record under the rules.
 
-    A record that was read has an event time and either a merge key or, as a heartbeat, none; `reason` and `detail` are null.
-    A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key nor event time, and is no
-    heartbeat; one that is too large has no value, and neither key nor headers where these are what is. A tombstone that is
-    skipped has neither: no key, no event time, no reason. Where there are tenants, the rows have
-    the column `TENANT` too, which is only null for a record that was refused or skipped, and for a heartbeat of nobody's. Never
-    raises because of a record, whatever its bytes. Where values name the schema that they were written with, the rows have the
-    column `WRITER_SCHEMA` too, and what `AvroSchema.writers` raises for an id passes through.
+    Each row of `KAFKA` columns becomes one row of bronze's columns, in the same order:
+
+    - A record that was read has an event time and either a merge key or, as a heartbeat, none.
+      `reason` and `detail` are null.
+    - A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key
+      nor event time, and is no heartbeat. One that is too large has no value, and neither key nor
+      headers where it is these that are too large.
+    - A skipped tombstone has no key, no event time and no reason.
+
+    With tenants, the rows also have the column `TENANT`, which is null only for a record that was
+    refused or skipped, and for a heartbeat of nobody's. Where values name the schema that they were
+    written with, the rows also have the column `WRITER_SCHEMA`.
+
+    No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
+    through.
     """
     look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
@@ -159,7 +194,7 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
 
 def _redriven_from(kafka: pa.Table) -> pa.Array:
-    """The column `REDRIVEN_FROM`."""
+    """Return the column `REDRIVEN_FROM`."""
     headers = kafka["headers"].combine_chunks()
     says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
     found: list[int | None] = [None] * kafka.num_rows
@@ -171,12 +206,12 @@ def _redriven_from(kafka: pa.Table) -> pa.Array:
 
 
 def record_bytes(kafka: pa.Table) -> Int64s:
-    """How many bytes key, value and headers of each record have."""
+    """Return how many bytes key, value and headers of each record have."""
     return lengths(kafka["value"]) + _bytes_beside_values(kafka)
 
 
 def _bytes_beside_values(kafka: pa.Table) -> Int64s:
-    """How many bytes key and headers of each record have."""
+    """Return how many bytes key and headers of each record have."""
     headers, total = kafka["headers"].combine_chunks(), lengths(kafka["key"])
     parents, flat = int64s(headers.value_parent_indices()), headers.flatten()
     for name in ("key", "value"):
@@ -185,9 +220,10 @@ def _bytes_beside_values(kafka: pa.Table) -> Int64s:
 
 
 def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int, str]]:
-    """The records without what is too large of them; and by the row of each such record, one sentence.
+    """Return the records without what is too large in them, and a sentence by row of such a record.
 
-    It loses its value in any case. Key and headers are kept unless it is they that are too large.
+    Such a record loses its value in any case. Its key and headers are kept unless it is they that
+    are too large.
     """
     values, others = lengths(kafka["value"]), _bytes_beside_values(kafka)
     is_wide, is_large = others > max_bytes, (values > max_bytes) | (others > max_bytes)
@@ -206,7 +242,10 @@ def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int,
 
 
 def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) -> pa.Table:
-    """Rows of bronze, of which some are too large: each has its detail, and one that has none is skipped."""
+    """Return bronze with the rows of too large records refused, each with its detail.
+
+    Without details, these rows become those of skipped records.
+    """
     is_large = np.zeros(bronze.num_rows, np.bool_)
     is_large[list(rows)] = True
     mask = pa.array(is_large)
@@ -223,11 +262,14 @@ def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) 
 
 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
-    """The merge key of each record, whatever else may be wrong with it; null where none can be read. Raises as `read_records`."""
+    """Return the merge key of each record, whatever else may be wrong with it.
+
+    It is null where none can be read. Raise what `read_records` raises.
+    """
     of_value = value_key(rules)
 
     def merge_key(key: bytes | None, value: bytes | None) -> str | None:
-        """The merge key, from Kafka's key and the value."""
+        """Return the merge key, from Kafka's key and the value."""
         try:
             return _kafka_key(key) if rules.key is None else of_value(value)
         except _RefusedError:
@@ -237,13 +279,15 @@ def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
 
 
 def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
-    """A function of a value: the merge key that it has where the rules look for one, also in a record that is refused for
-    something else; None where it has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
+    """Return a function that returns the merge key in a value, where the rules look for one there.
+
+    It finds the key also in a record that is refused for another reason. It returns None where the
+    value has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
     """
     paths, (decode, _, find, _) = rules.keys, _parts(rules, is_checked=False)
 
     def look(value: bytes | None) -> str | None:
-        """The merge key of a value."""
+        """Return the merge key of a value."""
         if not paths:
             return None
         try:
@@ -255,7 +299,7 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
 
 
 def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    # By way of numpy: five times as fast as to_pylist().
+    # Numpy is five times as fast here as to_pylist().
     keys, values = (kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
     times_ms = pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000).to_numpy().tolist()
     places = [kafka.column(name).to_pylist() for name in placed]
@@ -268,8 +312,10 @@ def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Seque
 
 
 def _look(rules: ReadingRules) -> Callable[..., _Read]:
-    """The function of Kafka's key, value and timestamp in ms, and with Avro of partition and offset, that reads a record or
-    refuses it.
+    """Return the function that reads a record or refuses it.
+
+    Its arguments are Kafka's key, value and timestamp in ms, and with Avro also partition and
+    offset.
     """
     decode, time_of, key_of, tenant_of = _parts(rules)
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
@@ -278,7 +324,10 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     times, keys, tenant_path, reads_text = rules.event_times, rules.keys, rules.tenant, rules.reads_text
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
-        """The event time in a decoded value (ms). Raises _RefusedError where it has none that counts."""
+        """Return the event time in a decoded value (ms).
+
+        Raise _RefusedError where it has none that counts.
+        """
         event_time = _event_time(time_of(document), times, value, exponent, reads_text=reads_text)
         if kafka_time < 0:
             detail = f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its event time"
@@ -290,15 +339,16 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         return event_time
 
     def tenant_in(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
-        """The tenant in a decoded value, where there are tenants. Raises _RefusedError where another record than a heartbeat
-        has none.
+        """Return the tenant in a decoded value; None without tenants.
+
+        Raise _RefusedError where a record that is no heartbeat has none.
         """
         if tenant_path is None:
             return None
         return _text(tenant_of(document), (tenant_path,), value, None if is_beat else Reason.NO_TENANT)
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
-        """What a record says: it is read, skipped, or refused with a reason."""
+        """Read a record, skip it, or refuse it with a reason."""
         if value is None and skips_tombstones:
             return _SKIPPED
         if is_mine is not None:
@@ -329,7 +379,10 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
 
 
 def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Callable[[dict[str, Any]], bool] | None:
-    """Whether what is wanted is found at its path; None where nothing is."""
+    """Return the test of whether a document has the wanted value at its path.
+
+    It is None where nothing is wanted.
+    """
     if wanted is None:
         return None
     find, right = finder(wanted[0]), wanted[1]
@@ -337,10 +390,18 @@ def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Ca
 
 
 def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..., Any], _Find, _Find, _Find]:
-    """What decodes a value, and what finds its event time, key and tenant; `is_checked`: JSON must fit its schema."""
+    """Return the decoder of a value, and the finders of its event time, key and tenant.
+
+    With `is_checked`, JSON must fit its schema.
+    """
     time_of, key_of, tenant_of = first_finder(rules.event_times), first_finder(rules.keys), finder(rules.tenant or ())
     if isinstance(rules.schema, AvroSchema):
-        return rules.schema.decoder(), _then(time_of, as_milliseconds), _then(key_of, as_text), _then(tenant_of, as_text)
+        return (
+            rules.schema.decoder(),
+            _then(time_of, partial(_avro_time, exponent=MILLISECONDS_PER_UNIT[rules.unit])),
+            _then(key_of, as_text),
+            _then(tenant_of, as_text),
+        )
     tests = (rules.schema.validator(), rules.schema.misfit) if rules.schema and is_checked else (None, None)
     return partial(parse_object, violation=tests[0], misfit=tests[1]), time_of, key_of, tenant_of
 
@@ -359,9 +420,10 @@ def _kafka_key(key: bytes | None) -> str:
 
 
 def _text(found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None) -> str | None:
-    """Return what is found at one of the paths as text that is not empty: a number or boolean as its JSON text.
+    """Return what is found at one of the paths as text that is not empty.
 
-    For anything else None, or, where there is a reason, raise _RefusedError.
+    A number or boolean becomes its JSON text. For anything else return None, or raise _RefusedError
+    where there is a reason.
     """
     if isinstance(found, str) and found:
         return found
@@ -375,10 +437,13 @@ def _text(found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason
 
 
 def _event_time(found: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool) -> int:
-    """A number times 10 ** `exponent` is epoch ms, its fraction cut off; a string is ISO 8601; the year 9999 is the last.
+    """Return the event time (ms) that was found in a value.
 
-    With `reads_text`, a string may be a number, too.
+    A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601; with
+    `reads_text` it may be a number, too. The year 9999 is the last. Raise _RefusedError otherwise.
     """
+    if isinstance(found, timedelta):  # since 1970, of Avro
+        found, exponent = found // timedelta(milliseconds=1), 0
     if exponent == 0 and type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float, str)):
@@ -399,6 +464,23 @@ def _event_time(found: Any, paths: Sequence[Path], value: bytes | None, exponent
     raise _RefusedError(Reason.NO_EVENT_TIME, f"{paths_text(paths)} is {fault}")
 
 
+def _avro_time(found: Any, exponent: int) -> Any:
+    """Return an Avro time, or a number that is no integer, as the time since 1970; else `found`.
+
+    A number times 10 ** `exponent` is epoch ms. A time is one whatever the unit of numbers is.
+    """
+    if isinstance(found, datetime):
+        return found - EPOCH
+    if isinstance(found, date):
+        return found - EPOCH.date()
+    if not isinstance(found, (float, Decimal)):
+        return found
+    if found != found:  # not a number
+        return as_text(found)
+    text = repr(found) if isinstance(found, float) else str(found)
+    return timedelta(milliseconds=_whole(float(found), text, exponent))
+
+
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
@@ -411,9 +493,10 @@ def _milliseconds(found: float | str, paths: Sequence[Path], value: bytes | None
 
 
 def _whole(number: float, text: str, exponent: int) -> int:
-    """A number times 10 ** `exponent` without its fraction, from its text: a double would round a long fraction up.
+    """Return a number times 10 ** `exponent` without its fraction.
 
-    What is below 0 comes out as -1, what is too late as one more than the last event time.
+    It is taken from the number's text: a double would round a long fraction up. The result is -1
+    for what is below 0, and one more than the last event time for what is too late.
     """
     try:
         exact = Decimal(text).scaleb(exponent, _EXACTLY)

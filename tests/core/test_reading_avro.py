@@ -75,6 +75,40 @@ def test_an_event_time_is_what_its_type_says(kind: Any, value: Any, expected: in
     assert (found.event_time if isinstance(expected, int) else found.reason) == expected
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (logical("long", "timestamp-millis"), INSTANT),
+        (logical("long", "timestamp-micros"), INSTANT),
+        (logical("long", "local-timestamp-millis"), INSTANT.replace(tzinfo=None)),
+        ("string", INSTANT.isoformat()),
+    ],
+)
+def test_a_time_is_one_whatever_the_unit_of_numbers_is(kind: Any, value: Any, unit: str) -> None:
+    assert reading(of(k="string", ts=kind), {"k": "a", "ts": value}, unit=unit).event_time == INSTANT_MS
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "unit", "expected"),
+    [
+        ("double", 1.7e15, "us", 1_700_000_000_000),
+        ("double", 1.7e18, "ns", 1_700_000_000_000),
+        ("double", 1_700_000_000.25, "s", 1_700_000_000_250),
+        ("double", 1.001, "s", 1001),
+        ("double", 3e14, "ms", NO_EVENT_TIME),
+        ("double", float("inf"), "us", NO_EVENT_TIME),
+        ("double", -0.5, "ns", NO_EVENT_TIME),
+        ("long", 1_700_000_000_000_999, "us", 1_700_000_000_000),
+        (logical("bytes", "decimal", precision=20, scale=3), Decimal("1700000000.125"), "s", 1_700_000_000_125),
+        (logical("bytes", "decimal", precision=20, scale=0), Decimal(17 * 10**17), "ns", 1_700_000_000_000),
+    ],
+)
+def test_a_number_counts_in_its_unit(kind: Any, value: Any, unit: str, expected: int | str) -> None:
+    found = reading(of(k="string", ts=kind), {"k": "a", "ts": value}, unit=unit)
+    assert (found.event_time if isinstance(expected, int) else found.reason) == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [

@@ -210,7 +210,7 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(engine: Engine, 
 
     version = engine.questions.version(tables.SILVER)
     for _ in range(2):
-        assert engine.merge_in_pieces(Held(["open"], 10**6), _closing, [news], schema, judge, Commit("pieces", 1, 2))
+        assert engine.merge_in_pieces(Held(["open"], engine.merge_bytes), _closing, [news], schema, judge, Commit("pieces", 1, 2))
     expected = [("done", "timed_out", 5), *((f"k{n}", "timed_out", 10 + n) for n in range(7)), ("new", "open", 50)]
     assert silver(engine, 13) == expected
     assert silver(engine, 14) == [("k0", "open", 10)]
