@@ -1,13 +1,16 @@
-"""Bronze: what Kafka said, every record once, raw, with its coordinates and what the merge needs to plan.
+"""The bronze layer: every committed Kafka record once, raw, with its coordinates.
 
-One stream per input (`core.inputs`), whose records arrive read (`core.reading.read_records`). Where it begins, the tables say. A
-batch of which too large a share would be refused is not written at all. Any other is made in these steps:
+Each record also has the columns that planning the merge needs. There is one stream per input
+(`core.inputs`), whose records arrive already read (`core.reading.read_records`). The tables say at
+which offset it starts. A batch with too large a share of refused records is not written at all.
+Every other batch is written in these steps:
 
-1. *commit*: its rows to `bronze_<source>`, in one Delta commit;
-2. *note*: the refused ones among them, read back from bronze, to `quarantine`.
+1. *commit*: its rows go to `bronze_<source>`, in one Delta commit;
+2. *note*: its refused rows, read back from bronze, go to `quarantine`.
 
-After a crash before 1 the records are read from Kafka again. After one between 1 and 2, a start finds in bronze's last commit
-which offsets it was, and completes the note; that carries the transaction version of the commit, so it is written once.
+After a crash before step 1, the records are read from Kafka again. After a crash between steps 1
+and 2, the next start takes the offsets from bronze's last commit and completes the note. The note
+carries the transaction version of that commit, so it is written only once.
 """
 
 from __future__ import annotations
@@ -51,18 +54,26 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 
 QUARANTINE_SAMPLE = 1000
-"""The share of refused records is looked at once so many were read: of a few, half may well be bad."""
+"""Number of records after which the share of refused ones is checked: of a few, half may well be
+bad.
+"""
 
 
 def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int], given_up: Collection[int] = ()) -> KafkaInput:
-    """What is read of an input: from these offsets on, by partition. `given_up`: schemas that are not waited for any longer."""
+    """Return how an input is read from Kafka, from these offsets on, by partition.
+
+    `given_up`: ids of schemas that are no longer waited for.
+    """
     kafka, rules = settings.kafka, rules_of(settings, source_of(source), given_up)
     return KafkaInput(source, kafka, settings.inputs[source], dict(offsets), kafka.max_offsets_per_batch, rules)
 
 
 @dataclass
 class Bronze:
-    """The bronze table of one source, or of one of its topics the part (`source` is the input); one owner at a time."""
+    """The bronze table of one source, or the part of it for one of its topics; one owner at a time.
+
+    `source` is the name of the input.
+    """
 
     owner: Owner
     settings: Settings
@@ -71,30 +82,33 @@ class Bronze:
     maintenance: Maintenance | None = None
     _unjudged: tuple[int, int] = (0, 0)
     _is_unsure: bool = False
-    """Whether the last batch failed, so that only the table knows whether its commit was made, and its note."""
+    """True after a failed batch: only the table knows whether its commit and its note were made."""
     _kept_schemas: set[int] = field(default_factory=set)
-    """The ids of schemas that `writer_schemas` surely has."""
+    """Ids of schemas that `writer_schemas` is known to have."""
     _running: Running | None = None
     _given_up: set[int] = field(default_factory=set)
-    """The ids of schemas that are not waited for any longer."""
+    """Ids of schemas that are no longer waited for."""
     _erased: Mapping[int, Int64s] = field(default_factory=dict)
     _waiting_since: int | None = None
-    """Since when the source has stood still for schemas that the registry does not have (epoch ms)."""
+    """Time (epoch ms) since which the source has waited for schemas that the registry does not
+    have.
+    """
 
     @property
     def table(self) -> str:
-        """The name of the table, or the part."""
+        """The name of the table, or of the part of it for one topic."""
         return tables.bronze(self.source)
 
     @property
     def application(self) -> str:
-        """The application of its commits to the table."""
+        """The Delta application of its commits to the table."""
         return application_of(self.source)
 
     def start(self, offsets: Mapping[int, int], guard: Callable[[Callable[[], None]], None], *, once: bool) -> Running:
-        """The running stream: from the offsets given for each partition to what Kafka has now (`once`), or on and on.
+        """Start the stream and return it. It reads from the offsets of each partition on.
 
-        `guard` calls the work of a batch, or does not.
+        It ends at what Kafka has now (`once`), or reads without end. `guard` runs the work of a
+        batch, or skips it.
         """
         self.complete()
         self._tell_reached(offsets)
@@ -105,12 +119,18 @@ class Bronze:
         return self._running
 
     def has_given_up(self, failure: Exception) -> bool:
-        """Whether what was missing is a schema that is no longer waited for: reading that begins anew does without."""
+        """Return True if the failure was a missing schema that is no longer waited for.
+
+        Reading that starts again then does without the schema.
+        """
         return unknown_schema_of(failure) in self._given_up
 
     def _note_unknown_schema(self, failure: Exception | None) -> None:
-        """Notes in `writer_schemas` which schema the registry did not have where that was the failure, and since when; and gives
-        it up once a source has stood still for `registry.unknown_after`. What the lake says was given up stays so.
+        """Record in `writer_schemas` which schema the registry did not have, and since when.
+
+        Does nothing if that was not the failure. Once a source has been stopped for
+        `registry.unknown_after`, the schema is given up. A schema that the lake has recorded as
+        given up stays so.
         """
         registry = self._registry
         if registry is None:
@@ -131,20 +151,23 @@ class Bronze:
             self._note_schemas({schema_id: UNKNOWN})
 
     def _note_schemas(self, texts: Mapping[int, str | None]) -> None:
-        """Notes schemas by their ids; None: the source waits for it, `UNKNOWN`: no longer."""
+        """Append schemas to `writer_schemas`, by id: their text, None or `UNKNOWN`.
+
+        None: the source waits for the schema. `UNKNOWN`: it no longer does.
+        """
         rows = [(source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()]
         self._engine.append(tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows))
 
     def _take(self, rows: Rows) -> None:
         try:
             self._take_batch(rows)
-        except Exception as failure:  # an engine may read a batch as late as this
+        except Exception as failure:  # an engine may read the batch only now
             self._note_unknown_schema(failure)
             raise
 
     def _take_batch(self, rows: Rows) -> None:
         if self._is_unsure:
-            self.complete()  # of what was read again, Kafka may have lost the refused records
+            self.complete()  # Kafka may have lost refused records of the batch
         with self._engine.held(self.without_erased(rows, self._erased)) as kept:
             with self.owner.step("bronze", "read"):
                 found = self.counted(kept)
@@ -166,14 +189,17 @@ class Bronze:
         self._is_unsure, self._waiting_since = False, None
 
     def without_erased(self, rows: Rows, erased: Mapping[int, Int64s]) -> Rows:
-        """Rows that were read from Kafka, without what `forget` has erased of them, at these offsets by partition."""
+        """Return rows read from Kafka as `forget` leaves them; `erased`: offsets by partition."""
         if not erased:
             return rows
         return self._engine.per_partition(partial(without_erased, erased=erased), [rows], self._engine.lake.schema(self.table))
 
     def counted(self, rows: Rows) -> pa.Table:
-        """By partition, reason and whether they are heartbeats (with a registry by `writer_schema`, too): how many `records`
-        there are, how many of them are `timed`, the `first` and the `last` offset.
+        """Return counts of rows by partition, reason and `heartbeat`.
+
+        With a registry, they are grouped by `writer_schema`, too. The columns are the number of
+        `records`, how many of them are `timed` (have an event time), and the `first` and `last`
+        offset.
         """
         values = {
             "records": ("count", "*"),
@@ -185,12 +211,14 @@ class Bronze:
         return self._engine.summary(rows, ["partition", "reason", "heartbeat", *registered], values)
 
     def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
-        """Step 1. `found`: the rows as `counted`. `fills`: the rows lie between others that are there already.
+        """Commit rows to bronze (step 1) and return the commit that holds them.
 
-        After a failure only the table knows whether the commit was made, and what is read again may lack records:
-        Kafka has compacted or deleted them meanwhile. Every offset below the end of the last commit is in bronze,
-        so of rows that are tried again only those beyond are written. Answers what the table has: where it has all
-        of them, its last commit.
+        `found`: the rows as `counted`. `fills`: the rows lie between others that are already there.
+
+        After a failure only the table knows whether the commit was made, and rows that are read
+        again may lack records that Kafka has compacted or deleted meanwhile. Bronze has every
+        offset below the end of its last commit, so when rows are tried again, only those beyond
+        that end are written. If the table already has all of them, its last commit is returned.
         """
         ranges = _ranges(found)
         if self._is_unsure:
@@ -210,7 +238,7 @@ class Bronze:
         return self.owner.append(self.table, rows, self.application, facts)
 
     def _keep_schemas(self, registry: RegistrySettings, wanted: set[int]) -> None:
-        """Afterwards `writer_schemas` has the schemas with these ids."""
+        """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
         if new := wanted - self._kept_schemas:
             known = known_schemas(self._engine.questions, source_of(self.source))
             new -= {schema_id for schema_id, text in known.items() if text != UNKNOWN}
@@ -221,7 +249,10 @@ class Bronze:
             self._kept_schemas |= wanted - (new - texts.keys())
 
     def note(self, commit: Commit) -> None:
-        """Step 2. What is written already is skipped."""
+        """Write the refused rows of a commit to `quarantine` (step 2).
+
+        Rows that are already written are skipped.
+        """
         if not commit.facts["refused"]:
             return
         reach("bronze.quarantine")
@@ -238,12 +269,15 @@ class Bronze:
         self._engine.append(tables.QUARANTINE, rows, note)
 
     def complete(self) -> None:
-        """Completes what a crash has left of the last commit."""
+        """Write the note of the last commit, if a crash prevented it."""
         if (commit := unnoted_commit(self._engine.questions, self.source)) is not None:
             self.note(commit)
 
     def _check_share(self, found: pa.Table, records: int, refused: int) -> None:
-        """A batch is judged together with those before it, until they are enough to judge."""
+        """Raise QuarantineLimitError if too large a share of the records is refused.
+
+        Batches are counted together until they have enough records to judge (`QUARANTINE_SAMPLE`).
+        """
         seen, bad = self._unjudged
         if seen + records < QUARANTINE_SAMPLE:
             self._unjudged = seen + records, bad + refused
@@ -275,21 +309,21 @@ class Bronze:
 
 
 def _ranges(found: pa.Table) -> dict[int, tuple[int, int]]:
-    """By partition the offsets `[first, last + 1)` of rows that `Bronze.counted` has counted."""
+    """Return, by partition, the offsets `[first, last + 1)` of rows counted by `Bronze.counted`."""
     ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
     columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
     return {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
 
 
 def _beyond(rows: pa.Table, *, ends: Mapping[int, int]) -> pa.Table:
-    """The rows at or beyond an offset of their partition."""
+    """Return the rows at or beyond an offset of their partition (`ends`)."""
     partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
     since = np.array([ends.get(int(p), 0) for p in partitions], np.int64)[numbers]
     return rows.filter(pa.array(int64s(rows["offset"]) >= since))
 
 
 def _to_note(rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
-    """The rows whose offset is in their partition's range `[from, until)`, and that are not among the known ones."""
+    """Return the rows in their partition's range `[from, until)` that are not among `known`."""
     partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
     ends = np.array([ranges.get(int(p), (0, 0)) for p in partitions], np.int64).reshape(-1, 2)[numbers]
     offsets = int64s(rows["offset"])
@@ -298,21 +332,25 @@ def _to_note(rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[i
 
 
 def without_known(rows: pa.Table, known: pa.Table) -> pa.Table:
-    """The rows whose partition and offset are not among the known ones."""
+    """Return the rows whose partition and offset are not among the known ones."""
     place = ["partition", "offset"]
     numbered = rows.select(place).append_column("row", pa.array(range(rows.num_rows), pa.int64()))
-    new = numbered.join(known.select(place), place, join_type="left anti")  # a join takes no lists, such as headers, along
+    # Only the places are joined: a join cannot carry list columns, such as headers.
+    new = numbered.join(known.select(place), place, join_type="left anti")
     return rows.take(new["row"].sort())
 
 
 def _counts(found: pa.Table) -> tuple[int, int]:
-    """How many records there are, and how many of them are refused."""
+    """Return the number of records, and how many of them are refused."""
     refused = found.filter(pc.is_valid(found["reason"]))
     return sum(found["records"].to_pylist()), sum(refused["records"].to_pylist())
 
 
 def _outcomes(found: pa.Table) -> Counts:
-    """What became of the records that `counted` found: `accepted`, `heartbeat`, `skipped`, or `quarantined` for a reason."""
+    """Return the number of records by outcome; `found`: rows of `Bronze.counted`.
+
+    The outcomes are `accepted`, `heartbeat`, `skipped`, and `quarantined` with a reason.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for row in found.to_pylist():
         if row["reason"]:

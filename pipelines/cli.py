@@ -1,6 +1,8 @@
-"""The command line: parses, builds Settings, calls one function. Answers go to standard output, all else to standard error.
+"""The command line: parses arguments, builds Settings, calls one function.
 
-Each command imports what it needs: `--help` and what only reads a lake with a path start neither Spark nor a JVM.
+Answers go to standard output, everything else to standard error. Each command imports what it
+needs, so that `--help` and commands that only read a lake with a path start neither Spark nor a
+JVM.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from pipelines.monitoring.observability import log_as_json, logs_are_json, repor
 from pipelines.settings import load_settings, parse_duration
 
 OF_OTHERS = 0o007
-"""What nobody but the owner and the group of a file may do, whatever the umask of the caller: lakes and pages hold records."""
+"""Permission bits that only the owner and the group of a file may have, whatever the umask of the
+caller: lakes and pages hold records.
+"""
 
 app = typer.Typer(
     name="watersmeet",
@@ -102,7 +106,7 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 
 def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
-    """What is wrong, and where nothing is, what looks wrong, and what a run would read."""
+    """Return the problems; if there are none, also the warnings and what a run would read."""
     from pipelines.audit.problems import Problem
     from pipelines.audit.validate import check_kafka, check_keys, check_lake, check_registries, check_schemas
     from pipelines.engine.choice import open_engine
@@ -164,7 +168,7 @@ def run(
         chosen = LAYERS if layers == "all" else (layers,)
 
         def begin() -> None:
-            """Runs the layers until they are done or stopped."""
+            """Run the layers until they are done or stopped."""
             with _ended_by_signals():
                 this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
             if once:
@@ -343,7 +347,7 @@ def report(
     from pipelines.running.owner import now_ms
 
     settings = load_settings(config)
-    check_writable("--out", out)  # before the lake is read for it
+    check_writable("--out", out)  # fail before reading the whole lake
     write_page("--out", out, page(read_report(questions_of(settings), settings, now_ms())))
     answer({"written": str(out)}, as_json, lambda _: str(out))
 
@@ -372,7 +376,7 @@ def reset(
                 found = {**jump.preview(), "done": True}
                 jump.commit()
         else:
-            nobody = Owner(this_run.engine)  # who only looks
+            nobody = Owner(this_run.engine)  # without a lease: it only reads
             jump = Jump(nobody, kept, partitions, str(target), targets, read_last_messages(kept, partitions))
             found = {**jump.preview(), "done": False}
     answer(found, as_json, show.reset_view)
@@ -428,10 +432,10 @@ def demo(
 
 
 def _set_by_signals(*stopping: threading.Event) -> None:
-    """SIGINT and SIGTERM set these events, so that what is under way is finished."""
+    """Set these events on SIGINT and SIGTERM, so that the work under way is finished."""
 
     def stop(*_: object) -> None:
-        """Tells everything to stop."""
+        """Set every event."""
         for event in stopping:
             event.set()
 
@@ -441,8 +445,10 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end the command at once: an engine may take long to start, and owns nothing yet. Afterwards they
-    do what they did before, though Spark has put a handler of its own in their place.
+    """Let SIGINT and SIGTERM end the command at once, inside the `with` block.
+
+    An engine may take long to start, and owns nothing yet. Afterwards the signals do what they did
+    before, although Spark has installed a handler of its own.
     """
     before = {number: signal.signal(number, lambda *_: sys.exit()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -453,17 +459,17 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def main() -> None:
-    """Runs the command; whatever fails ends as one sentence and the exit status of the contract."""
+    """Run the command; any failure ends as one sentence and the exit status of the contract."""
     keep_little()
     os.umask(os.umask(0) | OF_OTHERS)
     try:
         app()
     except SystemExit as done:
-        if done.code:  # there are job runners that take even SystemExit(0) for a failure
+        if done.code:  # some job runners treat even SystemExit(0) as a failure
             raise
     except WatersmeetError as error:
         _fail(str(error), error.exit_code)
-    except Exception as error:  # the last resort: nobody should meet a stack trace without having asked for it
+    except Exception as error:  # last resort: a stack trace is only shown on request
         logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
         _fail(root_cause(error), 2 if missing_package(error) else 1)
 

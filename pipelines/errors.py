@@ -1,4 +1,7 @@
-"""The family of errors a user may meet. Each message is one clear sentence: what is wrong, where, what would be right."""
+"""The errors that a user may meet.
+
+Each message is one clear sentence: what is wrong, where, and what would be right.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ class WatersmeetError(Exception):
 
     exit_code = 1
     retriable = False
-    """Whether the same thing may succeed a little later, so that a run waits and tries again."""
+    """True where the same work may succeed a little later, so that a run waits and tries again."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As itself from one process to another: its sentence and its facts, whatever its class was made from."""
+        """Pickle the error as its message and its facts, whatever arguments its class takes.
+
+        So it arrives unchanged in another process.
+        """
         return _again, (type(self), self.args, vars(self))
 
 
@@ -35,7 +41,7 @@ class ConfigurationError(WatersmeetError):
 
 
 class KafkaTransientError(WatersmeetError):
-    """Kafka did not do what was asked, and may do it a little later."""
+    """Kafka did not do what was asked, but may do it a little later."""
 
     retriable = True
 
@@ -50,7 +56,7 @@ class KafkaUnreachableError(KafkaTransientError):
 
 
 class KafkaUnsettledError(KafkaTransientError):
-    """A broker answered that it could not do it just now: leaders or coordinators move while one of the brokers is away."""
+    """A broker cannot serve a request just now: leaders or coordinators move while one is away."""
 
     def __init__(self, bootstrap_servers: str, resource: str, detail: str) -> None:
         super().__init__(
@@ -69,7 +75,7 @@ class KafkaRequestError(WatersmeetError):
 
 
 class OpenTransactionError(KafkaRequestError):
-    """A transaction of another producer is open in a partition, so that nobody can read what is behind its beginning."""
+    """Another producer's transaction is open in a partition; nothing behind it can be read."""
 
     retriable = True
 
@@ -82,17 +88,20 @@ class OpenTransactionError(KafkaRequestError):
 
 
 def address_of(url: str) -> str:
-    """The scheme and the host of a URL, with its port: what follows them may be a secret."""
+    """Return the scheme, host and port of a URL; the rest of it may be a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class RegistryError(WatersmeetError):
-    """A schema registry is in trouble, or lacks what records need. Of its URL, scheme and host are told: it may hold a token."""
+    """A schema registry is in trouble, or lacks what records need.
+
+    Messages name only the scheme, host and port of its URL, which may hold a token.
+    """
 
 
 class RegistryUnreachableError(RegistryError):
-    """The schema registry does not answer, or answers that it cannot."""
+    """The schema registry does not answer, or answers that it cannot serve the request."""
 
     retriable = True
 
@@ -104,11 +113,14 @@ class RegistryUnreachableError(RegistryError):
 
 
 class UnknownWriterSchemaError(RegistryError):
-    """A record names a schema that the registry does not have. It may come yet: registries are copied from others."""
+    """A record names a schema that the registry does not have.
+
+    It may still arrive, since registries are copied from others.
+    """
 
     retriable = True
     ID = re.compile(r"a record was written with schema (\d+),")
-    """How its sentence begins: from a worker of Spark, the sentence is all that comes."""
+    """Pattern of the beginning of its message; a worker of Spark passes on the message alone."""
 
     def __init__(self, url: str, schema_id: int) -> None:
         super().__init__(
@@ -119,7 +131,10 @@ class UnknownWriterSchemaError(RegistryError):
 
 
 class RegistryAccessError(RegistryError):
-    """The schema registry refused the client: its password, a certificate or a missing permission. Waiting does not help."""
+    """The schema registry refused the client: a wrong password or certificate, or no permission.
+
+    Waiting does not help.
+    """
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
@@ -133,7 +148,7 @@ class StoreError(WatersmeetError):
 
 
 class StoreUnreachableError(StoreError):
-    """The object store does not answer, or answers that it cannot."""
+    """The object store does not answer, or answers that it cannot serve the request."""
 
     retriable = True
 
@@ -154,7 +169,7 @@ class StoreAccessError(StoreError):
 
 
 class MissingPackageError(ConfigurationError):
-    """A package is not installed that an extra of Watersmeet's brings."""
+    """A package that belongs to an extra of Watersmeet is not installed."""
 
     def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
         super().__init__(f'the package {package} is not installed: `pip install "watersmeet[{extra}]"` brings it{otherwise}')
@@ -170,7 +185,10 @@ class BrokerError(WatersmeetError):
 
 
 class LeaseTakenError(WatersmeetError):
-    """Another process writes this layer of the lake, and is alive. `change`: its command, where that changes the lake."""
+    """Another live process writes this layer of the lake.
+
+    `change`: the command of that process, if it is one that changes the lake.
+    """
 
     def __init__(self, layer: str, place: str, host: str, pid: int, change: str | None = None) -> None:
         stop = "a layer has one owner at a time; stop that one first"
@@ -182,8 +200,9 @@ class LeaseTakenError(WatersmeetError):
 
 
 class LeaseLostError(WatersmeetError):
-    """Another process took over the layers of this one, which was silent for too long, or made way for a `change` (the command
-    that it was); nothing that this one did since was kept.
+    """Another process took over this one's layers; nothing that this one did since was kept.
+
+    This one was silent for too long, or made way for a command (`change`).
     """
 
     def __init__(self, place: str, change: str | None = None) -> None:
@@ -195,8 +214,9 @@ class LeaseLostError(WatersmeetError):
 
 
 class CommitRepeatedError(WatersmeetError):
-    """A commit that was tried again had been made by the first try, with something else in it; what it was says the
-    table, so whoever owns it looks there and goes on.
+    """A commit that was tried again had already been made by the first try, with other content.
+
+    The table says what was committed, so its owner reads that and goes on.
     """
 
     retriable = True
@@ -210,7 +230,10 @@ class CommitRepeatedError(WatersmeetError):
 
 
 class UnreadableRecordsError(WatersmeetError):
-    """Records that were sent together are larger, unpacked, than the client takes, or damaged. None of them can be told apart."""
+    """Records that were sent together cannot be read, and cannot be told apart.
+
+    They are damaged, or larger, unpacked, than the client accepts.
+    """
 
     def __init__(self, topic: str, partition: int, offset: int, end: int) -> None:
         super().__init__(
@@ -223,7 +246,10 @@ class UnreadableRecordsError(WatersmeetError):
 
 
 class DataLossError(WatersmeetError):
-    """Kafka has deleted offsets that were not read yet. `missing`: by partition, `[from, until)`."""
+    """Kafka has deleted offsets that were not read yet.
+
+    `missing`: their ranges `[from, until)`, by partition.
+    """
 
     def __init__(self, source: str, topic: str, missing: Mapping[int, tuple[int, int]]) -> None:
         ranges = ", ".join(f"{topic}[{p}] from {since} to {until - 1}" for p, (since, until) in sorted(missing.items()))
@@ -235,7 +261,7 @@ class DataLossError(WatersmeetError):
 
 
 class MissingRecordsError(WatersmeetError):
-    """A batch of silver has read fewer records of bronze than there were when it was planned."""
+    """A batch of silver read fewer records of bronze than its plan had counted."""
 
     def __init__(self, source: str, partition: int, since: int, until: int, found: int, expected: int) -> None:
         super().__init__(
@@ -247,11 +273,11 @@ class MissingRecordsError(WatersmeetError):
 
 
 class TopicChangedError(WatersmeetError):
-    """A topic has other partitions, or is another topic, than when the run began."""
+    """A topic has another number of partitions, or was replaced, since the run began."""
 
 
 class QuarantineLimitError(WatersmeetError):
-    """So many records of a batch would be refused that something else than single records must be wrong."""
+    """Too many records of a batch would be refused for only single records to be wrong."""
 
     def __init__(self, source: str, refused: int, records: int, reason: str, example: str) -> None:
         super().__init__(
@@ -262,7 +288,7 @@ class QuarantineLimitError(WatersmeetError):
 
 
 class FencedError(WatersmeetError):
-    """Another publisher has taken over the sink; this one can write nothing more."""
+    """Another publisher has taken over the sink; this one can no longer write."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(
@@ -272,7 +298,7 @@ class FencedError(WatersmeetError):
 
 
 class ForeignMessageError(WatersmeetError):
-    """A topic ends with a message that Watersmeet did not write, so that it does not say where to go on."""
+    """The last message of a topic is not from Watersmeet, so it does not say where to go on."""
 
     def __init__(self, topic: str, partition: int, offset: int, header: str = "watersmeet.seq") -> None:
         super().__init__(
@@ -283,17 +309,20 @@ class ForeignMessageError(WatersmeetError):
 
 
 class PublishingError(WatersmeetError):
-    """A publication failed before its commit; nothing of it is seen by readers of committed messages."""
+    """A publication failed before its commit; readers of committed messages see nothing of it."""
 
     def __init__(self, topic: str, reason: str, *, retriable: bool = True, is_too_large: bool = False) -> None:
         super().__init__(f"publishing to {topic} failed: {reason}")
         self.topic, self.reason, self.retriable = topic, reason, retriable
         self.is_too_large = is_too_large
-        """Whether the topic does not take a message for its size."""
+        """True where the topic refused a message because of its size."""
 
 
 class TransactionTimeoutError(WatersmeetError):
-    """A transaction took so long that it was given up, or that Kafka has ended it; a smaller one may be in time."""
+    """A transaction took so long that it was given up, or that Kafka ended it.
+
+    A smaller one may finish in time.
+    """
 
     retriable = True
 
@@ -305,7 +334,7 @@ class TransactionTimeoutError(WatersmeetError):
 
 
 class SinkReplacedError(WatersmeetError):
-    """The topic was deleted, and perhaps made again, during a publication."""
+    """The topic was deleted, and perhaps created again, during a publication."""
 
     retriable = True
 
@@ -315,14 +344,15 @@ class SinkReplacedError(WatersmeetError):
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """The lines of an error's text that are not blank, without the white space around them."""
+    """Return the non-blank lines of an error's text, without surrounding white space."""
     return [line for line in map(str.strip, str(error).splitlines()) if line]
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the sentence at the bottom of an error, on one line.
+    """Return the message of the error that caused this one, on one line.
 
-    Of Spark's errors it is what a Python worker has raised, or else the last of the causes that the JVM names.
+    For an error of Spark, that is what a Python worker raised, or else the last of the causes that
+    the JVM names.
     """
     if own := _own(error):
         return own[1]
@@ -341,7 +371,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def _is_gone(error: BaseException) -> bool:
-    """Whether a call into Spark's JVM has found nobody there: the connection was refused, or ended, inside py4j."""
+    """Return True if Spark's JVM has ended: inside py4j, the connection was refused or closed."""
     if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
         return False
     frames = traceback.extract_tb(error.__traceback__)
@@ -349,7 +379,7 @@ def _is_gone(error: BaseException) -> bool:
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether the same thing may succeed a little later: a broker was away, or slow."""
+    """Return True if the same work may succeed a little later: a broker was away, or slow."""
     if isinstance(error, WatersmeetError):
         return error.retriable
     own = _own(error)
@@ -357,13 +387,16 @@ def is_retriable(error: BaseException) -> bool:
 
 
 def is_of_registry(error: BaseException) -> bool:
-    """Whether a schema registry was in trouble."""
+    """Return True if a schema registry was in trouble."""
     own = _own(error)
     return own is not None and issubclass(own[0], RegistryError)
 
 
 def unknown_schema_of(error: BaseException) -> int | None:
-    """The id of the schema that a registry does not have, where that was the trouble."""
+    """Return the id of the schema that a registry does not have, if that was the trouble.
+
+    None for any other error.
+    """
     own = _own(error)
     if own is None or own[0] is not UnknownWriterSchemaError:
         return None
@@ -372,28 +405,31 @@ def unknown_schema_of(error: BaseException) -> int | None:
 
 
 def is_data_loss(error: BaseException) -> bool:
-    """Whether Kafka has deleted offsets that were not read yet."""
+    """Return True if Kafka has deleted offsets that were not read yet."""
     own = _own(error)
     return own is not None and issubclass(own[0], DataLossError)
 
 
 def is_known(error: BaseException) -> bool:
-    """Whether an error is one of ours, or says that one of ours has caused it."""
+    """Return True if an error is one of Watersmeet's, or says that one of them caused it."""
     return _own(error) is not None
 
 
 OTHER = "Other"
-"""The kind of an error that is none of ours."""
+"""The kind of every error that is not one of Watersmeet's."""
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of the class of an error of ours, or of the one that caused it; of any other, `OTHER`."""
+    """Return the class name of an error of Watersmeet, or of the one that caused this error.
+
+    `OTHER` for any other error.
+    """
     own = _own(error)
     return OTHER if own is None else own[0].__name__
 
 
 def kinds() -> list[str]:
-    """Every answer that `kind_of` may give."""
+    """Return every value that `kind_of` may return."""
     return [*sorted(kind.__name__ for kind in _kinds()), OTHER]
 
 
@@ -411,23 +447,26 @@ EXTRAS: Mapping[str, str] = {
     "openlineage": "lineage",
     "cryptography": "broker",
 }
-"""The extra of Watersmeet's that brings a package, by the name under which it is imported."""
+"""The extra of Watersmeet that installs a package, by the package's import name."""
 
 
 def missing_package(error: BaseException, otherwise: str = "") -> MissingPackageError | None:
-    """The error that says which extra brings what could not be imported; None where none of them does.
+    """Return the error that says which extra installs a package that could not be imported.
 
-    `otherwise`: what else helps, after a comma.
+    None if no extra does. `otherwise`: another remedy, beginning with a comma, for the end of the
+    message.
     """
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     return MissingPackageError(package, EXTRAS[package], otherwise) if package in EXTRAS else None
 
 
 def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
-    """The class and the sentence of an error of ours, of the one that caused an error of Spark, or of a package's absence.
+    """Return the class and the message of an error of Watersmeet, or None if there is none.
 
-    What a Python worker has raised reaches the driver as the text of its traceback: the last line that begins with the full
-    name of a class of ours says what it was, whatever Spark wrote around it.
+    That is the error itself, the one that caused an error of Spark, or the one for a missing
+    package. What a Python worker raises reaches the driver as the text of its traceback. The last
+    line that begins with the full name of one of these classes says which error it was, whatever
+    Spark wrote around it.
     """
     known = missing_package(error) or error
     if isinstance(known, WatersmeetError):

@@ -1,8 +1,10 @@
-"""Named points between the steps of the commits, where a test holds a process in order to kill it just there.
+"""Named points between the steps of the commits, where a test can hold a process to kill it there.
 
-Unarmed, a point is a call of a function that does nothing, and no configuration, table or message can change that. It is armed
-for a whole process by the environment variable `WATERSMEET_FAULT`, `POINT:COUNT:FOLDER`: the process that reaches the point for
-the COUNT-th time, counted over all processes of the run, leaves the file `FOLDER/held` and stays there while that file exists.
+Unarmed, a point is a call of a function that does nothing, and no configuration, table or message
+can change that. Points are armed for a whole process by the environment variable
+`WATERSMEET_FAULT`, in the form `POINT:COUNT:FOLDER`. The process that reaches the point for the
+COUNT-th time, counted over all processes of the run, creates the file `FOLDER/held` and waits there
+while that file exists.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ POINTS: Final = (
     "bronze.append",  # a micro-batch was read, nothing of it is written
     "bronze.quarantine",  # its rows are in bronze, the refused ones among them not in quarantine
     "bronze.done",  # all of it is written, and the stream's query does not know yet
-    "idle.decide",  # a source counts as idle, and nothing says so
+    "idle.decide",  # a source is found idle, and its decision is not written
     "silver.merge",  # a batch is planned, nothing is written
-    "silver.notes",  # silver has it, no note is written
+    "silver.notes",  # silver has the batch, none of its notes is written
     "silver.progress",  # its late records are written, progress is not
     "silver.done",  # all of it is written, and gold does not know
     "publisher.begin",  # an earlier publisher is fenced, its transaction aborted, the sink's tails are not read
     "gold.publish",  # what is to be published is known, no transaction has begun
-    "publisher.produce",  # a transaction has begun, the next piece of its messages is not produced
+    "publisher.produce",  # a transaction has begun, the next chunk of its messages is not produced
     "publisher.commit",  # every message has reached the broker, the transaction is open
     "publisher.committed",  # the transaction is committed, and nothing in the lake says so
-    "gold.note",  # the same, for the layer: published lacks the rows
+    "gold.note",  # the same for gold: `published` lacks the rows
     "gold.done",  # all is noted
-    "letters.publish",  # which records are dead letters yet to be sent is known, no transaction has begun
+    "letters.publish",  # the dead letters to send are known, no transaction has begun
     "letters.note",  # their transaction is committed, dead_letters lacks the rows
 )
 """Every point of a run, in the order of the pipeline."""
@@ -39,32 +41,35 @@ IN_EVOLVE: Final = (
     "evolve.epoch",  # the layers are taken, the next epoch is not recorded
     "evolve.release",  # it is recorded, and `leases` says that the command is at work
 )
-"""In `evolve`."""
+"""Every point of `evolve`."""
 
 IN_BEGINNING: Final = (
-    "beginning.known",  # nothing is written of what a generation must know of messages that are out
-    "beginning.decide",  # that is written, and the generation is not decided
+    "beginning.known",  # what a generation must know of published messages is not written
+    "beginning.decide",  # that is written, and the generation is not committed
 )
-"""Where a lake begins, or a jump begins it anew."""
+"""Every point where a generation begins: at the first start of a lake, or in `reset`."""
 
 IN_RESET: Final = (
-    "reset.read",  # records that bronze lacks are read, and not written
+    "reset.read",  # records that bronze lacks were read, and are not written
     *IN_BEGINNING,
-    "reset.close",  # the generation is decided, and rows of the one before are still open
-    "reset.told",  # they are closed, and `resets` does not have the jump
+    "reset.close",  # the generation is committed, and rows of the one before are still open
+    "reset.told",  # they are closed, and `resets` does not have the reset
 )
-"""In `reset`."""
+"""Every point of `reset`."""
 
 IN_FORGET: Final = "forget.erase"
-"""In `forget`: the next of its commits is not made; what was made before is."""
+"""The point of `forget`: its next commit is not made yet, the commits before it are."""
 
 
 def _nothing(point: str) -> None:
-    """What an unarmed point does."""
+    """Do nothing, as an unarmed point does."""
 
 
 class _Hold:
-    """Stops at the n-th arrival at a point, counted over all processes of a run by files that only one of them can make."""
+    """Holds the process at the n-th arrival at a point.
+
+    Arrivals are counted over all processes of a run, by files that only one process can create.
+    """
 
     def __init__(self, armed: str) -> None:
         self.point, count, folder = armed.split(":", 2)

@@ -1,19 +1,24 @@
-"""Gold: what silver has finished goes to Kafka, per partition one gapless sequence in order of (event time, key); where the merge
-has a window by gap, of (closed at, due, key), and with tenants, of (closed at, tenant, due, key).
+"""The gold layer: publishes the records that silver has finished to Kafka.
 
-The sink itself says where the sequence stands. There is one publisher, the process that owns gold. A publication is made in these
-steps:
+Each partition of the sink is one gapless sequence in order of (event time, key). With a window by
+gap the order is (closed at, due, key), and with tenants (closed at, tenant, due, key).
 
-1. *plan*: which finished, valid records silver has beyond the last published one (`pipelines.running.extent`), and from which
-   Kafka offsets a lost lake would be taken up again after them;
-2. *read* them in the order of publication, in pieces;
-3. *messages*: their keys, values, headers and timestamps (`core.message`);
-4. *transaction*: one for all partitions (`kafka.publisher`);
-5. *note*: a row per partition in `published`.
+The sink itself says how far each sequence has come. There is one publisher, the process that owns
+gold. A publication is made in these steps:
 
-After a crash before or in 4 the messages are all out or not at all (under `at_least_once`: perhaps a part of them), and the next
-start reads from the sink which; between 4 and 5, the next start writes the rows that are missing. Nothing that times out later
-can sort before what is out. Under `at_most_once`, 5 comes before 4: what is noted counts as out, whether it is or not.
+1. *plan*: find the finished, valid records that silver has beyond the last published one
+   (`pipelines.running.extent`), and the Kafka offsets from which a lost lake would be recovered
+   after them;
+2. *read* them in the order of publication, in chunks;
+3. *messages*: make their keys, values, headers and timestamps (`core.message`);
+4. *transaction*: send them in one transaction for all partitions (`kafka.publisher`);
+5. *note*: write a row per partition to `published`.
+
+After a crash before or in step 4, all messages are published or none (under `at_least_once`,
+perhaps some of them), and the next start reads from the sink which. After a crash between steps 4
+and 5, the next start writes the missing rows. Nothing that times out later can sort before what is
+published. Under `at_most_once`, step 5 comes before step 4: what is noted counts as published,
+whether it is or not.
 """
 
 from __future__ import annotations
@@ -61,19 +66,24 @@ from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000
-"""About so many messages go into one transaction at most: few large ones are cheap."""
+"""Approximate maximum number of messages in a transaction: few large transactions are cheap."""
 
 MAX_PER_PIECE = 50_000
-"""About so many rows are read at a time: they are held in memory. The first transaction has no more."""
+"""Approximate number of rows that are read at a time, since they are held in memory. The first
+transaction has no more.
+"""
 
 log = logging.getLogger("watersmeet.gold")
 
 Headers = Mapping[int, list[tuple[str, bytes]]]
-"""Further headers of messages, by the time (ms) that orders them."""
+"""Additional headers of messages, by the time (ms) that orders the messages."""
 
 
 class Publication(NamedTuple):
-    """What one transaction wrote to a partition: from `first_seq` up to `tail`, whose offset is null where it is not known."""
+    """The messages of a partition in one transaction: from `first_seq` up to `tail`.
+
+    The offset of `tail` is None if it is not known.
+    """
 
     partition: int
     first_seq: int
@@ -82,30 +92,32 @@ class Publication(NamedTuple):
 
 @dataclass
 class Gold:
-    """The publication of one lake's silver over `partitions` sink partitions; one owner at a time."""
+    """Publishes the silver of one lake to `partitions` sink partitions; one owner at a time."""
 
     owner: Owner
     settings: Settings
     partitions: int
     check_owner: Callable[[], None] = lambda: None
-    """Asked before an earlier publisher is fenced: a paused process that wakes up must not fence its successor."""
+    """Called before an earlier publisher is fenced: a paused process that wakes up must not fence
+    its successor.
+    """
     now_s: Callable[[], float] = monotonic
     _tails: dict[int, Tail] | None = None
     _sink: str = ""
-    """The sink topic, as `published` names it: a new one begins with the first message again."""
+    """The sink topic as `published` names it; a new topic starts again with the first message."""
     _size: TransactionSize = field(
         default_factory=lambda: TransactionSize(MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION))
     )
     _generations: Generations = field(default_factory=Generations)
-    """None before the lake has begun; no other one begins as long as this owner is the one."""
+    """Empty until the lake has begun. No other one begins while this process is the owner."""
     _noted_ms: int = 0
-    """The time of the last row of `published`."""
+    """Time (epoch ms) of the last row of `published`."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
-        """Publishes everything that silver has finished; yields what each transaction wrote."""
+        """Publish everything that silver has finished; yield what each transaction published."""
         while not is_stopping():
             tails = self.recover() if self._tails is None else self._tails
-            self._tails = None  # after a failure, only the sink knows what is out
+            self._tails = None  # after a failure, only the sink knows what is published
             with self.owner.step("gold", "plan"):
                 limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
                 limits = self.partitions, self._size.limit, MAX_PER_PIECE, self._clocks(), limit_bytes
@@ -115,7 +127,7 @@ class Gold:
                     return  # the lake has not begun
                 found = pending(self._engine.questions, tails, *limits, self._generations.newest.from_batch)
             if found.pieces and self._sink != self._identified():
-                continue  # and recover: the sink was deleted, or made again
+                continue  # and recover: the sink was deleted, or created again
             try:
                 publications = self._timed(found, tails) if found.pieces else []
             except TransactionTimeoutError as error:
@@ -133,21 +145,21 @@ class Gold:
                 return
 
     def _timed(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
-        """Publish what is pending; how long it took decides how much is next."""
+        """Publish what is pending; the time it takes decides the size of the next transaction."""
         began = self.now_s()
         publications = self._publish(found, tails)
         self._size.succeeded(self.now_s() - began, is_full=found.has_more)
         return publications
 
     def complete(self) -> None:
-        """Complete `published`, as the sink says, and know from then on where every sequence stands."""
+        """Complete `published`, as the sink says, and remember the tail of every sequence."""
         if self._tails is None:
             self._tails = self.recover()
 
     def recover(self) -> dict[int, Tail]:
-        """Where every partition's sequence stands, as the sink says.
+        """Return the tail of every partition's sequence, as the sink says.
 
-        Afterwards no transaction is open, and `published` has a row for every message that is out.
+        Afterwards no transaction is open, and `published` covers every published message.
         """
         self.check_owner()
         self._ensure_topic()
@@ -157,19 +169,23 @@ class Gold:
         self._publisher.begin()
         found = {p: sequence_tail(message) for p, message in self._publisher.tails(self.partitions).items()}
         counts_as_out = self.settings.publish.delivery == "at_most_once"
+        # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails, missing = dict(noted), []
         for p, tail in found.items():
             last = noted.get(p)
             if last is None or last.seq < tail.seq:
                 missing.append(Publication(p, 0 if last is None else last.seq + 1, tail))
             if not (counts_as_out and last is not None and last.seq > tail.seq):
-                tails[p] = tail  # else what was noted never came out; and a partition that retention has emptied has no tail
+                tails[p] = tail  # otherwise what was noted, and never sent, counts as published
         self._note(missing)
         return tails
 
     def send_tombstones(self, key: str, partitions: Collection[int]) -> int:
-        """Tells consumers that a key is gone, by a message without a value in these partitions, or in all where none is named, as
-        far as something was published there. Answers how many were sent: where the last message is one for the key, none is.
+        """Tell consumers that a key was erased, by messages without a value; return how many were
+        sent.
+
+        They go to these partitions, or to all if none is named, but only where something was
+        published. A partition whose last message is already a tombstone for the key gets none.
         """
         tails = self.recover()
         last = self._publisher.tails(self.partitions)
@@ -179,8 +195,11 @@ class Gold:
         return len(wanted)
 
     def _clocks(self) -> Mapping[int, int] | None:
-        """By partition the clock (ms), where an epoch may have closed records in advance: at the clock where it began, they are
-        closed at the next one, and so may others be that another epoch closes.
+        """Return the clock (ms) of each partition if there were several epochs; else None.
+
+        An epoch may close records in advance: what it closes at the clock where it began has the
+        next millisecond as its `closed_at`. Another epoch may close further records at that same
+        time, so none of them is published before the clock has reached it.
         """
         if len(self._epochs) == 1:
             return None
@@ -188,7 +207,7 @@ class Gold:
         return {} if last is None else last[0].clocks
 
     def _publish(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
-        """Steps 1 to 5 for what is pending."""
+        """Publish what is pending (steps 1 to 5) and return it by partition."""
         headers = self._headers(found)
         reach("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
@@ -208,7 +227,7 @@ class Gold:
         return publications
 
     def _messages(self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]) -> Iterator[pa.Table]:
-        """Steps 2 and 3."""
+        """Yield the messages of what is pending (steps 2 and 3), each table for one partition."""
         ends = dict(tails)
         for piece in found.pieces:
             rows = self._rows(piece, found.order, found.from_batch)
@@ -224,8 +243,10 @@ class Gold:
                         yield made
 
     def _with_headers(self, rows: pa.Table, headers: Headers, extent: Extent) -> Iterator[tuple[pa.Table, Headers]]:
-        """The rows of a partition in parts, each with the headers of its messages. In a transaction the last message alone has
-        them, since all of them are out or none; else any message of the times that have some.
+        """Yield the rows of a partition in parts, each with the headers of its messages.
+
+        In a transaction only the last message has headers, since all of its messages are published
+        or none. Otherwise every message whose time has headers gets them.
         """
         if self.settings.publish.delivery != "exactly_once":
             yield rows, headers
@@ -235,8 +256,9 @@ class Gold:
         yield rows.slice(last), headers
 
     def _rows(self, piece: Mapping[int, Extent], order: Order, from_batch: int) -> pa.Table:
-        """The finished rows of a piece, from a batch on, with `value`: that of their message, by the rules of the epoch that
-        finished them.
+        """Return the finished rows of a chunk, from a batch on, with the `value` of their message.
+
+        The value follows the rules of the epoch that finished the row.
         """
         columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
         columns += [name for name in order.columns if name not in columns]
@@ -251,7 +273,7 @@ class Gold:
         return pa.concat_tables(found)
 
     def _promised(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
-        """What `at_most_once` notes before it publishes: no offset can be known yet."""
+        """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
         ends: dict[int, Tail] = {}
         for _ in _followed(self._messages(found, tails, {p: {} for p in found.extents}), ends):
             pass
@@ -260,7 +282,12 @@ class Gold:
     # -- headers for recovery from a lost lake
 
     def _headers(self, found: Pending) -> dict[int, Headers]:
-        """A partition's last messages carry these headers; its first ones do too where a part of the batch may be out alone."""
+        """Return the recovery headers by partition, and by the time (ms) of the messages that carry
+        them.
+
+        A partition's last messages carry them. Its first messages do too if a part of the batch may
+        be published alone.
+        """
         headers: dict[int, dict[int, list[tuple[str, bytes]]]] = {partition: {} for partition in found.extents}
         ends = [{p: extent.last for p, extent in found.extents.items()}]
         if self.settings.publish.delivery != "exactly_once":
@@ -285,12 +312,12 @@ class Gold:
         return dict(headers)
 
     def _is_lived(self, generation: Generation) -> bool:
-        """Whether the lake has more behind it than its records, idle decisions and one set of rules."""
+        """Return True if more than records, idle decisions and one set of rules shaped the lake."""
         fingerprints = {epoch.settings.fingerprint for epoch in self._epochs}
         return generation.number > 0 or generation.is_lived or len(fingerprints) > 1
 
     def _decisions(self, generation: Generation) -> dict[int, dict[str, list[IdleDecision]]]:
-        """By partition and input, the idle policy's decisions in a generation."""
+        """Return the idle policy's decisions in a generation, by partition and input."""
         decisions: dict[int, dict[str, list[IdleDecision]]] = {partition: {} for partition in range(self.partitions)}
         for tp, decision in read_decisions(self._engine.questions, generation):
             decisions[tp.partition].setdefault(tp.source, []).append(decision)
@@ -299,10 +326,10 @@ class Gold:
     def _min_offsets(
         self, generation: Generation, times: Mapping[int, int], decisions: Mapping[int, Mapping[str, Sequence[IdleDecision]]]
     ) -> dict[int, dict[str, int]]:
-        """Per partition, by input: the first offset of a generation at a position (ms) >= a time.
+        """Return, by partition and input, a generation's first offset at a position (ms) >= a time.
 
-        A position first reaches a time at the first record, or after the first decision, that has it; and every source has one,
-        since the clock has passed that time in all of them.
+        A position first reaches a time at the first record, or after the first decision, that has
+        it. Every source has one, since the clock has passed that time in all of them.
         """
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
         for source in self.settings.inputs:
@@ -317,7 +344,11 @@ class Gold:
     # -- the table `published`, and the sink
 
     def _note(self, publications: Sequence[Publication]) -> None:
-        """Step 5. Later rows have later times, whatever the wall clock was set to: the last sink is known by them."""
+        """Write rows to `published` (step 5).
+
+        Later rows get later times, whatever the wall clock was set to: they tell which sink is the
+        last.
+        """
         if not publications:
             return
         self._noted_ms = max(now_ms(), self._noted_ms + 1)
@@ -352,7 +383,10 @@ class Gold:
         return self._cluster.identified(self.settings.publish.topic)
 
     def _check_sink(self) -> None:
-        """Raises SinkReplacedError where the topic is not the one whose tails were read: a new one has a sequence of its own."""
+        """Raise SinkReplacedError if the topic is not the one whose tails were read.
+
+        A new topic has a sequence of its own.
+        """
         if self._identified() != self._sink:
             raise SinkReplacedError(self.settings.publish.topic)
 
@@ -366,8 +400,10 @@ class Gold:
 
 
 def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
-    """Rows of silver with `value` (large_binary): that of their message, by the rules of the epoch that finished them. An earlier
-    epoch than the current one knew fewer fields of the values, so its messages have those alone.
+    """Return rows of silver with the `value` (large_binary) of their message.
+
+    The value follows the rules of the epoch that finished the row. An earlier epoch than the
+    current one knew fewer fields of the values, so its messages have only those.
     """
     sources, value = settings.sources, settings.publish.value
     if value is None:
@@ -378,19 +414,19 @@ def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
-    """What was published after these tails, up to these ends."""
+    """Return what was published by partition, after these tails and up to these ends."""
     return [Publication(p, tails[p].seq + 1 if p in tails else 0, end) for p, end in sorted(ends.items())]
 
 
 def _followed(pieces: Iterator[pa.Table], ends: dict[int, Tail]) -> Iterator[pa.Table]:
-    """The pieces, each of one partition; `ends` then has where the sequence of each stands after them."""
+    """Yield the chunks, each of one partition; put each partition's tail after them into `ends`."""
     for piece in pieces:
         ends[piece["partition"][0].as_py()] = _end_of(piece)
         yield piece
 
 
 def _end_of(found: pa.Table) -> Tail:
-    """Where a partition's sequence stands after these messages of it, which are one or more; no offset is known yet."""
+    """Return a partition's tail after these messages (one or more); its offset is not known yet."""
     [last] = found.slice(found.num_rows - 1).to_pylist()
     closed = last["due"], last["closed_at"], last["tenant"] or ""
     return Tail(last["seq"], last["event_time"], last["key"].decode(), None, *closed)

@@ -1,9 +1,12 @@
-"""The live view: merge records, and beside them what waits in bronze for the clock. Nothing is written.
+"""The live view: merge records, and beside them the records that wait in bronze for the clock.
 
-A row whose status is `waiting` is a key of a partition whose records the clock has not reached: its parts are what will be
-merged, into one merge record or several, when it is their time. `waits_for` names the inputs that it waits for: those whose head
-is the clock, or that have none. So a source that is stuck is seen here first. With tenants, it is a key of a tenant; and silver
-has rows that wait, too, for the clock of their tenant: one for each record, with its `position`.
+Nothing is written. A row with the status `waiting` is a key of a partition with records that the
+clock has not reached. Its parts will be merged, into one merge record or several, when their time
+comes. `waits_for` names the inputs that it waits for: those whose head is the clock, or that have
+no head. So a source that is stuck is seen here first.
+
+With tenants, such a row is a key of a tenant. Silver then has waiting rows of its own, which wait
+for the clock of their tenant: one for each record, with its `position`.
 """
 
 from __future__ import annotations
@@ -38,16 +41,18 @@ VIEW = "live"
 """The name of the view in a catalog."""
 
 Skipping = Mapping[str, Mapping[int, int]]
-"""By source and partition, the offsets that the merge has passed: files of bronze before them need not be opened."""
+"""The next offset of the merge, by source and partition; bronze before it need not be opened."""
 
 
 def live(engine: SparkEngine, settings: Settings) -> DataFrame:
-    """Merge records, open and timed out, and what waits (status `waiting`): in bronze for the clock, in silver for its tenant's.
+    """Return merge records, open and timed out, and records that wait (status `waiting`).
 
-    Columns: silver's, and `waits_for` (an array of source names; null for what is in silver). Values that are Avro are decoded
-    by a function of the session, `watersmeet_<source>`.
+    Records wait in bronze for the clock, and in silver for their tenant's. The columns are silver's
+    and `waits_for` (an array of source names; null for rows of silver). Avro values are decoded by
+    a function of the session, `watersmeet_<source>`.
     """
-    settings = read_epochs(engine.questions, settings).current.settings  # which knows the fields that silver has had
+    # The settings of the current epoch know every field that silver has had.
+    settings = read_epochs(engine.questions, settings).current.settings
     for source, schema in avro_schemas(engine.questions, settings).items():
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
@@ -70,9 +75,10 @@ def _decoder(source: str) -> str:
 def live_sql(
     lake: Lake, settings: Settings, skipping: Skipping | None = None, due: Sequence[str] = (), *, decodes: bool = False
 ) -> str:
-    """The view as a query in Spark SQL, with the columns of `live`; `due`: those of `DUE` that silver has.
+    """Return the view as a query in Spark SQL, with the columns of `live`.
 
-    SQL cannot read Avro: of a record that waits, such a value is null, unless the session `decodes` it.
+    `due`: the columns of `DUE` that silver has. SQL cannot read Avro: the Avro value of a waiting
+    record is null, unless the session `decodes` it.
     """
     sources, known = list(settings.sources), skipping or {}
     progress, begins = (sql_name(lake, table) for table in (tables.PROGRESS, tables.GENERATIONS))
@@ -121,12 +127,12 @@ def live_sql(
 
 
 def _unmerged(name: str) -> str:
-    """What the query calls the records of an input that the merge has not passed."""
+    """Return the query's name for the records of an input that the merge has not consumed."""
     return f"`beyond_{name}`" if topic_of(name) else f"beyond_{name}"
 
 
 def _input(of: str, settings: Settings) -> str:
-    """The input of a row of a table, as `source`."""
+    """Return SQL for the input of a table's row, as `source`; `of`: the prefix of its columns."""
     if not settings.with_topics:
         return f"{of}source"
     several = ", ".join(f"'{source}'" for source in settings.with_topics)
@@ -134,14 +140,17 @@ def _input(of: str, settings: Settings) -> str:
 
 
 def _decided(lake: Lake, settings: Settings) -> str:
-    """The idle policy's decisions in the newest generation, with their inputs as `source`."""
+    """Return a query of the idle policy's decisions in the newest generation.
+
+    The column `source` has their input.
+    """
     table, begins = (sql_name(lake, name) for name in (tables.IDLE_HEARTBEATS, tables.GENERATIONS))
     newest = f"COALESCE(generation, 0) = (SELECT COALESCE(MAX(generation), 0) FROM {begins})"
     return f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE {newest})"
 
 
 def _beyond(name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:
-    """Records of bronze that the merge has not passed."""
+    """Return a query of the records of bronze that the merge has not consumed."""
     read, source = sql_name(lake, tables.bronze(name)), source_of(name)
     if passed:
         near = within({partition: (until, None) for partition, until in passed.items()})
@@ -162,7 +171,7 @@ def _beyond(name: str, lake: Lake, settings: Settings, passed: Mapping[int, int]
 
 
 def _value(value: str, value_type: pa.DataType) -> str:
-    """A record's value as silver keeps it."""
+    """Return SQL for a record's value as silver stores it."""
     text = f"CAST({value} AS STRING)"
     if not pa.types.is_struct(value_type):
         return text
@@ -171,7 +180,11 @@ def _value(value: str, value_type: pa.DataType) -> str:
 
 
 def _json_ddl(kind: pa.DataType) -> str:
-    """JSON Schema calls 1.0 and 1e3 integers, which Spark reads as a decimal only; the schema's bounds make the cast exact."""
+    """Return the type as which JSON is parsed, before it is cast to `kind`.
+
+    JSON Schema counts 1.0 and 1e3 as integers, which Spark can only read as a decimal. The schema's
+    bounds make the cast exact.
+    """
     if pa.types.is_struct(kind):
         return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_json_ddl(field.type)}' for field in kind)}>"
     if pa.types.is_list(kind):
@@ -182,7 +195,7 @@ def _json_ddl(kind: pa.DataType) -> str:
 
 
 def _waits_for(sources: Sequence[str]) -> str:
-    """The inputs without a head; where all have one, those whose head is the smallest."""
+    """Return SQL for the inputs without a head; if all have one, those with the smallest."""
     names = ", ".join(f"`{source}`" for source in sources)
     missing = ", ".join(f"CASE WHEN `{source}` IS NULL THEN '{source}' END" for source in sources)
     slowest = ", ".join(f"CASE WHEN `{source}` = LEAST({names}) THEN '{source}' END" for source in sources)
@@ -191,7 +204,7 @@ def _waits_for(sources: Sequence[str]) -> str:
 
 
 def _waiting(name: str, settings: Settings, whose: str) -> str:
-    """An input's records that wait, each as a part in the column of its source."""
+    """Return a query of an input's waiting records, each as a part in the column of its source."""
     place = "event_time: TIMESTAMP, `offset`: BIGINT"
     places = dict.fromkeys(settings.sources, place) | dict.fromkeys(settings.with_topics, f"topic: STRING, {place}")
     parts = {
@@ -203,11 +216,11 @@ def _waiting(name: str, settings: Settings, whose: str) -> str:
 
 
 def _sorted_parts(source: str, *, has_topics: bool) -> str:
-    """As silver stores them: by (event time, topic, offset)."""
+    """Return SQL for a source's parts in silver's order: by (event time, topic, offset)."""
     topic = "'topic', p.topic, " if has_topics else ""
     by_topic = " WHEN p.topic < q.topic THEN -1 WHEN p.topic > q.topic THEN 1" if has_topics else ""
     part = f"p -> NAMED_STRUCT({topic}'offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
-    # Not by the whole part: its value may have maps, which have no order.
+    # Not ordered by the whole part: its value may have maps, which cannot be compared.
     times = "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1" + by_topic
     order = f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` THEN 1 ELSE 0 END"
     return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`), {order}), {part}) AS `{source}`"

@@ -1,17 +1,21 @@
-"""Repartition: a source's records go from topics of any key and number of partitions to the topic that bronze reads.
+"""Repartition: writes a source's records to the topic that bronze reads.
 
-They are written in the order and to the partitions of `core.repartition`, each once, by one transactional producer. The topic
-itself says how much is written: the last message of each partition in a transaction says up to which offset of every input (a
-partition of a topic that is read) the records were written, and the one that says most is the last. For each source:
+They come from topics with any key and any number of partitions. They are written in the order and
+to the partitions of `core.repartition`, each once, by one transactional producer. The topic itself
+says how much is written: in a transaction, the last message of each partition says up to which
+offset of every input (a partition of a topic that is read) the records were written. The message
+with the largest offsets is the latest. For each source:
 
-1. its rules are compared with the lake's, where there is one; an earlier repartition is fenced, and its open
-   transaction aborted: from here on nobody else writes. While `evolve` changes the lake's rules, nothing is
-   written at all, and it fences a repartition that has begun before;
+1. its rules are compared with the lake's, if there is a lake. An earlier repartition is fenced and
+   its open transaction aborted, so that from here on nobody else writes. While `evolve` changes the
+   lake's rules, nothing is written at all, and `evolve` fences a repartition that began before it;
 2. *tails*: what was written is read from the last messages;
-3. *read*: the next records of the inputs none of whose records wait; this begins while the last ones are written;
-4. *transaction*: those that may be written, all of them or none.
+3. *read*: the next records are read from the inputs that have no waiting records. This begins while
+   the previous records are written;
+4. *transaction*: the records that may be written are sent, all of them or none.
 
-After a crash, or any other failure, all begins again with 1. The lake is only asked for its rules.
+After a crash, or any other failure, everything starts again with step 1. The lake is only asked for
+its rules.
 """
 
 from __future__ import annotations
@@ -76,19 +80,19 @@ from pipelines.settings import Settings
 log = logging.getLogger("watersmeet.repartition")
 
 _LAYER: Final = "repartition"
-"""What the stage is called beside the layers."""
+"""The name of this stage beside the layers."""
 
 EVERY_S: Final = 0.2
-"""How often Kafka is asked for new records."""
+"""Interval at which Kafka is asked for new records."""
 
 LOOK_EVERY_S: Final = 5.0
-"""How often the topics that are read are asked whether they are still the same, and have more partitions."""
+"""Interval at which the topics that are read are checked for a new identity or new partitions."""
 
 _SHARES: Final = 1000
-"""So many parts of what is read at a time make a whole."""
+"""Number of equal shares that the amount read at a time is divided into."""
 
 READ_BYTES: Final = 80 * 1024 * 1024
-"""About so many bytes of records are read at a time, while about as many are written."""
+"""Approximate size of the records that are read at a time, while as many are written."""
 
 
 def repartition(
@@ -100,11 +104,14 @@ def repartition(
     once: bool,
     patience_s: float = 120.0,
 ) -> list[dict[str, Any]]:
-    """Repartitions every source that is to be: what there is now (`once`), or on and on until `stopping` is set.
+    """Repartition every configured source: what there is now (`once`), or until `stopping` is set.
 
-    By source and topic that is read: how many of its `records` were written, `read`: up to which offset of each of its
-    partitions, and `ends`: the offset at which each partition of the source's own topic ends. `observers` are told of each
-    transaction and of failures. `patience_s`: for how long trouble with Kafka is waited out. Raises WatersmeetError.
+    Return a row for each source and topic that is read. `records`: how many of its records were
+    written. `read`: the offset up to which each of its partitions was written. `ends`: the offset
+    at which each partition of the source's own topic ends.
+
+    `observers` are told of each transaction and of failures. `patience_s`: how long trouble with
+    Kafka is waited out. Raises WatersmeetError.
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(problems[0])
@@ -133,13 +140,14 @@ def repartition(
 
 
 _Read: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
-"""Records of one topic, and by input the offset where reading them ended."""
+"""Records of one topic, and the offset at which reading them ended, by input."""
 
 
 @dataclass
 class _State:
-    """What this process knows as long as nothing fails: how much is written, by input the next offset to read, and what is being
-    read.
+    """The state of this process, valid as long as nothing fails.
+
+    It says how much is written, the next offset to read by input, and what is being read.
     """
 
     written: Written
@@ -150,18 +158,18 @@ class _State:
 
 @dataclass
 class Repartition:
-    """The records of one source on their way; one owner at a time, the last that came."""
+    """Repartitions the records of one source; one owner at a time, the last to start."""
 
     settings: Settings
     source: str
     reader: Executor
-    """Reads the next records while others are written."""
+    """The executor that reads the next records while others are written."""
     reporter: Reporter = field(default_factory=Reporter)
     tell: Observer = ignore
     records: Counter[str] = field(default_factory=Counter)
-    """So many were written, by the topic that they come from."""
+    """Number of records written, by the topic that they come from."""
     is_done: bool = False
-    """Whether all is written that was there at the last look."""
+    """True where everything is written that was there at the last check."""
     _bounds: Mapping[InputPartition, tuple[int, int]] = field(default_factory=dict)
     _state: _State | None = None
     _looked: float | None = None
@@ -171,9 +179,9 @@ class Repartition:
     _is_warned: bool = False
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(_SHARES, _SHARES))
     _given_up: set[int] = field(default_factory=set)
-    """The ids of schemas that are not waited for any longer."""
+    """Ids of schemas that are no longer waited for."""
     _waiting_since: float | None = None
-    """Since when a schema is waited for that the registry does not have (monotonic)."""
+    """Time (monotonic) since which a schema is waited for that the registry does not have."""
 
     @property
     def _offsets_at_once(self) -> int:
@@ -185,9 +193,10 @@ class Repartition:
         self._cluster = Cluster(self.settings.kafka)
 
     def look(self) -> None:
-        """Takes note of what there is: that is written next.
+        """Record the offsets that Kafka has now, which are written next.
 
-        Raises ConfigurationError where a topic to be read does not exist, TopicChangedError where it has become another one.
+        Raises ConfigurationError if a topic to be read does not exist, TopicChangedError if it was
+        replaced.
         """
         now = time.monotonic()
         if self._looked is None or now - self._looked > LOOK_EVERY_S:
@@ -210,11 +219,13 @@ class Repartition:
                 raise TopicChangedError(f"{topic} was deleted and made again while it was being repartitioned")
         self._identities = identities
         if self._state is not None and self._cluster.identified(self.topic) != self._written_to:
-            self._state = None  # the topic is another one now, which says how much is written
+            self._state = None  # only the new topic says how much is written to it
 
     def advance(self) -> None:
-        """Writes what comes next of what was there at the last look, in one transaction at most; then `is_done` says whether that
-        was all.
+        """Write the next of the records that were there at the last check, in at most one
+        transaction.
+
+        Afterwards `is_done` says whether that was all.
         """
         state, self._state = self._state or self._taken_up(), None  # after a failure, only the topic knows what is written
         ends = {of: end for of, (_, end) in self._bounds.items()}
@@ -246,12 +257,12 @@ class Repartition:
             self._show(state.written.offsets)
 
     def _write(self, messages: Iterator[pa.Table]) -> None:
-        """Sends messages in one transaction; where it takes too long, less is read for the next."""
+        """Send messages in one transaction; if it takes too long, less is read for the next one."""
         began = time.monotonic()
         try:
             self._publisher.send(messages)
         except FencedError:
-            self._check_lake()  # perhaps by `evolve`
+            self._check_lake()  # `evolve` may be the one that fenced
             raise
         except TransactionTimeoutError:
             self._size.timed_out(self._size.limit)
@@ -259,10 +270,13 @@ class Repartition:
         self._size.succeeded(time.monotonic() - began, is_full=True)
 
     def _show(self, offsets: Mapping[InputPartition, int]) -> None:
-        """Commits offsets to a consumer group, so that Kafka's own tools show the lag; that it fails stops nothing."""
+        """Commit offsets to a consumer group, so that Kafka's own tools show the lag.
+
+        A failure to do so stops nothing.
+        """
         try:
             self._group.commit({(of.topic, of.partition): offset for of, offset in offsets.items()})
-        except KafkaTransientError:  # the next step says so itself
+        except KafkaTransientError:  # the next step reports it
             return
         except WatersmeetError as error:
             if not self._is_warned:
@@ -270,7 +284,7 @@ class Repartition:
             self._is_warned = True
 
     def told(self) -> Iterator[dict[str, Any]]:
-        """What the command answers of this source: a row for each topic that is read."""
+        """Yield the command's answer for this source: a row for each topic that is read."""
         ends, offsets = {}, dict[InputPartition, int]()
         if self._state is not None:  # else it was stopped before anything was known
             ends = {p: end for p, (_, end) in self._cluster.settled_bounds(self.topic, self.partitions).items()}
@@ -281,7 +295,10 @@ class Repartition:
             yield {**row, "read": read, "ends": ends}
 
     def _begin_reading(self, state: _State) -> None:
-        """Begins to read the next records of inputs of which none waits, an equal share of each, unless that has begun."""
+        """Start reading the next records, unless a read is under way.
+
+        Only inputs without waiting records are read, an equal share of each.
+        """
         waiting, share = state.lockstep.first_offsets(), max(1, self._offsets_at_once // len(self._bounds))
         ranges = [
             Range(*of, since, min(since + share, end))
@@ -292,7 +309,10 @@ class Repartition:
             state.reading = self.reader.submit(self._read, ranges)
 
     def _end_reading(self, state: _State) -> None:
-        """Takes what has been read, once it has. Raises what reading it has raised."""
+        """Wait for the read under way, if there is one, and take its records.
+
+        Raises what the read has raised.
+        """
         reading, state.reading = state.reading, None
         try:
             found = reading.result() if reading else ()
@@ -305,7 +325,7 @@ class Repartition:
             state.offsets |= reached
 
     def _note_unknown_schema(self, failure: Exception) -> None:
-        """Gives up a schema that the registry does not have, once it was waited for as long as `registry.unknown_after` says."""
+        """Give up a schema that the registry lacks, once `registry.unknown_after` has passed."""
         registry, schema_id = self.settings.sources[self.source].registry, unknown_schema_of(failure)
         if registry is None or registry.unknown_after_ms is None or schema_id is None:
             return
@@ -315,7 +335,7 @@ class Repartition:
             self._given_up.add(schema_id)
 
     def _read(self, ranges: Sequence[Range]) -> list[_Read]:
-        """The records of ranges, topic by topic, as far as there is room for them."""
+        """Return the records of ranges, topic by topic, as far as there is room for them."""
         decode, found = partial(route, rules=rules_of(self.settings, self.source, self._given_up)), []
         for topic in self.origins:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
@@ -327,12 +347,18 @@ class Repartition:
     # -- what is written
 
     def _check_lake(self) -> None:
-        """Raise ConfigurationError where the lake has other rules for the source, and LeaseTakenError while it gets others."""
+        """Raise ConfigurationError if the lake has other rules for the source.
+
+        Raises LeaseTakenError while the lake gets other rules.
+        """
         check_not_changing(self._questions, self._lake, EVOLVE)
         check_repartition_rules(read_epochs(self._questions, self.settings), self.settings, self.source)
 
     def _taken_up(self) -> _State:
-        """Where the topic stands, once nobody else can write to it; the topic is made where it is missing."""
+        """Return the state of the topic, once nobody else can write to it.
+
+        A missing topic is created.
+        """
         self._check_lake()  # before anybody is fenced
         counts = self._cluster.partition_counts([self.topic])
         if self.topic not in counts:
@@ -356,9 +382,11 @@ class Repartition:
         return _State(known, offsets, Lockstep(self.origins, dict(known.positions)))
 
     def _written(self) -> Written:
-        """What the messages say that say most: what was written only grows.
+        """Return the largest state that a last message of the topic carries: what is written only
+        grows.
 
-        Every transaction must have ended, also that of a redrive, behind which nothing can be read.
+        Every transaction must have ended, including that of a redrive: nothing behind an open one
+        can be read.
         """
         bounds = self._cluster.settled_bounds(self.topic, self.partitions)
         tails = read_tails(
@@ -382,8 +410,10 @@ class Repartition:
         return max(said, key=lambda each: sum(each.offsets.values()), default=Written(self._identities, {}, {}))
 
     def _has_the_records(self, topic: str, messages: Iterable[Message]) -> bool:
-        """Whether a topic to be read has the records of which these are copies, as after a move of the cluster with its offsets:
-        at least one, and none that differs.
+        """Return True if a topic to be read has the records of which these messages are copies.
+
+        It has them after a move of the cluster with its offsets. At least one record must be there,
+        and none may differ.
         """
         copied = [(place, message) for message in messages if (place := origin_of(headers_of(message))).topic == topic]
         return bool(copied) and all(self._is_copy(*each) for each in copied)
@@ -395,7 +425,8 @@ class Repartition:
         there = read_range(self.settings.kafka, Range(*place, place.offset + 1))
         rows = pa.Table.from_batches(there, KAFKA)
         sent = message.timestamp()[1]
-        times = [sent if time < 0 else max(1, time) for time in times_ms(rows["kafka_timestamp"]).tolist()]  # as `copies` has it
+        # As `copies` writes them.
+        times = [sent if time < 0 else max(1, time) for time in times_ms(rows["kafka_timestamp"]).tolist()]
         records = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), times, strict=True)
         return (message.key(), message.value(), sent) in records
 
@@ -414,7 +445,7 @@ class Repartition:
     @cached_property
     def _questions(self) -> Questions:
         def spark() -> Any:
-            """The session that a catalog is asked by."""
+            """Return the session by which a catalog is read."""
             from pipelines.engine.session import spark_session
 
             return spark_session(self.settings.spark)

@@ -1,4 +1,4 @@
-"""Runs the layers: once over everything that is there, or on and on until told to stop."""
+"""Runs the layers: once over everything that is available, or until they are stopped."""
 
 from __future__ import annotations
 
@@ -62,27 +62,34 @@ if TYPE_CHECKING:
 LAYERS = ("bronze", "silver", "gold")
 
 LOOK_EVERY_S = 0.1
-"""How often a run looks after its streams."""
+"""Interval at which a run checks its streams."""
 
 LOOK_AGAIN_S = 1.0
-"""How often it looks whether the command has ended."""
+"""Interval at which a run without its layers checks whether the command that has them has ended."""
 
 
 @dataclass
 class Run:
-    """The chosen layers of one configuration in this process; `stopping` ends it after the batches under way."""
+    """The chosen layers of one configuration in this process.
+
+    Setting `stopping` ends the run after the batches under way.
+    """
 
     settings: Settings
     layers: Sequence[str]
     reporter: Reporter
     stopping: threading.Event = field(default_factory=threading.Event)
     patience_s: float = 120.0
-    """For how long trouble with Kafka or the object store is waited out."""
+    """Time for which trouble with Kafka or the object store is waited out."""
     observers: Sequence[Observer] = ()
-    """They are told what happens; with none, nothing is sampled for them."""
+    """Receivers of the run's events; without any, nothing is sampled for them."""
 
     def __post_init__(self) -> None:
-        """Asks Kafka and the lake's place before it starts an engine: trouble there is told at once. Raises WatersmeetError."""
+        """Check Kafka and the lake's location before an engine is started, to report trouble at
+        once.
+
+        Raises WatersmeetError.
+        """
         if problems := check_options(self.settings.kafka):
             raise ConfigurationError(problems[0])
         for source in self.settings.sources.values():
@@ -131,26 +138,35 @@ class Run:
                 widen(self.engine, [name])
 
     def _begins_anew(self, questions: Questions, epochs: Epochs) -> bool:
-        """Whether other rules than the lake's need no `evolve`: nothing was read, and no other process has a layer."""
+        """Return True if rules that differ from the lake's need no `evolve`.
+
+        So it is while nothing was read and no other process has a layer.
+        """
         return set(LAYERS) <= set(self.layers) and may_begin_anew(questions, epochs, self.settings)
 
     def once(self) -> None:
-        """Everything available now passes through the layers. Each begins with what the one before has handed on so far, and
-        ends after it. Raises WatersmeetError where a stream failed.
+        """Pass everything that is available now through the layers.
+
+        Each layer begins with what the one before has handed on so far, and ends after it. Raises
+        WatersmeetError if a stream failed.
         """
         with self._watched(), self.owned() as owned:
             self.supervise(owned, owned.streams(once=True))
 
     def until_stopped(self) -> None:
-        """Every layer follows the one before it. Returns once `stopping` is set and every batch under way is done; raises
-        WatersmeetError where a stream failed, the others having been stopped in the same way.
+        """Run every layer after the one before it, until `stopping` is set.
+
+        Returns once every batch under way is done. Raises WatersmeetError if a stream failed; the
+        others are stopped in the same way first.
         """
         with self._watched(), self.owned(can_be_idle=True) as owned:
             self.supervise(owned, owned.streams(once=False))
 
     def supervise(self, owned: Owned, streams: Sequence[Stream]) -> None:
-        """Start the streams and see them to their end, or until `stopping` is set, which it is afterwards. Raises WatersmeetError
-        where one failed, the others having been stopped after their batches.
+        """Start the streams and supervise them until they end, or until `stopping` is set.
+
+        Afterwards `stopping` is set. Raises WatersmeetError if a stream failed; the others are
+        stopped after their batches first.
         """
         watch = self._watch()
         try:
@@ -170,7 +186,7 @@ class Run:
 
     def _watch(self) -> Watch:
         def away(error: KafkaTransientError, news: str) -> None:
-            """Tells people and observers that Kafka is waited for."""
+            """Report to people and observers that Kafka is waited for."""
             self.reporter.tell("kafka", news)
             self.tell(Failed(kind_of(error), is_retried=True))
 
@@ -178,7 +194,10 @@ class Run:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Inside, what is done beside the batches is done: offsets to consumer groups, samples for observers, checks."""
+        """Do the work beside the batches inside the `with` block.
+
+        That is: offsets for consumer groups, samples for observers, checks.
+        """
         beside = [RunningThread(type(each).__name__, each.follow) for each in self._beside]
         try:
             yield
@@ -188,12 +207,13 @@ class Run:
 
     @contextmanager
     def owned(self, *, can_be_idle: bool = False, change: str | None = None) -> Iterator[Owned]:
-        """The layers, written by this process alone: whoever had them before, and however that one ended, is
-        fenced before the tables are read.
+        """Take the layers, so that only this process writes them inside the `with` block.
 
-        `change`: the command that takes them to change the lake. A run that goes on loses them to it. Raises
-        LeaseLostError where another process has taken the layers over by the end, and ConfigurationError, before any is taken,
-        where the configuration is not of this lake.
+        Whoever had them before, and however that one ended, is fenced before the tables are read.
+
+        `change`: the command that takes them to change the lake. A run in progress loses them to
+        it. Raises LeaseLostError if another process has taken the layers over by the end. Raises
+        ConfigurationError, before any layer is taken, if the configuration is not of this lake.
         """
         questions = self.engine.questions
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
@@ -203,14 +223,16 @@ class Run:
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
         def lost() -> None:
-            """Tells the observers that the layers are another's now, and lets the run stop."""
+            """Tell the observers that another process has the layers now, and stop the run."""
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
         lease = Lease(self.engine.lake, questions, self.engine.append, self.layers, change, on_lost=lost)
 
         def largest_known() -> int:
-            """The largest fencing token that the last commits of the layers' tables name; 0 where they name none."""
+            """Return the largest fencing token in the last commits of the layers' tables; 0 if
+            none.
+            """
             return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
 
         self._widen_shared(tables.LEASES)
@@ -227,11 +249,12 @@ class Run:
                 if widen(self.engine, own[layer]) and layer == "silver":
                     create_view(self.engine)
             self._widen_shared(*{table for table, _ in written}.difference(*[own[layer] for layer in self.layers]))
-            fence_all(owner, written)  # in columns that may be new
+            fence_all(owner, written)  # after widening, since a fence writes every column
             keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
             keep_identity(questions, self.engine.append, self.settings, facts)
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
-            epochs = read_epochs(questions, self.settings)  # they may have changed since the run was made
+            # The epochs may have changed since the run was created.
+            epochs = read_epochs(questions, self.settings)
             if self._begins_anew(questions, epochs):
                 row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
                 owner.append(tables.EPOCHS, row, EVOLVING)
@@ -252,9 +275,10 @@ class Run:
             yield owned
             lease.check()
         except BaseException:
-            with suppress(Exception):  # what failed may have failed because another process has taken over
+            with suppress(Exception):  # a takeover may be what made it fail
                 lease.check()
-            with suppress(Exception):  # what ended the run is told; the next owner finds this one dead, or silent
+            # The first failure is reported; the next owner finds this one dead, or silent.
+            with suppress(Exception):
                 lease.release()
             if lease.lost is not None:
                 raise lease.lost from None
@@ -266,16 +290,17 @@ class Run:
 
 
 def going_on(begin: Callable[[], None], asked_to_stop: threading.Event, stopping: threading.Event, reporter: Reporter) -> None:
-    """Begins a run, which ends when `stopping` is set; and again wherever `forget` has taken its layers, once that has ended.
+    """Run `begin`, and run it again each time `watersmeet forget` has taken its layers and ended.
 
-    Whoever asks the run to stop sets `asked_to_stop` first and then `stopping`, which the loss of the layers sets as well.
+    The run that `begin` starts ends when `stopping` is set. To ask it to stop, set `asked_to_stop`
+    first and then `stopping`, which the loss of the layers sets as well.
     """
     while True:
         try:
             begin()
             return
         except (LeaseTakenError, LeaseLostError) as error:
-            if error.change != FORGET:  # `evolve` changes what the run was begun with
+            if error.change != FORGET:  # `evolve` changes the rules that the run was started with
                 raise
             reporter.tell("lake", f"waiting for `watersmeet {error.change}` to end")
         stopping.clear()
@@ -305,8 +330,9 @@ class Owned:
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
 
     def complete(self) -> None:
-        """Complete what a crash left of the last commit of each layer that is owned, before anything is planned,
-        deleted, read elsewhere or changed.
+        """Complete what a crash left of the last commit of each owned layer.
+
+        This comes before anything is planned, deleted, read elsewhere or changed.
         """
         if "bronze" in self._run.layers:
             for source in self._settings.inputs:
@@ -320,17 +346,18 @@ class Owned:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has taken the layers over."""
+        """True where another process has taken the layers over."""
         return self._lease.lost is not None
 
     def raise_if_lost(self) -> None:
-        """Raises LeaseLostError where another process has taken the layers over."""
+        """Raise LeaseLostError if another process has taken the layers over."""
         if self._lease.lost is not None:
             raise self._lease.lost
 
     def streams(self, *, once: bool) -> list[Stream]:
-        """A stream for each input, one for silver and one for gold, as far as chosen: up to what there is now (`once`), or until
-        they are stopped.
+        """Return a stream for each input, one for silver and one for gold, as far as chosen.
+
+        They run up to what there is now (`once`), or until they are stopped.
         """
         bronze = [self.bronze(name, once=once) for name in self._settings.inputs] if "bronze" in self._run.layers else []
         silver, gold = [], []
@@ -343,17 +370,17 @@ class Owned:
         return bronze + silver + gold
 
     def bronze(self, source: str, *, once: bool) -> Stream:
-        """The stream of an input; it begins where the lake says, each time it is started."""
+        """Return the stream of an input; each time it is started, it begins where the lake says."""
         run, engine = self._run, self.owner.engine
         maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self._expire_some)
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
         reading = NextOffsets(engine.questions, self._settings, run.partitions, self.owner)
 
         def begin(gate: Gate) -> Running:
-            """Starts reading a source where the tables say that it goes on."""
+            """Start reading a source at the offsets where the tables say that it goes on."""
 
             def take(work: Callable[[], None]) -> None:
-                """Runs a batch of bronze under the gate; silver hears of it."""
+                """Run a batch of bronze under the gate, and notify silver."""
                 gate.run(work)
                 self._news["silver"].set()
 
@@ -362,13 +389,13 @@ class Owned:
         goes_on = self._settings.kafka.on_data_loss == "continue"
 
         def passes_on(failure: Exception) -> bool:
-            """Whether reading that begins anew would not fail again."""
+            """Return True if reading would not fail again after a restart."""
             return bronze.has_given_up(failure) or (goes_on and is_data_loss(failure))
 
         return Stream(Gate(run.patience, passes_on), begin, ends=once)
 
     def drain_silver(self) -> None:
-        """Merges what there is."""
+        """Merge everything that is available."""
         for plan in self.silver.drain(self._run.stopping.is_set):
             rows = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
@@ -378,7 +405,7 @@ class Owned:
             self._maintenance["silver"].after_commit()
 
     def drain_gold(self) -> None:
-        """Publishes what there is, and sends the dead letters that there are."""
+        """Publish everything that is finished, and send the dead letters that there are."""
         for publications in self.gold.drain(self._run.stopping.is_set):
             messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
             topic = self._settings.publish.topic
@@ -402,28 +429,33 @@ class Owned:
         drain: Callable[[], None],
         is_due: Callable[[], bool] = lambda: False,
     ) -> Stream:
-        """A stream that calls `drain` at its start, and again for what is new: until these streams of the run before it are done,
-        or else whenever a table upstream has a new commit, and when it is due.
+        """Return a stream that calls `drain` at its start, and again for what is new.
+
+        With `until_done`, it does so until these streams of the same run are done. Otherwise it
+        does so whenever a table upstream has a new commit, and when it is due.
         """
         if until_done is not None:
             news = self._news[layer]
             return Stream(Gate(self._run.patience), lambda gate: following(gate, drain, until_done, news), ends=True)
 
         def begin(gate: Gate) -> Running:
-            """Starts to follow the versions of the tables that the layer reads from."""
+            """Start following the versions of the tables that the layer reads."""
             return self.owner.engine.follow(layer, upstream, lambda: gate.run(drain))
 
         return Stream(Gate(self._run.patience), begin, drain, is_due)
 
 
 def create_missing(engine: Engine) -> None:
-    """Afterwards every table of the lake's layout exists, those that did as they were; a catalog has the live view, too."""
+    """Create every missing table of the lake's layout, and a catalog's live view.
+
+    Existing tables stay as they are.
+    """
     create_tables(engine)
     create_view(engine)
 
 
 def create_view(engine: Engine) -> None:
-    """Afterwards a catalog has the live view of its lake, with the columns that silver has now."""
+    """Create the live view of a catalog's lake, with the columns that silver has now."""
     if engine.lake.is_catalog:
         from pipelines.live import VIEW, live_sql  # imports Spark
 
@@ -431,8 +463,10 @@ def create_view(engine: Engine) -> None:
 
 
 def widen(engine: Engine, names: Sequence[str]) -> bool:
-    """Afterwards these tables have every column and field of the lake's layout; whether any lacked one. For their owner, or where
-    one that came in between (a conflict) would have done the same.
+    """Add to these tables the missing columns and fields of the lake's layout.
+
+    Returns True if any table lacked one. To be called by their owner, or where another writer that
+    comes in between (a conflict) would make the same change.
     """
     lacked = False
     for table in (engine.lake.layout[name] for name in names):
@@ -449,7 +483,7 @@ def _holds(column: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
-    """Keep every earlier owner out of tables, each for an application (`_written_by`)."""
+    """Fence every earlier owner out of tables, each for an application (`_written_by`)."""
     by_table: dict[str, set[str]] = {}
     for table, application in written:
         by_table.setdefault(table, set()).add(application)
@@ -464,10 +498,12 @@ def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
 
 
 def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
-    """The tables that a layer's owner commits to under its token, each with the application under which Delta
-    counts that: what it decides, and what it deletes. An epoch is of all layers.
+    """Return the tables to which a layer's owner commits under its token, with their applications.
 
-    Notes are not among them: they carry the version of the commit that they follow from.
+    Delta counts transaction versions by application: what the owner decides has one, and what it
+    deletes another. An epoch belongs to all layers.
+
+    Notes are not included: they carry the version of the commit that they follow from.
     """
     epochs = (tables.EPOCHS, EVOLVING)
     if layer == "bronze":
@@ -485,7 +521,10 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
 
 
 def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
-    """The tables that the owner of a layer keeps small, with `source` (an input) that one's share: each table has one keeper."""
+    """Return the tables that the owner of a layer keeps small; with `source` (an input), its share.
+
+    Each table has one keeper.
+    """
     if layer == "silver":
         return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS, tables.QUALITY]
     if layer == "gold":

@@ -1,7 +1,8 @@
-"""The configuration, typed: nonsense is refused here, in one sentence, before anything is read or started.
+"""The typed configuration: nonsense is refused here, in one sentence, before anything is started.
 
-A sentence says what is wrong, where (file and dotted path) and what would be right. It never holds a value that came
-from the environment, nor one of `kafka.options` or `storage`: either may be a secret.
+The sentence says what is wrong, where (file and dotted path) and what would be right. It never
+contains a value that came from the environment, nor one of `kafka.options` or `storage`, since
+either may be a secret.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from pipelines.core.inputs import InputPlace, input_of, of_source, source_of
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 
-if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
+if TYPE_CHECKING:  # heavy, and the command line starts without it
     from pipelines.core.reading import ReadingRules
 
 __all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTimestamp", "load_settings", "parse_duration"]
@@ -43,10 +44,14 @@ _MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future"
 _TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
 _SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")}}
-"""What may change in a living lake: by name in YAML, the attribute."""
+"""Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
+attributes.
+"""
 
 _SINCE = "schema_since"
-"""Beside the rule `schema`, where one of bare Avro has changed: by partition the first offset whose value was written with it."""
+"""Entry beside the rule `schema`, where a schema of bare Avro has changed: by partition, the first
+offset whose value was written with it.
+"""
 
 
 class CatalogLake(Part):
@@ -57,7 +62,7 @@ class CatalogLake(Part):
 
 
 class KafkaSettings(Part):
-    """Where Kafka is and how it is read."""
+    """Kafka's address, and how Kafka is read."""
 
     bootstrap_servers: kinds.Servers = Field(examples=["127.0.0.1:9092"])
     options: kinds.KafkaOptions = Field(default_factory=dict)
@@ -69,7 +74,7 @@ class KafkaSettings(Part):
 
 
 class WindowSettings(Part):
-    """How long after its last part a merge record stays open, and how long after its first at most."""
+    """The time that a merge record stays open after its last part, and at most after its first."""
 
     gap_ms: kinds.PositiveDuration = Field(validation_alias="gap", examples=["30m"])
     max_ms: kinds.PositiveDuration = Field(validation_alias="max", examples=["12h"])
@@ -82,7 +87,10 @@ class WindowSettings(Part):
 
 
 class MergeSettings(Part):
-    """How long a merge record stays open, which is a timeout or a window by gap, by whose clock, and what a batch may take."""
+    """Settings of the merge: its window, its tenants and the size of a batch.
+
+    The window says how long a merge record stays open: a timeout, or a window by gap.
+    """
 
     timeout_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="timeout")
     window_by_gap: WindowSettings | None = Field(default=None, validation_alias="window")
@@ -95,29 +103,32 @@ class MergeSettings(Part):
 
     @property
     def window(self) -> Window:
-        """How long a merge record stays open."""
+        """The time that a merge record stays open."""
         if self.window_by_gap is not None:
             return Window(self.window_by_gap.gap_ms, self.window_by_gap.max_ms)
         return Window(self.timeout_ms or 0)
 
     @property
     def has_tenants(self) -> bool:
-        """Whether every tenant has a clock of its own."""
+        """True where every tenant has a clock of its own."""
         return self.tenant is not None
 
     @property
     def has_due(self) -> bool:
-        """Whether merge records say when they were closed: there are tenants or a window by gap, or there was one before."""
+        """True where merge records say when they were closed.
+
+        They do with tenants or a window by gap, or if there was either before.
+        """
         return self._had_window or self.has_tenants or not self.window.is_timeout
 
     def after(self, before: "MergeSettings") -> "MergeSettings":
-        """These settings as the next ones of a lake."""
+        """Return these settings as the next ones of a lake, after `before`."""
         found = self.model_copy()
         found._had_window = before.has_due
         return found
 
     def with_window(self, window: Window) -> "MergeSettings":
-        """These settings with another window, as if there had never been one before."""
+        """Return these settings with another window, as if there had never been one before."""
         if window.max_ms is None:
             return self.changed(timeout_ms=window.gap_ms, window_by_gap=None)
         return self.changed(timeout_ms=None, window_by_gap=WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms))
@@ -141,13 +152,13 @@ class MergeSettings(Part):
 
 
 class SilverSettings(Part):
-    """How the table of the merge is kept."""
+    """Settings of silver's table."""
 
     change_data_feed: kinds.Flag = False
 
 
 class PublishSettings(Part):
-    """The sink, which merge records go there, and as what."""
+    """The sink, which merge records go there, and in what form."""
 
     topic: kinds.TopicName = Field(examples=["merged"])
     valid: kinds.Text = "true"
@@ -160,13 +171,15 @@ class PublishSettings(Part):
 
     @property
     def dead_letter_topics(self) -> dict[str, str]:
-        """Where dead letters go, by the table whose records they are: `late`, `quarantine`, or neither."""
+        """The topics of dead letters, by the table of the records: `late`, `quarantine`, or
+        neither.
+        """
         topics = {"late": self.late_topic, "quarantine": self.quarantine_topic}
         return {table: topic for table, topic in topics.items() if topic is not None}
 
 
 class KeepSettings(Part):
-    """How long, in event time behind the clock, rows of a table are kept; None: for ever."""
+    """The time that rows of a table are kept, in event time behind the clock; None: for ever."""
 
     bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
     silver_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="silver")
@@ -182,14 +195,14 @@ class QualitySettings(Part):
 
 
 class MetricsSettings(Part):
-    """Where the metrics of a run are served."""
+    """The address at which the metrics of a run are served."""
 
     port: kinds.Port = Field(examples=["9464"])
     address: kinds.Text = "127.0.0.1"
 
 
 class LineageSettings(Part):
-    """Where OpenLineage events go: one of the two."""
+    """The destination of OpenLineage events: a file or a URL."""
 
     file: kinds.Location | None = None
     url: kinds.Url | None = Field(default=None, repr=False)
@@ -228,19 +241,24 @@ class Settings(Part):
     lineage: LineageSettings | None = None
 
     def reading_rules(self, source: str) -> "ReadingRules":
-        """How a source's records are read. Of the sources of one topic, the first one refuses what none of them can decode."""
+        """Return how a source's records are read.
+
+        Of the sources of one topic, the first one refuses what none of them can decode.
+        """
         mine = self.sources[source]
         first = next(name for name, other in self.sources.items() if other.topics == mine.topics)
         rules = mine.reading_rules(self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first)
         return replace(rules, max_record_bytes=self.kafka.max_record_bytes)
 
     def tenant_path(self, source: str) -> str | None:
-        """The dotted path at which a source's values have their tenant; None where there are no tenants."""
+        """Return the dotted path of the tenant in a source's values; None without tenants."""
         return self.sources[source].tenant or self.merge.tenant
 
     @property
     def inputs(self) -> dict[str, str]:
-        """By the name of each input (`core.inputs`) its topic, in the order of the sources."""
+        """The topic of each input (`core.inputs`), by the input's name, in the order of the
+        sources.
+        """
         return {
             input_of(name, topic if len(source.topics) > 1 else ""): topic
             for name, source in self.sources.items()
@@ -248,20 +266,23 @@ class Settings(Part):
         }
 
     def place(self, name: str) -> InputPlace:
-        """The source and the topic of an input, as tables have them."""
+        """Return the source and the topic of an input, as tables have them."""
         return InputPlace(source_of(name), self.inputs[name])
 
     def input(self, source: str, topic: str) -> str:
-        """The input that has a source and a topic, as tables have them."""
+        """Return the input of a source and a topic, as tables have them."""
         return input_of(source, topic if source in self.with_topics else "")
 
     @property
     def with_topics(self) -> list[str]:
-        """The sources that have several topics: the parts of a merge record say which."""
+        """The sources with several topics: the parts of a merge record name theirs."""
         return [name for name, source in self.sources.items() if len(source.topics) > 1]
 
     def rules(self) -> dict[str, Any]:
-        """Everything that decides what comes out and may change in a living lake, by dotted path, as JSON values."""
+        """Return everything that decides the output and may change in an existing lake.
+
+        The rules are JSON values, by dotted path.
+        """
         found = {}
         for *path, part, names in self._ruled():
             values = part.model_dump(include=set(names.values()))
@@ -273,9 +294,10 @@ class Settings(Part):
 
     @property
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits of the rules of reading and grouping, which decide what merge records there are.
+        """Eight hexadecimal digits for the rules of reading and grouping.
 
-        Rules that have their defaults do not count, so that it stays what it is where a later version knows more of them.
+        These rules decide what merge records there are. Rules with their default value do not
+        count, so that the fingerprint stays the same when a later version adds rules.
         """
         rules, window = self.rules(), self.merge.window
         found: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
@@ -284,7 +306,7 @@ class Settings(Part):
                 value = rules[".".join([*path, name])]
                 if path[0] == "publish" or name in ("timeout", "window") or value == type(part).model_fields[attribute].default:
                     continue
-                if name == "schema":  # where the order of names says nothing
+                if name == "schema":  # in which the order of names means nothing
                     with suppress(ValueError):
                         value = json.loads(value)
                 found[".".join([*path, name])] = value
@@ -292,7 +314,7 @@ class Settings(Part):
         return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
-        """These settings with the rules that `rules` gave of others, which came after these."""
+        """Return these settings with later rules, as `rules` of other settings returned them."""
         changed: dict[tuple[str, ...], Part] = {}
         for *path, part, names in self._ruled():
             values = {}
@@ -300,7 +322,8 @@ class Settings(Part):
                 field, of_part = ".".join([*path, name]), type(part).model_fields[attribute]
                 if field in rules:
                     values[attribute] = rules[field]
-                elif name not in _TENANT_RULES and not of_part.is_required():  # it was no choice yet when the rules were kept
+                # The rule did not exist yet when the others were kept.
+                elif name not in _TENANT_RULES and not of_part.is_required():
                     values[attribute] = of_part.default
             if "schema_file" in values:
                 since = rules.get(".".join([*path, _SINCE]), {})
@@ -313,17 +336,20 @@ class Settings(Part):
 
     @property
     def repartitioned(self) -> dict[str, RepartitionSettings]:
-        """How topics are repartitioned, by the source whose topic is written."""
+        """The settings of repartitioning, by the source whose topic is written."""
         return {name: source.repartition for name, source in self.sources.items() if source.repartition is not None}
 
     def before_epochs(self) -> "Settings":
-        """These settings as those of a lake that has had no schema and no window by gap yet."""
+        """Return these settings as those of a lake that has had no schema or window by gap yet."""
         sources = {name: source.changed(schema_file=None) for name, source in self.sources.items()}
         merge = self.merge.with_window(Window(self.merge.window.gap_ms))
         return self.model_copy(update={"sources": sources, "merge": merge})
 
     def _ruled(self) -> list[tuple[Any, ...]]:
-        """Where rules are: the path of each part, the part, and by their names in YAML the attributes that are rules."""
+        """Return the parts that have rules.
+
+        For each part: its path, the part, and the attributes that are rules by their names in YAML.
+        """
         of_sources = [("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()]
         of_merge = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
         of_kafka = "kafka", self.kafka, _KAFKA_RULES
@@ -331,7 +357,10 @@ class Settings(Part):
 
     @property
     def digest(self) -> str:
-        """A digest of all settings but locations, credentials and what is watched: equal for two runs that do the same."""
+        """A digest of all settings except locations, credentials and monitoring.
+
+        It is equal for two runs that do the same.
+        """
         places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"], True)
         of_source = {"schema_file", "registry", "repartition"}
         if not self.merge.has_tenants:
@@ -355,10 +384,13 @@ class Settings(Part):
     def _reads_and_writes_each_topic_once(self) -> "Settings":
         used: dict[str, str] = {}
         roles: set[str] = set()
-        """Topics of which each source so far takes its own records alone."""
+        """Topics from which each source so far takes only its own records."""
 
         def use(topic: str, by: str, right: str, *at: str, is_role: bool = False) -> None:
-            """Notes what a topic is used for. Raises RefusedError where it has a use already, unless all are roles of it."""
+            """Record what a topic is used for.
+
+            Raises RefusedError if it already has a use, unless all its uses are roles.
+            """
             if is_role and topic not in used:
                 roles.add(topic)
             if topic in used and not (is_role and topic in roles):
@@ -393,7 +425,11 @@ class Settings(Part):
 
     @model_validator(mode="after")
     def _keeps_what_tenants_need(self) -> "Settings":
-        """Where history begins within a lake, nothing says which records waited for their tenants then."""
+        """Refuse `keep` where there are tenants.
+
+        Where history begins within a lake, nothing says which records waited for their tenants
+        then.
+        """
         for name in ("bronze", "silver", "late"):
             if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
                 raise RefusedError("{path} is not possible where there are tenants; leave it out", "keep", name)
@@ -408,7 +444,7 @@ class Settings(Part):
                 raise RefusedError("{path} is for a merge with `merge.tenant` alone; add that, or leave this out", *at)
             first = of_topic.setdefault(source.topics[0], name)
             path, other = self.tenant_path(name), self.tenant_path(first)
-            if path != other:  # in a topic, the records of each source tell the others' time
+            if path != other:  # in a topic, the records of one source move the others' time
                 sentence = f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same topic has its tenants"
                 raise RefusedError(f"{sentence}; give both the same path", *at)
         return self
@@ -438,17 +474,24 @@ class Settings(Part):
 
 
 def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
-    """A schema's text without what surrounds its words; its fields stay in their order, which is that of the columns."""
+    """Return a schema's JSON without insignificant white space.
+
+    Its fields keep their order, which is that of the columns.
+    """
     if schema is None:
         return None
     try:
         return json.dumps(json.loads(schema.text))
-    except ValueError:  # no JSON: the schema's own check says so
+    except ValueError:  # not JSON: the schema's own check says so
         return schema.text.decode(errors="replace")
 
 
 def _next_schema(before: kinds.SchemaFile | None, text: str | None, since: Mapping[str, int]) -> kinds.SchemaFile | None:
-    """The schema of an epoch; `before`: that of the epoch before it; `since`: the first offsets of its values."""
+    """Return the schema of an epoch.
+
+    `before`: the schema of the epoch before it. `since`: by partition, the first offset whose value
+    was written with it.
+    """
     if text is None or before is None:
         return None if text is None else kinds.SchemaFile(Path("epochs"), text.encode())
     if before.text == text.encode():
@@ -458,7 +501,10 @@ def _next_schema(before: kinds.SchemaFile | None, text: str | None, since: Mappi
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """Reads and checks a configuration file. Raises ConfigurationError with one sentence for what is wrong first."""
+    """Read and check a configuration file.
+
+    Raises ConfigurationError, with one sentence for the first thing that is wrong.
+    """
     try:
         values = read_values(path, os.environ if environ is None else environ)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
@@ -468,5 +514,5 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
         sentence = sentence_of(refusal.sentence, refusal.at)
     except RecursionError:
         sentence = "is not usable YAML: mappings or lists that contain themselves, or are nested too deeply; write them out"
-    # Raised outside the handlers, so that no cause with the values in it hangs on this error.
+    # Raised outside the handlers, so that the error has no cause that contains values.
     raise ConfigurationError(f"{path}: {sentence}")

@@ -1,20 +1,25 @@
-"""Silver: the merge of the sources by event time, a pure function of bronze, kept by one Delta commit per batch.
+"""The silver layer: the merge of the sources by event time, a pure function of bronze.
 
-A batch is made in these steps:
+It is kept by one Delta commit per batch. A batch is made in these steps:
 
-1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch (`pipelines.running.planning`; writes nothing);
+1. *plan*: exact offset ranges and clocks, from bronze beyond the last batch
+   (`pipelines.running.planning`; writes nothing);
 2. *read* the records of the ranges, and the open merge records;
 3. *merge* them (`core.merge`), by Kafka partition;
-4. *commit* the merge records that change. This one commit decides: its metadata holds the whole plan;
-5. *notes*: the late records, then `progress` with the version of silver that holds the batch. (With tenants, what waited and
-   is late by the rules of another epoch is noted before 4, since the batch takes it out of silver.)
+4. *commit* the merge records that change. This one commit decides: its metadata holds the whole
+   plan;
+5. *notes*: write the late records, then `progress` with the version of silver that holds the batch.
+   (With tenants, waiting records that are late by the rules of another epoch are noted before step
+   4, since the batch removes them from silver.)
 
-Before 4 nothing is known of a batch, and another plan may be made. After a crash between 4 and 5, a start reads the plan from
-silver's last commit and completes the notes; each carries the transaction version of the commit that it follows from, so it is
-written once, by whichever process comes first.
+Before step 4 nothing is known of a batch, and another plan may be made. After a crash between steps
+4 and 5, a start reads the plan from silver's last commit and completes the notes. Each note carries
+the transaction version of the commit that it follows from, so it is written once, by whichever
+process comes first.
 
-Where a source is silent, the idle policy may speak for it between two batches: its decision is a row of `idle_heartbeats`, and
-from then on as good as a record of bronze. Where the merge begins, the lake's newest generation says (`running.beginning`).
+If a source is silent, the idle policy may make a decision for it between two batches. The decision
+is a row of `idle_heartbeats`, and from then on counts like a record of bronze. The lake's newest
+generation says where the merge begins (`running.beginning`).
 """
 
 from __future__ import annotations
@@ -67,10 +72,12 @@ from pipelines.running.planning import Planner, Tenants
 from pipelines.settings import PublishSettings, Settings
 
 MAX_KEYS = 5_000
-"""So many keys of open rows are named in a question at most; with more of them, all open rows are read."""
+"""Maximum number of keys of open rows in a query; with more of them, all open rows are read."""
 
 HELD_BATCHES = 2
-"""Where open rows have more bytes than so many batches may have, the engine merges them in pieces, if it can."""
+"""Number of batches whose byte limit open rows may reach; larger ones are merged in chunks, if the
+engine can.
+"""
 
 _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 
@@ -79,8 +86,9 @@ _OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
 class Silver:
     """The merge of one lake over `partitions` Kafka partitions; one owner at a time.
 
-    `silence` watches for silent sources; without it the idle policy does not speak. A rebuild stops at `ends`; what its earlier
-    epochs have left (`passed`) is the lake's.
+    `silence` watches for silent sources; without it the idle policy makes no decision. `ends`:
+    where a rebuild stops. `passed`: for a rebuild, what earlier epochs have left, as the lake has
+    it.
     """
 
     owner: Owner
@@ -90,13 +98,18 @@ class Silver:
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     passed: Passed | None = None
     _held_bytes: int | None = None
-    """How many bytes of records open rows have at most; None: not asked yet."""
+    """Maximum size (bytes) of the records of open rows; None: not measured yet."""
     _planner: Planner | None = field(default=None, repr=False)
     _version: int | None = None
-    """The version of silver that this owner has made last; whoever else has made one since may have restored an earlier one."""
+    """Version of silver that this owner made last. If another process has made one since, it may
+    have restored an earlier one.
+    """
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
-        """Merges, batch by batch, everything in bronze that the clock has reached; yields each batch once it is committed."""
+        """Merge, batch by batch, everything in bronze that the clock has reached.
+
+        Each batch is yielded once it is committed.
+        """
         while self.is_begun and not is_stopping():
             with self.owner.step("silver", "plan"):
                 plan = self.planner.next()
@@ -109,7 +122,7 @@ class Silver:
                 return
 
     def commit(self, plan: BatchPlan) -> None:
-        """Steps 2 to 5."""
+        """Read, merge and commit a planned batch, and write its notes (steps 2 to 5)."""
         if self._engine.questions.version(tables.SILVER) != self._version:
             check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
@@ -127,18 +140,25 @@ class Silver:
         self._planner = planner
 
     def complete(self) -> None:
-        """Complete the notes of the last batch, which is what the planner begins with, and what follows from the last jump."""
+        """Complete the notes of the last batch, and what follows from the last reset.
+
+        Recovering the planner does both.
+        """
         if self.is_begun:
             _ = self.planner
 
     @property
     def is_begun(self) -> bool:
-        """Whether the lake says where its newest generation begins, before which nothing can be planned."""
+        """True where the lake says where its newest generation begins; before, nothing can be
+        planned.
+        """
         return self._planner is not None or bool(read_generations(self._engine.questions, self.settings))
 
     @property
     def planner(self) -> Planner:
-        """Plans the batches; recovered from the tables, after the notes of the last batch are complete."""
+        """The planner of batches, recovered from the tables once the last batch's notes are
+        complete.
+        """
         if self._planner is None:
             self._planner = self._recover()
         return self._planner
@@ -178,7 +198,9 @@ class Silver:
         return planner
 
     def _recover_tenants(self, planner: Planner, moment: Moment, left: Passed) -> None:
-        """The planner knows the tenants, where there are some, as they were at a moment."""
+        """Give the planner the clocks and heads of tenants, if there are any, at the end of a
+        batch.
+        """
         if planner.tenants is not None:
             heads = Heads(self._engine.questions, self._generation)
             lag_ms = self.settings.merge.tenant_max_lag_ms or 0
@@ -186,13 +208,15 @@ class Silver:
             planner.tenants.heads = planner.tenants.clocks.heads()
 
     def _is_noted(self, plan: BatchPlan) -> bool:
-        """Whether `progress`, the last of a batch's notes, has it."""
+        """Return True if `progress`, the last of a batch's notes, has the batch."""
         noted = self._engine.questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")})
         return bool(noted["last"].to_pylist() == [plan.batch])
 
     def _merge(self, plan: BatchPlan, planner: Planner, commit: Commit) -> None:
-        """Steps 2 to 4 of a batch. Where the open rows are large, they are merged a piece at a time, if the engine can; a batch
-        that changes none of them is appended. (With tenants, whose records wait, it may always change some.)
+        """Read, merge and commit a batch (steps 2 to 4).
+
+        Large open rows are merged a chunk at a time, if the engine can. A batch that changes no
+        open row is appended. (With tenants, whose records wait, a batch may always change some.)
         """
         batch = self._batch(plan, planner)
         records = self._records(plan)
@@ -205,7 +229,7 @@ class Silver:
             of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, MESSAGES))
         expected, schema, held = planner.records(plan), batch.changed_schema(), self._held(batch)
-        is_new = held.keys == []  # nothing that is there changes
+        is_new = held.keys == []  # no existing row changes
         if held.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
             merging = _merging_in_pieces(batch, len(records), expected)
             if self._engine.merge_in_pieces(held, merging, inputs, schema, self._judge, commit):
@@ -216,7 +240,10 @@ class Silver:
         write(tables.SILVER, self._judge(changed), commit)
 
     def _held(self, batch: Batch) -> Held:
-        """What is open or waits. Where it is large, and few of it may change, by the keys of that."""
+        """Return the rows that are open or wait.
+
+        If they are large and few of them may change, only those with the keys that may.
+        """
         held = Held(["open", "waiting"] if batch.has_tenants else ["open"], 0)
         held = replace(held, size=self._measure_held(held))
         if held.size <= self._engine.merge_bytes or batch.has_tenants:
@@ -225,29 +252,33 @@ class Silver:
         return held if len(keys) > MAX_KEYS else replace(held, keys=keys)
 
     def _judge(self, changed: Rows) -> Rows:
-        """Judge what times out by the user's expressions."""
+        """Judge the rows that time out by the user's expressions."""
         return judged(self._engine, changed, self.settings.publish)
 
     def _measure_held(self, held: Held) -> int:
-        """How many bytes the records of these rows have. Asked when it may have grown beyond what a batch may have."""
+        """Return the size (bytes) of the records of these rows.
+
+        It is measured when it may have grown beyond what a batch may have.
+        """
         limit = self._engine.merge_bytes
         if self._held_bytes is None or self._held_bytes > limit:
             size = self._engine.questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, held.where)
             self._held_bytes = size["bytes"][0].as_py() or 0
         held_bytes = self._held_bytes
         if held_bytes <= limit:
-            self._held_bytes += limit  # a batch adds no more, but for single records that are larger
+            # A batch adds no more than this, except for single records that are larger.
+            self._held_bytes += limit
         return held_bytes
 
     def _changing_keys(self, batch: Batch, held: Held) -> list[str]:
-        """The keys of the open rows that a batch may change."""
+        """Return the keys of the open rows that a batch may change."""
         columns = ["partition", "merge_key", "event_time", "last_event_time", *(["due"] if batch.has_due else [])]
         rows = self._engine.questions.rows(tables.SILVER, columns, held.where)
         found = rows.filter(pa.array(may_change(rows, self._keys(batch.plan), batch)))
         return sorted(set(found["merge_key"].to_pylist()))
 
     def _keys(self, plan: BatchPlan) -> pa.Table:
-        """The partitions and keys of a batch's records."""
+        """Return the partitions and keys of a batch's records."""
         found = []
         for source in self.settings.inputs:
             ranges = {tp.partition: (r.from_offset, r.until_offset) for tp, r in plan.ranges.items() if tp.source == source}
@@ -256,7 +287,11 @@ class Silver:
         return pa.concat_tables(found)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
-        """Every record of the batch's ranges that has a time, by input; none for an input of which it passes nothing."""
+        """Return, by input, every record of the batch's ranges that has a time.
+
+        An input of which the batch consumes nothing has no item. With tenants every input has one,
+        and its range includes the first record that waits.
+        """
         has_tenants = self.settings.merge.has_tenants
         records = []
         for source in self.settings.inputs:
@@ -270,17 +305,17 @@ class Silver:
         return records
 
     def _read(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> Rows:
-        """Records of bronze in these offsets that have a time."""
+        """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
         columns = [*_OF_BRONZE, *(TENANT.names if self.settings.merge.has_tenants else ())]
         return self._engine.read(tables.bronze(source), columns, timed, constants={"source": source})
 
     def _heads(self, planner: Planner) -> list[Rows]:
-        """What the batch before has left of tenants, where there are some."""
+        """Return the tenants' heads that the batch before has left, if there are tenants."""
         return [] if planner.tenants is None else [self._engine.rows(planner.tenants.heads)]
 
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
-        """Step 5. What is written already is skipped."""
+        """Write the notes of a batch (step 5); those that are already written are skipped."""
         reach("silver.notes")
         if plan.has_late:
             batch = self._batch(plan, planner)
@@ -289,15 +324,17 @@ class Silver:
         self._engine.append(tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit)
 
     def _late(self, batch: Batch, planner: Planner) -> Rows:
-        """The late records of a batch."""
+        """Return the late records of a batch."""
         schema, records = late_schema(has_tenants=batch.has_tenants), self._records(batch.plan)
         return self._engine.per_partition(_finding_late(batch, len(records)), [*records, *self._heads(planner)], schema)
 
     def _note_waited(self, plan: BatchPlan, planner: Planner) -> None:
-        """Write to `late` what waits for its tenant and is late by the rules of an epoch, whose first batch comes now.
+        """Write to `late` the waiting records that a new epoch's rules make late; its first batch
+        is next.
 
-        The batch takes it out of silver, so it is noted before: afterwards only an older version would tell it, which a
-        vacuum may remove. Nobody looks at late records of batches that are not committed, and a start deletes them.
+        The batch removes them from silver, so they are noted before: afterwards only an older
+        version would have them, which a vacuum may remove. Nobody looks at late records of batches
+        that are not committed, and a start deletes them.
         """
         waits: Where = [[("status", "=", "waiting")]]
         first = self._engine.questions.summary(tables.SILVER, ["partition"], {"first": ("min", "position")}, waits)
@@ -316,13 +353,15 @@ class Silver:
         self.owner.append(tables.LATE, late, DELETING)
 
     def _drop_undecided(self, last: int) -> None:
-        """Delete late records of batches that a crash has kept from being committed."""
+        """Delete late records of batches that a crash kept from being committed."""
         undecided: Where = [[("batch", ">", last)]]
         if row_count(self._engine.questions, tables.LATE, undecided):
             self.owner.change(tables.LATE, DELETING, partial(self._engine.delete, tables.LATE, undecided))
 
     def _tell(self, plan: BatchPlan | None) -> None:
-        """What a batch has handled, and where the merge stands, with or without one."""
+        """Report what a batch has processed, and the progress of the merge, with or without a
+        batch.
+        """
         if plan is not None and self.owner.is_observed:
             counts = outcomes(
                 self._engine.questions, self.settings, plan, was_recovered=self._has_messages or bool(plan.generation)
@@ -340,7 +379,9 @@ class Silver:
         return replace(batch, out=read_out(self._engine.questions, self._generation, ranges))
 
     def _decide_idle(self) -> bool:
-        """Makes an idle decision durable if every laggard has been silent long enough; returns whether it did."""
+        """Write an idle decision if every laggard was silent for long enough; return True if it
+        did.
+        """
         if self.silence is None:
             return False
         planner = self.planner
@@ -369,12 +410,15 @@ class Silver:
 
     @cached_property
     def _has_messages(self) -> bool:
-        """Whether messages were read back from the sink, which the merge must recognise."""
+        """True where messages were read back from the sink, which the merge must recognise."""
         return has_messages(self._engine.questions, self._generation)
 
     @cached_property
     def _generation(self) -> Generation:
-        """The newest one, of a lake that has begun: no other one begins as long as this owner is the one."""
+        """The newest generation of a lake that has begun.
+
+        No other one begins while this process is the owner.
+        """
         return read_generations(self._engine.questions, self.settings).newest
 
     @property
@@ -390,8 +434,10 @@ def batch_of(
     avro: Mapping[str, AvroSchema],
     of_lake: Settings | None = None,
 ) -> Batch:
-    """A plan as the merge takes it, with the idle policy's decisions and the schemas of Avro sources, under the rules of these
-    settings; `of_lake`: those by which silver's columns are laid out, where they are others.
+    """Return a plan as the merge takes it, under the rules of these settings.
+
+    `idle`: the idle policy's decisions. `avro`: the schemas of Avro sources. `of_lake`: the
+    settings by which silver's columns are laid out, if they differ.
     """
     types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
     read_types = {name: source.read_type for name, source in settings.sources.items()}
@@ -401,14 +447,20 @@ def batch_of(
 
 
 def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
-    """Rows that the merge has changed, those that have timed out judged by the user's expressions, where there are any."""
+    """Return the rows that the merge has changed.
+
+    Those that have timed out are judged by the user's expressions, if there are any.
+    """
     if publish.valid == "true" and publish.value is None:
         return changed
     return engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
 
 
 def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> Function:
-    """`core.merge.merge` of a partition's rows: the inputs of `_split`, then what silver holds."""
+    """Return a function that applies `core.merge.merge` to the rows of a partition.
+
+    Its inputs are those of `_split`, then what silver holds.
+    """
 
     def merging(*inputs: pa.Table) -> pa.Table:
         """Return what a batch changes in a partition."""
@@ -419,10 +471,13 @@ def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int])
 
 
 def _merging_in_pieces(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> InPieces:
-    """`core.merge.merge_in_pieces` of what silver holds, and the inputs of `_split`."""
+    """Return a function that applies `core.merge.merge_in_pieces`.
+
+    Its inputs are what silver holds, in chunks, and then those of `_split`.
+    """
 
     def merging(pieces: Iterator[pa.Table], *inputs: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield each piece, and what a batch changes in it."""
+        """Yield each chunk, and what a batch changes in it."""
         records, heads, recovered = _split(inputs, batch, sources, expected)
         return merge_in_pieces(records, pieces, batch, recovered, heads)
 
@@ -432,8 +487,10 @@ def _merging_in_pieces(batch: Batch, sources: int, expected: Mapping[TopicPartit
 def _split(
     inputs: Sequence[pa.Table], batch: Batch, sources: int, expected: Mapping[TopicPartition, int]
 ) -> tuple[pa.Table, pa.Table | None, pa.Table | None]:
-    """The records, from so many sources; the heads of tenants, where there are some; and messages read back, if any. Raises
-    MissingRecordsError where a topic-partition has fewer records than the plan has seen.
+    """Return the records of this many sources, the tenants' heads and the messages read back.
+
+    The heads are None without tenants, the messages None if there are none. Raises
+    MissingRecordsError if a topic-partition has fewer records than the plan has seen.
     """
     records, more = _together(inputs[:sources], batch), [*inputs[sources:]]
     _check_complete(records, batch.plan, expected)
@@ -458,20 +515,20 @@ def _check_complete(records: pa.Table, plan: BatchPlan, expected: Mapping[TopicP
 
 
 def _finding_late(batch: Batch, sources: int) -> Function:
-    """`core.merge.late` for the records of so many sources."""
+    """Return a function that applies `core.merge.late` to the records of this many sources."""
 
     def finding(*inputs: pa.Table) -> pa.Table:
-        """`inputs`: records by source, and with tenants their heads."""
+        """Return the late records; `inputs`: records by source, and with tenants their heads."""
         return late(_together(inputs[:sources], batch), batch, inputs[-1] if batch.has_tenants else None)
 
     return finding
 
 
 def _finding_late_again(batch: Batch) -> Function:
-    """`core.merge.late_again`."""
+    """Return a function that applies `core.merge.late_again`."""
 
     def finding(*inputs: pa.Table) -> pa.Table:
-        """`inputs`: records by source, and the rows that wait."""
+        """Return the records that are late; `inputs`: records by source, and the waiting rows."""
         return late_again(_together(inputs[:-1], batch), inputs[-1], batch)
 
     return finding

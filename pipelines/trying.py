@@ -1,9 +1,10 @@
-"""Records through the rules of a configuration, without Kafka and without a lake: to try rules, and to test them.
+"""Dry run: applies a configuration's rules to records, without Kafka and without a lake.
 
-Every decision is taken by the functions that the layers call: `core.reading` reads the records, `core.plan` and `core.merge`
-merge them, the user's SQL expressions judge them, `core.message` makes the messages. The records are one batch: what comes out
-does not depend on how the input is cut. At their end time goes on, if it is wanted, until every merge record has timed out: as
-if a heartbeat from far ahead came from every source.
+It serves to try rules and to test them. Every decision is made by the functions that the layers
+call: `core.reading` reads the records, `core.plan` and `core.merge` merge them, the user's SQL
+expressions judge them, and `core.message` makes the messages. The records are one batch, since the
+output does not depend on how the input is cut. If it is wanted, time goes on after the last record
+until every merge record has timed out, as if every source sent a heartbeat from far ahead.
 """
 
 from __future__ import annotations
@@ -52,16 +53,18 @@ LARGEST_TIME_MS: Final = 2**53
 _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
 _BEFORE: Final = datetime.min.replace(tzinfo=timezone.utc)
 _AT_END: Final = 1
-"""The batch in which time goes on after the last record."""
+"""Number of the batch in which time goes on after the last record."""
 
 Place: TypeAlias = tuple[str, int, int]
-"""A record's source, partition and offset."""
+"""Input, partition and offset of a record."""
 
 
 def try_file(configuration: Settings | Path | str, file: Path, *, close: bool = True) -> dict[str, Any]:
-    """`try_records` of a file with a JSON object in each line; `line` is its number there. Lines without text are passed over.
+    """Return `try_records` of a file with a JSON object in each line.
 
-    A value that is an object is sent as compact JSON, with its numbers as they are spelled; one that is text is sent as it is.
+    `line` is the number of the line there. Blank lines are skipped. A value that is an object is
+    sent as compact JSON, with its numbers as they are spelled. A value that is text is sent as it
+    is.
     """
     try:
         lines = file.read_bytes().splitlines()
@@ -75,20 +78,30 @@ def try_file(configuration: Settings | Path | str, file: Path, *, close: bool = 
 def try_records(
     configuration: Settings | Path | str, records: Iterable[Mapping[str, Any]], *, close: bool = True
 ) -> dict[str, Any]:
-    """What a configuration (its file, or what `load_settings` made of it) makes of some records, in the order in which they came.
+    """Return what a configuration makes of some records, in the order in which they came.
 
-    A record has `source` and `value` (an object; text or bytes, which are sent as they are; None for a tombstone), and perhaps
-    `partition` (0), `key` (text), `timestamp` (Kafka's own, epoch ms; without it `max_future` refuses nothing) and `headers` (a
-    mapping). Offsets are numbered by topic-partition, `line` by record from 1 on. `close`: time goes on at the end until all
-    merge records have timed out; without it, what is open stays open and what waits for the clock waits.
+    `configuration`: its file, or what `load_settings` made of it.
 
-    The answer is that of `try --json`, times in epoch ms. `clocks`: by partition, at the last record. `records`: merge records in
-    order of (partition, event time, key), with `at_end` where only the end has timed them out. `messages`: as they would be sent,
-    in order, without the headers for recovery; bytes of a value that are no UTF-8 are shown as `\\xff`. `late`, `quarantined` and
-    `waiting`: records, in the order in which they came; with tenants, those that wait for their tenant's clock have a `position`.
-    `read`: by source how many records there were, and
-    how many of them were heartbeats or skipped tombstones. Raises ConfigurationError where the configuration or a record is not
-    what it should be.
+    A record has `source` and `value` (an object; text or bytes, which are sent as they are; None
+    for a tombstone). It may have `partition` (default 0), `key` (text), `timestamp` (Kafka's own,
+    epoch ms; without it `max_future` refuses nothing) and `headers` (a mapping). Offsets are
+    numbered by topic-partition, `line` by record from 1 on. `close`: time goes on at the end until
+    all merge records have timed out. Without it, open records stay open, and records that wait for
+    the clock keep waiting.
+
+    The answer is that of `try --json`, with times in epoch ms:
+
+    - `clocks`: the clock of each partition at the last record.
+    - `records`: the merge records in order of (partition, event time, key), with `at_end` where
+      only the end has timed them out.
+    - `messages`: the messages as they would be sent, in order, without the headers for recovery.
+      Bytes of a value that are not UTF-8 are shown as `\\xff`.
+    - `late`, `quarantined` and `waiting`: records in the order in which they came. With tenants,
+      those that wait for their tenant's clock have a `position`.
+    - `read`: by source, how many records there were, and how many of them were heartbeats or
+      skipped tombstones.
+
+    Raises ConfigurationError if the configuration or a record is not what it should be.
     """
     return _tried(configuration, ((f"record {n}", n, record) for n, record in enumerate(records, 1)), close=close)
 
@@ -99,7 +112,7 @@ def _tried(
     settings = configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
     avro = {name: replace(source.avro_schema, writers=None) for name, source in settings.sources.items() if source.avro_schema}
     encoders = {name: encoder(schema.text) for name, schema in avro.items()}
-    # In this process: Spark, here and nowhere else, is started by the first expression.
+    # All in this process: the first expression starts Spark here, and nowhere else.
     spark = {name: value for name, value in settings.spark.items() if name not in ("spark.master", "spark.remote")}
     engine = open_engine(settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark}))
     if has_expressions(settings.publish):
@@ -126,11 +139,11 @@ def _tried(
 
 
 class _WrongError(ValueError):
-    """What is wrong with a record, and what would be right."""
+    """A record is not what it should be; the message says what is wrong and what would be right."""
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
-    """A line's object; its value as it is sent, where that is neither text nor null."""
+    """Return a line's object, with its value as it is sent, unless that is text or null."""
     try:
         found = json.loads(text, parse_constant=_no_constant)
         if isinstance(found, dict) and not isinstance(found.get("value"), (str, type(None))):
@@ -151,7 +164,7 @@ def _no_constant(name: str) -> None:
 
 
 def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]) -> tuple[Any, ...]:
-    """Source, partition, Kafka's timestamp in us, its type, key, value and headers."""
+    """Return source, partition, Kafka timestamp (us), its type, key, value and headers."""
     for name in record:
         if name not in _FIELDS:
             raise _WrongError(f"unknown field `{name}`; {known_instead(str(name), _FIELDS)}")
@@ -171,7 +184,8 @@ def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[st
     if not isinstance(headers, Mapping):
         raise _WrongError('`headers` are no object; write them as {"name": "text"}')
     sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
-    kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000  # the largest is after every event time
+    # The largest time is after every event time.
+    kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
     value = (
         _avro(encoders[source_of(source)], record["value"]) if source_of(source) in encoders else _bytes("value", record["value"])
     )
@@ -200,7 +214,7 @@ def _bytes(name: str, value: object) -> bytes | None:
 
 
 def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro: Mapping[str, AvroSchema]) -> pa.Table:
-    """The records of all sources as they are read: bronze's columns and `source`."""
+    """Return the records of all sources as they are read: bronze's columns and `source`."""
     tables = []
     for source, mine in rows.items():
         columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
@@ -216,7 +230,11 @@ def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Some records: `bronze`, with the column `source`, and the line of each; `avro`: by source, the schemas of bare Avro."""
+    """A dry run of some records.
+
+    `bronze`: the records, with the column `source`. `lines`: the line of each. `avro`: the schemas
+    of bare Avro, by source.
+    """
 
     engine: Engine
     settings: Settings
@@ -225,7 +243,7 @@ class _Trial:
     avro: Mapping[str, AvroSchema]
 
     def answer(self, *, close: bool) -> dict[str, Any]:
-        """See `try_records`."""
+        """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
         cursors = {TopicPartition(source, p): Cursor() for source in self.settings.inputs for p in partitions}
         types = {name: source.value_type for name, source in self.settings.sources.items()}
@@ -260,18 +278,18 @@ class _Trial:
 
     @property
     def _timed(self) -> pa.Table:
-        """All records that have a time."""
+        """The records that have a time."""
         return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select([*RECORD_SCHEMA.names, *self._whose])
 
     @property
     def _whose(self) -> list[str]:
-        """The column that says whose a record is, where there are tenants."""
+        """The column with the tenant of a record, if there are tenants."""
         return TENANT.names if self.settings.merge.has_tenants else []
 
     def _available(
         self, cursors: Mapping[TopicPartition, Cursor], idle: Mapping[TopicPartition, Sequence[IdleDecision]]
     ) -> dict[TopicPartition, Available]:
-        """What the merge has not passed yet, with these heartbeats."""
+        """Return the records that the merge has not consumed yet, with these heartbeats."""
         found: dict[TopicPartition, Available] = {}
         for source in self.settings.inputs:
             mine = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(["partition", "offset", "event_time"])
@@ -280,7 +298,9 @@ class _Trial:
         return found | {tp: found.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()}
 
     def _far_ahead(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[IdleDecision]]:
-        """A heartbeat after the last record of every topic-partition, by which everything has timed out."""
+        """Return a heartbeat after the last record of every topic-partition that times everything
+        out.
+        """
         rules = self.settings.merge
         last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + rules.window.longest_ms + 1
         last += rules.tenant_max_lag_ms or 0
@@ -309,7 +329,7 @@ class _Trial:
         return found
 
     def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
-        """What gold would send to a partition."""
+        """Return the messages that gold would send to a partition."""
         is_out = pc.and_(pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False))
         order = BY_TENANT if self._whose else BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
         columns = ["partition", "last_event_time", *dict.fromkeys(["event_time", *order.columns]), *self.settings.sources]
@@ -326,7 +346,7 @@ class _Trial:
         return told
 
     def _waiting(self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table) -> list[dict[str, Any]]:
-        """Records that the clock has not reached, or with tenants that of their tenant."""
+        """Return the records that the clock (with tenants, their tenant's) has not reached."""
         rows, at = self.bronze.filter(pc.is_valid(self.bronze["merge_key"])), dict[Place, int]()
         for row in answer(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
             at |= {(name, row["partition"], part["offset"]): row["position"] for name, part in self._parts_of(row)}
@@ -344,7 +364,7 @@ class _Trial:
         return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
 
     def _told(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
-        """Records in the order in which they came: where they are, and some columns."""
+        """Return records in the order in which they came: their coordinates, and some columns."""
         found = []
         for row in answer(rows.select(["source", "topic", "partition", "offset", *columns])).to_pylist():
             name = self.settings.input(source_of(row["source"]), row["topic"])
@@ -353,7 +373,7 @@ class _Trial:
         return sorted(found, key=itemgetter("line"))
 
     def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        """The parts that a row of silver holds, each with its input."""
+        """Return the parts of a row of silver, each with its input."""
         return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
 
     def _place(self, name: str, partition: int, offset: int) -> dict[str, Any]:
@@ -362,7 +382,7 @@ class _Trial:
 
 
 def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
-    """Silver once these rows have taken the place of those that they replace."""
+    """Return silver after these rows have taken the place of those that they replace."""
     has_tenants = "passes" in changed.column_names
     key = ["partition", "merge_key", *(TENANT.names if has_tenants else [])]
     gone = set(zip(*(changed[name].to_pylist() for name in (*key, "replaces")), strict=True))

@@ -1,9 +1,11 @@
-"""Likely mistakes that no rule refuses, as warnings of `status` and `validate`: nothing meets, event times of another unit, or
-times for which nothing vouches.
+"""Warnings of `status` and `validate` about likely mistakes that no rule refuses.
 
-`status` looks at the lake: the last finished merge records, and the last records of bronze. `validate` looks at
-the last records in Kafka, so that it is told before anything runs; of what meets only as long as the lake says
-nothing of it.
+They are about sources whose records never meet, event times in another unit, and event times that
+nothing vouches for.
+
+`status` reads the lake: the merge records that finished last, and the last records of bronze.
+`validate` reads the last records in Kafka, so that it warns before anything runs. It looks there
+for keys that never meet only as long as the lake cannot tell.
 """
 
 from __future__ import annotations
@@ -47,23 +49,27 @@ from pipelines.lake.schemas import avro_schemas
 from pipelines.settings import Settings
 
 FINISHED = 1_000
-"""About so many merge records that were finished last are looked at."""
+"""About how many of the merge records that finished last are read."""
 
 SPANS = 20
-"""Where a single batch has many more, those of so many short spans of event time."""
+"""Number of short spans of event time from which merge records are read where a single batch
+finished many more.
+"""
 
 LAST = 25
-"""So many of the last offsets of a topic-partition in bronze are looked at."""
+"""Number of last offsets of a topic-partition in bronze that are read."""
 
 PARTITIONS = 8
-"""In so many partitions at most."""
+"""Maximum number of partitions of an input that are read."""
 
 SAMPLE_BYTES = 64 * 1024 * 1024
-"""About so many bytes of records of Kafka are kept to be read by other units."""
+"""About how many bytes of records from Kafka are kept, to be read again in other units."""
 
 _TIMED_OUT: Condition = ("status", "=", "timed_out")
 _FINISHED: Where = [[_TIMED_OUT, ("invalid_reason", "is null", None)], [_TIMED_OUT, ("invalid_reason", "!=", "reset")]]
-"""What a jump has closed is not complete."""
+"""Finished merge records, without those that a jump (`watersmeet reset`) closed: these are not
+complete.
+"""
 
 _FIX_KEYS = "compare the keys of the sources (`sources.NAME.key`), and what their producers serialize them with"
 _FIX_FORM = "give all sources one serializer for the key, or name it in their values (`sources.NAME.key`)"
@@ -74,7 +80,10 @@ _FIX_TIMES = "look at unit and time zone of each source's event time; or give th
 
 
 def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | None:
-    """Sources whose records met none of another in the merge records that were finished last; None where too few are finished."""
+    """Return problems about sources whose records met none of another source.
+
+    Only the merge records that finished last count. None where too few have finished.
+    """
     if not questions.exists(tables.SILVER) or not set(settings.sources) <= set(questions.columns(tables.SILVER).names):
         return None
     figures = {"rows": ("count", "*"), "first": ("min", "event_time"), "last": ("max", "event_time")}
@@ -119,7 +128,10 @@ def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | N
 
 
 def _spans(count: int, first: int, last: int) -> list[list[Condition]]:
-    """Spans of event time that hold about as many rows as are wanted, where there are many more."""
+    """Return spans of event time that together hold about `FINISHED` rows.
+
+    Where there are not many more rows than that, return one span without bounds.
+    """
     if count <= 10 * FINISHED:
         return [[]]
     step = (last - first) // SPANS + 1
@@ -135,15 +147,16 @@ def _tenants(rows: pa.Table) -> list[str]:
 
 
 def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
-    """The appearances of a source, and those of all others as if they were of one."""
+    """Return the appearances of a source, and those of all others as if of a single source."""
     others = "another source"
     return [each if each.source == name else each._replace(source=others) for each in appearances]
 
 
 def odd_times_in_lake(questions: Questions, settings: Settings, ends: Mapping[TopicPartition, int]) -> list[Problem]:
-    """Sources whose last records in bronze have event times decades from Kafka's timestamps.
+    """Return problems about sources whose last event times in bronze are decades from Kafka's
+    timestamps.
 
-    `ends`: by topic-partition where bronze ends.
+    `ends`: by topic-partition, the exclusive end offset of bronze.
     """
     found: list[Problem] = []
     for name in settings.inputs:
@@ -161,8 +174,9 @@ _TIMES = ["kafka_timestamp", "event_time", "reason"]
 
 
 def _lake_rules(questions: Questions, settings: Settings, name: str) -> ReadingRules:
-    """How the records of an input are read by now, with the schemas of writers that the lake knows: no registry is
-    asked.
+    """Return the rules by which the lake reads the records of an input now.
+
+    The schemas of writers are those that the lake knows: no registry is asked.
     """
     current, source = read_epochs(questions, settings).current.settings, source_of(name)
     rules, schemas = current.reading_rules(source), avro_schemas(questions, current)
@@ -175,9 +189,12 @@ def _lake_rules(questions: Questions, settings: Settings, name: str) -> ReadingR
 def doubts_in_kafka(
     settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]], *, with_keys: bool
 ) -> Iterator[Problem]:
-    """What looks wrong in the last records of each source; of those from `since` on, as in `audit.homes.check_sample`.
+    """Yield problems about the last records of each source in Kafka.
 
-    `with_keys`: whether it is also told that no key is in two sources. Raises what Kafka raises.
+    - `since`: the first offsets that count, as in `audit.homes.check_sample`.
+    - `with_keys`: also report where no key is in two sources.
+
+    Raises what Kafka raises.
     """
     appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
     for name in settings.inputs:
@@ -206,9 +223,11 @@ def doubts_in_kafka(
 
 
 def unbounded_times(settings: Settings) -> Iterator[Problem]:
-    """Topics whose producers choose Kafka's timestamps, too, and without a bound: nothing vouches for an event time there.
+    """Yield a problem for each topic whose producers choose event time and Kafka's timestamp
+    without a bound.
 
-    Of a repartitioned source, those that its records come from. What the user may not see is left out. Raises what Kafka raises.
+    Nothing vouches for an event time there. Of a repartitioned source, the topics that its records
+    come from are checked. Topics that the user may not see are left out. Raises what Kafka raises.
     """
     cluster = Cluster(settings.kafka)
     topics: dict[str, str] = {}
@@ -234,7 +253,10 @@ def unbounded_times(settings: Settings) -> Iterator[Problem]:
 
 
 def heads_in_future(settings: Settings, heads: Mapping[TopicPartition, int], now_ms: int) -> Iterator[Problem]:
-    """Heads (ms) that lie ahead of the wall clock by more than `max_future`: until then, all records of the source wait."""
+    """Yield a problem for each head (ms) that is more than `max_future` ahead of the wall clock.
+
+    Until that time, all records of the source wait.
+    """
     for tp, head in heads.items():
         if head - now_ms > settings.merge.max_future_ms:
             what = f"the head, {utc(head)}, lies {duration(head - now_ms)} ahead of the wall clock: all records after it wait"

@@ -1,4 +1,6 @@
-"""What is known of one generation of a lake: one version of silver, how far it was merged, and by which rules."""
+"""Evidence about one generation of a lake: a version of silver, how far it was merged, and by which
+rules.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +39,27 @@ from pipelines.lake.unpublished import is_complete, reached
 from pipelines.settings import Settings
 
 OF_PROGRESS: Final = ("partition", "source", "batch", "from_offset", "until_offset", "head", "clock", "position")
-"""What is read of `progress`."""
+"""Columns that are read of `progress`."""
 
 SAMPLED_RECORDS = 100_000
-"""About so many records are compared with the merge model where not all are wanted: seconds of work."""
+"""About how many records are compared with the merge model where not all are requested: seconds of
+work.
+"""
 
 KNOWN_BATCHES = 1000
-"""So many of the last batches are looked at in `progress` where not all are wanted."""
+"""Number of last batches that are read of `progress` where not all are requested."""
 
 NONE = -1
-"""Stands for a time that is null, in columns of times."""
+"""Value that stands for a null in columns of times."""
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 NEVER = int(np.iinfo(np.int64).max)
 
 
 class End(NamedTuple):
-    """Where an epoch ended within a generation, or the generation itself: exclusive end offsets and heads (ms) by
-    topic-partition, clocks (ms) by partition.
+    """End of an epoch within a generation, or of the generation itself.
+
+    Exclusive end offsets and heads (ms) are by topic-partition, clocks (ms) by partition.
     """
 
     until: Mapping[TopicPartition, int]
@@ -64,15 +69,24 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A generation in one version of silver (None: there is none), up to its last batch, and how many keys are sampled.
+    """A generation in one version of silver, up to its last batch, with everything that it is
+    judged by.
 
-    `following`: the generation that ended it; `is_closing`: what follows from that jump is not complete, and taken for complete.
-    `epochs`: those of the lake; `through`: those that the generation went through, each with its end. `progress`: its rows of
-    these ends, of which the last may not be noted yet. `recovered`: messages of a lost lake, as partition, merge_key, event_time
-    (ms), due, closed_at and tenant; `since`: by partition, the position (ms) of their tenant before which its records were passed
-    over. `out`: by topic-partition the offsets of parts of messages of earlier generations. `again`: by topic-partition the
-    offsets `[since, until)` that a jump back has led to once more. `history`: where rows have been deleted, by partition from
-    where on the generation is judged; nothing before it is. `unnoted`: what the notes of the last commits lack.
+    - `version`: the version of silver; None where there is none.
+    - `progress`: its rows for the ends in `through`. The last end may not be noted in the table
+      yet.
+    - `through`: the epochs that the generation went through, each with its end.
+    - `recovered`: messages of a lost lake: partition, merge_key, event_time (ms), due, closed_at,
+      tenant.
+    - `since`: by partition, the position (ms) in their tenant before which the lost lake's records
+      are passed over.
+    - `out`: by topic-partition, the offsets that the generation passes over: parts of messages of
+      earlier generations, and redriven copies of records that it has.
+    - `one_in`: one key in so many is sampled.
+    - `epochs`: all epochs of the lake.
+    - `history`: where rows have been deleted, by partition the point from which on the generation
+      is judged; nothing before it is.
+    - `unnoted`: what the notes of the last commits lack.
     """
 
     questions: Questions
@@ -96,27 +110,31 @@ class Evidence:
 
     @property
     def has_tenants(self) -> bool:
-        """Whether every tenant has a clock of its own."""
+        """True where every tenant has a clock of its own."""
         return self.settings.merge.has_tenants
 
     @property
     def end(self) -> End:
-        """How far the generation was merged."""
+        """The end up to which the generation was merged."""
         return self.through[-1][1]
 
     @property
     def following(self) -> Generation | None:
-        """The generation that ended this one; None of the newest."""
+        """The generation that ended this one; None for the newest."""
         return self.generations.after(self.generation)
 
     @cached_property
     def is_closing(self) -> bool:
-        """Whether what follows for this generation from the jump that ended it is not complete."""
+        """True where the jump that ended this generation has consequences for it that are not
+        complete yet.
+
+        They are judged as if they were complete.
+        """
         return self.following is not None and not is_complete(self.questions, self.following)
 
     @cached_property
     def again(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
-        """By topic-partition, the offsets `[since, until)` to which jumps back have led once more."""
+        """Offset ranges `[since, until)` that jumps back led to once more, by topic-partition."""
         found, furthest = defaultdict[TopicPartition, list[tuple[int, int]]](list), dict[TopicPartition, int]()
         for ended, jump in pairwise(self.generations):
             for tp, at in reached(self.questions, ended, jump.from_batch).items():
@@ -126,39 +144,45 @@ class Evidence:
 
     @cached_property
     def further_columns(self) -> Sequence[str]:
-        """The columns of silver that say when merge records were closed, and whose they are, if it has them."""
+        """Columns of silver for when merge records were closed and whose they are, if any."""
         of_tenants = [*TENANT.names, "position"] if self.has_tenants else []
         return [*due_columns(self.questions), *of_tenants] if self.questions.exists(tables.SILVER) else []
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
-        """By the number of an epoch and by source whose values are Avro, their schema."""
+        """Schemas of sources whose values are Avro: by the number of an epoch, then by source."""
         return [avro_schemas(self.questions, epoch.settings) for epoch in self.epochs]
 
     def at(self, tp: TopicPartition, offset: int) -> str:
-        """A record's place in Kafka, for a sentence."""
+        """Return a record's coordinates in Kafka, for a sentence."""
         return f"{self.settings.inputs[tp.source]}[{tp.partition}]@{offset}"
 
     @property
     def batches(self) -> Sequence[Condition]:
-        """The batches of the generation, as a condition."""
+        """Conditions that select the batches of the generation."""
         return [("batch", ">=", self.generation.from_batch), ("batch", "<=", self.last_batch)]
 
     def is_own(self, batch: int) -> bool:
-        """Whether a batch of silver belongs to this generation."""
+        """Return True where a batch of silver belongs to this generation."""
         return self.generation.from_batch <= batch <= self.last_batch
 
     def epoch_of(self, tp: TopicPartition, offset: int) -> Epoch:
-        """The epoch whose rules a record was merged by, or would be."""
+        """Return the epoch by whose rules a record was merged, or would be merged."""
         return next((epoch for epoch, end in self.through if offset < end.until.get(tp, 0)), self.through[-1][0])
 
     def is_sampled(self, key: str | None) -> bool:
-        """Whether a key belongs to the sample, which is another one after every batch; a null never does."""
+        """Return True where a key belongs to the sample; a null never does.
+
+        After every batch the sample is another one.
+        """
         return key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
 
     def is_unpublished(self, partition: int, place: Place) -> bool:
-        """Whether a finished record with this place in the order of publication is in no message, since it sorts at or before the
-        tail behind which the generation began, or after the one at which it ended.
+        """Return True where a finished record with this place in the order of publication is in no
+        message.
+
+        It then sorts at or before the tail behind which the generation began, or after the tail at
+        which the generation ended.
         """
         tail, last = self.generation.tails.get(partition), None if self.following is None else self.following.tails.get(partition)
         is_behind = tail is not None and place <= tail.place
@@ -166,7 +190,9 @@ class Evidence:
 
 
 def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.NDArray[Any]:
-    """A column of integers (as int64) or booleans as numpy, with `null` in the place of nulls."""
+    """Return a column of integers (as int64) or booleans as a numpy array, with `null` in place of
+    nulls.
+    """
     found = np.asarray(column if null is None else column.fill_null(null))
     return found.astype(np.int64 if found.dtype.kind in "iu" else bool)
 
@@ -174,8 +200,10 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 def read_evidence(
     questions: Questions, settings: Settings, partitions: int, generation: int | None = None, *, full: bool = True
 ) -> Evidence:
-    """A generation, by default the newest, as it is now, with all that leads to it; not `full`: of keys and batches, a sample is
-    looked at. Raises ConfigurationError where there is no such generation.
+    """Read a generation as it is now, by default the newest, with everything that it is judged by.
+
+    Unless `full`, only a sample of keys and batches is looked at. Raises ConfigurationError where
+    there is no such generation.
     """
     epochs, generations = read_epochs(questions, settings), read_generations(questions, settings)
     if not generations:
@@ -213,7 +241,10 @@ def read_evidence(
 
 
 def chosen(generations: Generations, number: int | None) -> Generation:
-    """The generation with a number, by default the newest. Raises ConfigurationError where there is none."""
+    """Return the generation with this number, by default the newest.
+
+    Raises ConfigurationError where there is none.
+    """
     found = generations.newest if number is None else next((each for each in generations if each.number == number), None)
     if found is None:
         newest = generations.newest.number
@@ -229,7 +260,7 @@ def read_table(
     where: Where = (),
     version: int | None = None,
 ) -> pa.Table:
-    """`Questions.select`; without rows where the table does not exist."""
+    """Return what `Questions.select` returns; no rows where the table does not exist."""
     if questions.exists(table):
         return questions.select(table, columns, where, version=version)
     schema = tables.layout(settings)[source_of(table)].schema
@@ -237,7 +268,9 @@ def read_table(
 
 
 def _read_messages(questions: Questions, settings: Settings, generation: Generation) -> pa.Table:
-    """The messages of a lost lake that a generation knows, with the columns that the table lacks, null."""
+    """Return the messages of a lost lake that a generation knows. Columns that the table lacks are
+    null.
+    """
     names = ["partition", "merge_key", "event_time"]
     kinds = {**dict.fromkeys(DUE.names, pa.int64()), **{field.name: field.type for field in TENANT}}
     is_there = questions.exists(tables.RECOVERED)
@@ -259,8 +292,10 @@ def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
 def _silver_now(
     questions: Questions, settings: Settings, generations: Generations, generation: Generation, ends: Sequence[int]
 ) -> tuple[int | None, int, pa.Table]:
-    """A version of silver, a generation's last batch (the one before its first: none), and the rows of `progress` of the batches
-    in `ends` and of that one, which may not be noted yet.
+    """Return a version of silver, a generation's last batch, and rows of `progress`.
+
+    A generation without a batch has the batch before its first one as its last. The rows are those
+    of the batches in `ends` and of the last batch, which may not be noted in the table yet.
     """
     version, last = None, None
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):

@@ -1,7 +1,9 @@
-"""The life of a key: every merge record with its parts, how each came there, when and why it was closed, where it was published.
+"""The life of a key: its merge records with their parts, how each part came there, when and why a
+record was closed, and where it was published.
 
-What is told comes from the tables: silver holds the records; `progress` the batch that merged an offset, the time it was then,
-and the version of silver that holds it; bronze the event times that a position is the largest of.
+All of it comes from the tables. Silver holds the records. `progress` has the batch that merged an
+offset, the clock then, and the version of silver that holds the batch. Bronze has the event times
+of which a position is the largest.
 """
 
 from __future__ import annotations
@@ -49,17 +51,22 @@ _UNPUBLISHED = {
 }
 
 NEAR = 5
-"""So many keys that look like an unknown one are shown."""
+"""Maximum number of similar keys that are shown for an unknown one."""
 
 _MARKERS = 1000
 PATIENCE_S = 3.0
-"""A broker that does not answer within this counts as away: the tables know nearly as much."""
+"""Seconds after which a broker that does not answer counts as away: the tables know nearly as much.
+"""
 
 Found = dict[str, Any]
 
 
 class Moment(NamedTuple):
-    """Up to which batch of silver something was known (-1: none), in which of its versions, and when (epoch ms; None: now)."""
+    """A point in the lake's history.
+
+    The last batch of silver that was known then (-1: none), the version of silver, and the time
+    (epoch ms); the latter two are None for now.
+    """
 
     batch: int
     version: int | None
@@ -69,14 +76,20 @@ class Moment(NamedTuple):
 def explain(
     questions: Questions, settings: Settings, key: str, as_of: int | datetime | None = None, tenant: str | None = None
 ) -> dict[str, Any]:
-    """The answer of `explain --json`; `as_of`: a version of silver, or a time. Times in epoch ms.
+    """Return the answer of `explain --json`. Times are epoch ms.
 
-    Beside the contract's fields: of a part `batch`, `version` and `rule` (opened, joined); of a record `closed` (batch, version,
-    clock, heads by source; null while it is open); `late`, `quarantined` (where Kafka's key is this one) and `waiting` records of
-    the key; `near`, keys that look like it where nothing is known of it. With tenants also whose each is, of all tenants unless
-    one is named, and why a record waits or is late; then `waiting` has those in silver, too. `warnings` is there where notes of
-    now are not written yet, as problems. Raises ConfigurationError where that version does not exist, or a tenant is named and
-    the lake has none.
+    `as_of`: a version of silver, or a time. Beside the contract's fields, the answer has:
+
+    - of a part: `batch`, `version` and `rule` (opened, joined);
+    - of a record: `closed` (batch, version, clock, heads by source; null while it is open);
+    - `late`, `quarantined` (where Kafka's key is this one) and `waiting` records of the key;
+    - `near`: keys that look like this one, where nothing is known of it;
+    - with tenants: the tenant of each record (all tenants, unless one is named) and why it waits or
+      is late; `waiting` then also has the records that wait in silver;
+    - `warnings`, as problems: only where notes of now are not written yet.
+
+    Raises ConfigurationError where that version does not exist, or where a tenant is named and the
+    lake has none.
     """
     if tenant is not None and not settings.merge.has_tenants:
         raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
@@ -119,7 +132,7 @@ def _ms(time: datetime) -> int:
 
 @dataclass(frozen=True)
 class _Life:
-    """What the tables tell of one key, as it was known at a moment."""
+    """Reader of what the tables tell of one key, as it was known at a moment."""
 
     questions: Questions
     settings: Settings
@@ -127,22 +140,24 @@ class _Life:
     tenant: str | None
     moment: Moment
     last: tuple[BatchPlan, int] | None
-    """Silver's last batch and the version that it made: its rows of `progress` may not be written yet."""
+    """Silver's last batch and the version that it made. Its rows of `progress` may not be written
+    yet.
+    """
 
     def records(self) -> list[Found]:
-        """Merge records, by partition and event time."""
+        """Return the merge records, by partition and event time."""
         sink = _Sink(self.questions, self.settings, self.moment.at)
         parts = self._parts()
         return [self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"]
 
     @property
     def _mine(self) -> list[Condition]:
-        """The key, and the tenant where one is named."""
+        """Conditions on the key, and on the tenant where one is named."""
         return [("merge_key", "=", self.key), *([] if self.tenant is None else [("tenant", "=", self.tenant)])]
 
     @cached_property
     def _whose(self) -> list[str]:
-        """The column of tables that says whose a record is, where there are tenants."""
+        """The column of tables with the tenant of a record, where there are tenants."""
         return TENANT.names if self.settings.merge.has_tenants else []
 
     @cached_property
@@ -158,13 +173,13 @@ class _Life:
 
     @cached_property
     def _due(self) -> Sequence[str]:
-        """The columns of silver that say when merge records were closed, if it had them then."""
+        """Columns of silver for when merge records were closed, if it had them at that moment."""
         return DUE.names if self._epochs.of(self.moment.batch).settings.merge.has_due else ()
 
     def _record(self, row: Found, known: Mapping[tuple[int, TopicPartition, int], Found], sink: _Sink) -> Found:
         is_open, p, generation = row["status"] == "open", row["partition"], self._generations.of(row["batch"])
         parts = [known[generation.number, TopicPartition(name, p), part["offset"]] for name, part in self._parts_of(row)]
-        # Bronze may have let parts go by now: nobody knows their positions, which were the first.
+        # Bronze may have deleted parts by now. Their positions are unknown, and were the smallest.
         first = min(parts, key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]), default=None)
         batch = self.moment.batch if is_open else row["batch"]
         then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
@@ -181,7 +196,7 @@ class _Life:
         }
 
     def _reason(self, row: Found, clock: int | None) -> str:
-        """Which rule has decided, in a sentence."""
+        """Return, in a sentence, which rule has decided."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
         window, generation = epoch.settings.merge.window, self._generations.of(row["batch"])
         due = window.due(row["event_time"], row["last_event_time"]) if row.get("due") is None else row["due"]
@@ -211,13 +226,18 @@ class _Life:
         return read_generations(self.questions, self.settings)
 
     def _is_behind(self, row: Found, generation: Generation) -> bool:
-        """Whether a finished row sorts at or before the tail behind which its generation publishes."""
+        """Return True where a finished row sorts at or before the tail behind which its generation
+        publishes.
+        """
         tail = generation.tails.get(row["partition"])
         place = place_of(row["event_time"], row["merge_key"], *(row.get(name) for name in ("due", "closed_at", "tenant")))
         return tail is not None and place <= tail.place
 
     def _parts(self) -> dict[tuple[int, TopicPartition, int], Found]:
-        """By generation, all parts of the key's merge records, each with the last batch that merged it and its position."""
+        """Return all parts of the key's merge records, by generation, topic-partition and offset.
+
+        Each has the last batch that merged it, and its position.
+        """
         times: dict[tuple[int, TopicPartition], dict[int, int]] = defaultdict(dict)
         for row in self._rows:
             number = self._generations.of(row["batch"]).number
@@ -232,16 +252,20 @@ class _Life:
         return found
 
     def _parts_of(self, row: Found) -> list[tuple[str, Found]]:
-        """The parts that a row of silver holds, each with its input."""
+        """Return the parts in a row of silver, each with its input."""
         return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
 
     def _place(self, tp: TopicPartition) -> Found:
         return {**self.settings.place(tp.source)._asdict(), "partition": tp.partition}
 
     def _merged(self, tp: TopicPartition, offsets: Sequence[int], number: int) -> dict[int, tuple[int, int | None, int | None]]:
-        """By offset, the batch of a generation that has it in its range, the largest event time up to there, from the
-        position that the batch before has left on, and with tenants the record's position in its tenant. None where bronze
-        does not have the record any more.
+        """Return the batch of generation `number` that merged each offset, and the record's two
+        positions.
+
+        The batch is the last one that has the offset in its range. The first position is that among
+        all records: the largest event time up to the offset, counted on from the position that the
+        batch before left. The second one is the record's position in its tenant, with tenants.
+        Positions are None where bronze does not have the record any more.
         """
         of_tp = {
             r["batch"]: r
@@ -277,7 +301,7 @@ class _Life:
         return OfTenants(self.questions, self._epochs, self.moment.batch, ends)
 
     def late(self) -> list[Found]:
-        """Records that came after their time, by position."""
+        """Return the late records, by position."""
         rows = sorted(self._late, key=itemgetter("position"))
         return [{**row, "version": self._versions.get(row["batch"]), **self._why_late(row)} for row in rows]
 
@@ -287,7 +311,7 @@ class _Life:
         return self._then(tables.LATE, names, *self._mine, ("batch", "<=", self.moment.batch))
 
     def _why_late(self, row: Found) -> Found:
-        """Where there are tenants."""
+        """Return why a record is late, where there are tenants."""
         if not self._whose:
             return {}
         tp = TopicPartition(self.settings.input(row["source"], row["topic"]), row["partition"])
@@ -296,13 +320,17 @@ class _Life:
         return {"reason": self._tenants.why_late(row["tenant"], row, of_all)}
 
     def quarantined(self) -> list[Found]:
-        """Refused records whose Kafka key is this one: the key in their value could not be read."""
+        """Return the refused records whose Kafka key is this one.
+
+        The key in their value could not be read.
+        """
         names = ("source", "topic", "partition", "offset", "reason", "detail")
         return self._then(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
 
     def waiting(self) -> list[Found]:
-        """Records in bronze that the clock has not reached; before them, with tenants, those in silver that their tenant's clock
-        has not.
+        """Return the records in bronze that the clock has not reached.
+
+        With tenants, those in silver that their tenant's clock has not reached come before them.
         """
         found = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
         for source in self.settings.inputs:
@@ -317,7 +345,7 @@ class _Life:
         return found
 
     def _waiting(self, row: Found) -> Found:
-        """A row of silver that waits."""
+        """Return a waiting row of silver as the answer has it."""
         p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
         [(name, part)] = self._parts_of(row)
         place = {**self._place(TopicPartition(name, p)), "offset": part["offset"]}
@@ -325,18 +353,22 @@ class _Life:
         return {**place, "event_time": row["event_time"], "tenant": tenant, **told}
 
     def _then(self, table: str, names: Sequence[str], *conditions: Condition) -> list[Found]:
-        """Rows of a table as it was at the moment, by coordinates."""
+        """Return rows of a table as it was at the moment, by coordinates."""
         if not self.questions.exists(table):
             return []
         version = None if self.moment.at is None else self.questions.version_at(table, self.moment.at)
         if version is None and self.moment.at is not None:
-            return []  # it was not there yet
+            return []  # the table did not exist yet
         rows = self.questions.select(table, names, [list(conditions)], version=version)
         return rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()  # type: ignore[no-any-return]
 
     @cached_property
     def _progress(self) -> list[Found]:
-        """Of the partitions that have merge records of the key, what every batch did there; of the others, the moment's batch."""
+        """Rows of `progress` up to the moment.
+
+        Every batch of the partitions that have records of the key, and of the other partitions the
+        moment's batch alone.
+        """
         columns = ["batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "position"]
         batch, partitions = self.moment.batch, {row["partition"] for row in (*self._rows, *self._late)}
         where: Where = [[("batch", "<=", batch), ("partition", "in", sorted(partitions))], [("batch", "=", batch)]]
@@ -353,13 +385,15 @@ class _Life:
 
     @cached_property
     def _decisions(self) -> Mapping[int, list[Decided]]:
-        """By generation."""
+        """Decisions of the idle policy, by generation."""
         is_there = self.questions.exists(tables.IDLE_HEARTBEATS)
         return {each.number: read_decisions(self.questions, each) if is_there else [] for each in self._generations}
 
 
 class _Sink:
-    """What `published` knew at a time (epoch ms; None: now) of the sink that was written to last."""
+    """Reader of what `published` knew at a time (epoch ms; None: now) of the sink that was written
+    to last.
+    """
 
     def __init__(self, questions: Questions, settings: Settings, at: int | None) -> None:
         self._questions, self._settings = questions, settings
@@ -370,14 +404,17 @@ class _Sink:
         self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
 
     def sent_as(self, partition: int, row: Found, batches: Sequence[Condition]) -> dict[str, int | None] | None:
-        """Partition, offset and seq of the message of a finished, valid record of these batches; None where it is not
-        published. The offset is None where neither `published` nor the sink can tell it.
+        """Return partition, offset and seq of the message of a finished, valid record of these
+        batches.
+
+        None where it is not published. The offset is None where neither `published` nor the sink
+        can tell it.
         """
         if self._name is None:
             return None
         order = BY_EVENT_TIME if row.get("closed_at") is None else orders(self._questions)[-1]
         place = [row[name] for name in order.columns]
-        # The first transaction whose last message sorts at or behind the record wrote it.
+        # The first transaction whose last message sorts at or after the record wrote it.
         names = {name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns}
         of_sink = [("partition", "=", partition), ("sink", "=", self._name), *self._known]
         where = [[*of_sink, *term] for term in lexicographic(list(names.values()), place, ">")]
@@ -395,7 +432,11 @@ class _Sink:
         return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
 
     def _finished(self, batches: Sequence[Condition], partition: int, order: Order, since: int, place: Sequence[Any]) -> int:
-        """How many finished, valid records there are from a time on, up to this place (inclusive) in the order of publication."""
+        """Return how many finished, valid records there are from a time on, up to a place in
+        publication order.
+
+        The record at the place counts, too.
+        """
         mine: list[Condition] = [("partition", "=", partition), ("status", "=", "timed_out"), ("valid", "=", True)]
         mine += [*batches, *order.conditions, (order.column, ">=", since)]
         where = [[*mine, *term] for term in lexicographic(order.columns, place, "<")]
@@ -403,11 +444,14 @@ class _Sink:
         return int(found["rows"][0].as_py())
 
     def _looked_up(self, partition: int, record_id: bytes, guess: int) -> tuple[int | None, bool]:
-        """The offset by the sink's own word, None where it has none; where Kafka does not answer, the guess. And whether the
-        message was sent: one that is missing may have been removed by retention, else it sorts before what a lost lake or a jump
-        had left, and never came out.
+        """Return the offset of a message as the sink has it, and True where the message was sent.
 
-        The guess is never too small: between a message and the last of its transaction there may be markers of others.
+        The offset is None where the sink does not have the message, and the guess where Kafka does
+        not answer. A message that is missing may have been removed by retention. Otherwise it was
+        never sent: it sorts before what a lost lake or a jump had left.
+
+        The guess is never too small: between a message and the last of its transaction there may be
+        markers of other transactions.
         """
         kafka, topic = self._settings.kafka, self._settings.publish.topic
         try:
@@ -424,7 +468,10 @@ class _Sink:
 
 
 def _near(questions: Questions, key: str) -> list[str]:
-    """Known keys that look like it, most alike first: of those that begin or end as it does, so that few have to be compared."""
+    """Return known keys that look like this one, most alike first.
+
+    Only those that begin or end as it does are compared, so that these are few.
+    """
     half = (len(key) + 1) // 2
     known = questions.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
     is_alike = pc.or_(pc.starts_with(known, key[:half]), pc.ends_with(known, key[half:]))

@@ -1,4 +1,6 @@
-"""What `explain` tells of tenants: where a record stands in its tenant, how far that one's clock is, and who holds it."""
+"""Facts about tenants for `explain`: a record's position in its tenant, that tenant's clock, and
+the sources that hold the clock.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ Found = dict[str, Any]
 
 
 class OfTenants:
-    """Of the tenants of a lake at the end of a batch. `ends`: rows of `progress` of that batch, of every topic-partition."""
+    """Positions and clocks of a lake's tenants at the end of a batch.
+
+    `ends`: rows of `progress` of that batch, one for every topic-partition.
+    """
 
     def __init__(self, questions: Questions, epochs: Epochs, batch: int, ends: Iterable[Found]) -> None:
         self._questions, self._epochs, self._batch = questions, epochs, batch
         self._ends = {TopicPartition(row["source"], row["partition"]): row for row in ends}
 
     def clock(self, partition: int, tenant: str) -> tuple[int | None, list[str]]:
-        """A tenant's clock (ms), and the sources that hold it there; None while the partition has no clock."""
+        """Return a tenant's clock (ms), and the sources that hold it there.
+
+        The clock is None while the partition has none.
+        """
         held: dict[str, int] = {}
         for source, clocks in self._by_source.items():
             time = int(clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0])
@@ -40,7 +48,7 @@ class OfTenants:
 
     @cached_property
     def _by_source(self) -> dict[str, TenantClocks]:
-        """The clocks of tenants as if there were no other source."""
+        """The clocks of tenants by source, as if there were no other source."""
         found = {}
         for source in sorted({tp.source for tp in self._ends}):
             mine = {tp: row for tp, row in self._ends.items() if tp.source == source}
@@ -58,10 +66,12 @@ class OfTenants:
         last: int,
         idle: Sequence[IdleDecision],
     ) -> Mapping[int, int]:
-        """By offset, the positions (ms) in their tenants of records that a batch read.
+        """Return, by offset, the positions (ms) in their tenants of records that a batch read.
 
-        `rows`: bronze's offset, event_time and tenant of the batch's records up to the last one that is asked about, whose
-        position among all records is `last`. `before`: where the batch began, and the clock then.
+        - `rows`: offset, event_time and tenant in bronze of the batch's records, up to the last one
+          that is asked about.
+        - `last`: the position of that record among all records.
+        - `before`: where the batch began, and the clock then.
         """
         cursor, clock = before
         moment = Moment({tp: cursor}, {} if clock is None else {tp.partition: clock})
@@ -79,15 +89,18 @@ class OfTenants:
     # -- why, in sentences
 
     def why_open(self, partition: int, tenant: str, limit: str) -> str:
-        """Why a merge record is open, which can be joined until a limit."""
+        """Return why a merge record is open that can be joined until a limit."""
         return f"open: times out once the clock of tenant {tenant!r} has passed {limit}; it is {self._told(partition, tenant)}"
 
     def why_waiting(self, partition: int, tenant: str, position: int) -> str:
-        """Why a record waits that was read at a position (ms) of its tenant."""
+        """Return why a record waits that was read at a position (ms) of its tenant."""
         return f"read at {utc(position)} of tenant {tenant!r}, whose clock is {self._told(partition, tenant)}"
 
     def why_late(self, tenant: str, row: Found, of_all: int | None) -> str:
-        """Why a record of `late` is there; `of_all`: the position of all records there (ms), if it is known."""
+        """Return why a record is in `late`.
+
+        `of_all`: its position among all records (ms), if that is known.
+        """
         merge = self._epochs.of(row["batch"]).settings.merge
         window, position = merge.window, row["position"]
         if row["event_time"] >= position - window.gap_ms:

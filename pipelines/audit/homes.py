@@ -1,8 +1,10 @@
-"""Whether a key lives in one partition of all sources: records with one key in two partitions never meet.
+"""Checks that a key is in one partition of all sources: records of one key in two partitions never
+meet.
 
-Where a source is repartitioned, each key's partition is known: that of Java's default partitioner, which the records of every
-other source must be in, too. Elsewhere nobody but the producers knows it, and some mean a key to be another one in each
-partition: so there it is no broken promise, and is only told.
+Where a source is repartitioned, each key's partition is known: the one of Java's default
+partitioner. The records of every other source must be in it, too. Elsewhere nobody but the
+producers knows it, and for some of them a key in another partition is another key. So there it is
+no broken promise, and only noted.
 """
 
 from __future__ import annotations
@@ -27,23 +29,25 @@ from pipelines.kafka.registry import rules_of
 from pipelines.settings import Settings
 
 SAMPLED = 200
-"""So many of the last offsets of each topic-partition are looked at by `validate`."""
+"""Number of last offsets of each topic-partition that `validate` reads."""
 
 PARTITIONS = 32
-"""In about so many partitions of each source, where there are more: each is a request of its own."""
+"""About how many partitions of each source are sampled, where there are more: each is a request of
+its own.
+"""
 
 ENOUGH = 10
-"""So many keys that two sources share say how they are partitioned."""
+"""Minimum number of keys shared by two sources that says how these are partitioned."""
 
 APART = 0.25
-"""A larger share of them with no partition in common is no accident."""
+"""Share of these keys without a common partition above which it is no accident."""
 
 FIX = "give all sources one key and one partitioner, or repartition those that have others (`sources.NAME.repartition`)"
 _FIX_HOME = "write it by its merge key with Java's default partitioner (murmur2), or repartition this source, too"
 
 
 class Place(NamedTuple):
-    """A record with a key, in Kafka; `tenant`: whose the key is, where there are tenants."""
+    """A record with a key, in Kafka. `tenant`: that of the key, where there are tenants."""
 
     key: str
     source: str
@@ -57,7 +61,10 @@ class Place(NamedTuple):
 
 
 def check_home(place: Place, partitions: int, findings: Findings) -> None:
-    """A record of a configuration that repartitions is in the partition of its key."""
+    """Report a record that is not in the partition of its key.
+
+    For a configuration that repartitions.
+    """
     if (home := murmur2(place.key.encode()) % partitions) != place.partition:
         findings.add(
             f"the key {place.key!r} belongs to partition {home}: this record never meets those there", str(place), _FIX_HOME
@@ -66,20 +73,26 @@ def check_home(place: Place, partitions: int, findings: Findings) -> None:
 
 @dataclass
 class Homes:
-    """In which partitions keys are: three numbers for a key of a topic-partition."""
+    """Index of keys by partition. It keeps three numbers for a key of a topic-partition."""
 
     _topic_partitions: list[TopicPartition] = field(default_factory=list)
     _found: list[tuple[Int64s, Int64s]] = field(default_factory=list)
-    """By topic-partition, the hashes of its keys and the offsets of their first records."""
+    """Hashes of the keys of each topic-partition, and the offsets of their first records."""
 
     def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str | None]]) -> None:
-        """Takes note of the keys of a topic-partition's records, by offset, with their tenants, where there are some."""
+        """Add the keys of a topic-partition's records, by offset, with their tenants where there
+        are some.
+        """
         hashes, firsts = np.unique(np.fromiter(map(hash, keys.values()), np.int64), return_index=True)
         self._topic_partitions.append(tp)
         self._found.append((hashes, np.fromiter(keys, np.int64)[firsts]))
 
     def note(self, settings: Settings) -> str | None:
-        """How many keys are in more than one partition, with two records of one of them; None where none is."""
+        """Return a note on how many keys are in more than one partition, with two records of one of
+        them.
+
+        None where no key is.
+        """
         nothing = np.array([], np.int64)
         numbers = np.repeat(np.arange(len(self._found)), [len(hashes) for hashes, _ in self._found])
         hashes = np.concatenate([nothing, *(hashes for hashes, _ in self._found)])
@@ -100,9 +113,11 @@ class Homes:
 
 
 def check_sample(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]] = lambda _: {}) -> list[Problem]:
-    """What the last records of some partitions say of how the sources are partitioned. Raises what Kafka raises.
+    """Return problems with how the sources are partitioned, judged by the last records of some
+    partitions.
 
-    `since`: of an input, by partition the first offset whose record the settings' rules are for; absent: every one.
+    `since`: returns for an input, by partition, the first offset that the settings' rules apply to.
+    Where a partition is absent, they apply to every offset. Raises what Kafka raises.
     """
     findings, found = Findings("kafka"), list(_sampled(settings, partitions, since))
     if settings.repartitioned:
@@ -129,7 +144,11 @@ def _partitions(places: Iterable[Place]) -> set[int]:
 
 
 def read_sample(settings: Settings, partitions: int, name: str, since: Mapping[int, int]) -> Iterator[pa.RecordBatch]:
-    """The last records of some partitions of an input, of each input the same; `since` as in `check_sample`."""
+    """Yield the last records of some partitions of an input; the partitions are the same for each
+    input.
+
+    `since`: as `check_sample` gets it for the input.
+    """
     wanted, topic = range(0, partitions, -(-partitions // PARTITIONS)), settings.inputs[name]
     for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
         begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
@@ -137,7 +156,7 @@ def read_sample(settings: Settings, partitions: int, name: str, since: Mapping[i
 
 
 def _sampled(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]) -> Iterator[Place]:
-    """The records with a key in a sample of each input."""
+    """Yield the records with a key in a sample of each input."""
     names = ["merge_key", "partition", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
     for name, topic in settings.inputs.items():
         rules = rules_of(settings, source_of(name))

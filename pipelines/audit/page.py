@@ -1,4 +1,4 @@
-"""HTML pages that need nothing else: no network, and what comes out of a lake is text in them and nothing more."""
+"""Self-contained HTML pages: they need no network, and a lake's content is only text in them."""
 
 from __future__ import annotations
 
@@ -38,26 +38,36 @@ th, td {{ text-align: right; white-space: nowrap; padding: .15rem .7rem; border-
 
 
 def document(title: str, body: str, style: str, policy: str) -> str:
-    """A whole page. `body` is HTML; `policy` is what a browser may do for it beside loading nothing (Content-Security-Policy)."""
+    """Return a whole page.
+
+    `body`: HTML. `policy`: what a browser may do for the page beside loading nothing
+    (Content-Security-Policy).
+    """
     return _PAGE.format(
         title=escape(title), body=body, style=style, policy=f"default-src 'none'; style-src 'unsafe-inline'{policy}"
     )
 
 
 def facts_list(facts: Mapping[str, str]) -> str:
-    """Facts by name."""
+    """Return facts, by name, as an HTML list."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items()) + "</dl>"
 
 
 def check_writable(option: str, out: Path) -> None:
-    """Raises ConfigurationError where no page can be written there; to be asked before the lake is read."""
+    """Raise ConfigurationError where no page can be written to `out`.
+
+    Call it before the lake is read.
+    """
     folder = out.absolute().parent
     if out.is_dir() or not folder.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
         raise ConfigurationError(f"{option}: {out} cannot be written; name a file in an existing folder that you may write to")
 
 
 def write_page(option: str, out: Path, text: str) -> None:
-    """Writes the page over what the file held; raises ConfigurationError where it cannot be written."""
+    """Write the page over what the file held.
+
+    Raises ConfigurationError where it cannot be written.
+    """
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

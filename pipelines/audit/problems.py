@@ -1,4 +1,4 @@
-"""What `verify` and `validate` answer with: problems, each with its place and how to fix it."""
+"""Problems that `verify` and `validate` report, each with its place and how to fix it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 SHOWN = 10
-"""So many problems of a check are shown: enough to see what they have in common."""
+"""Maximum number of problems of a check that are shown: enough to see what they have in common."""
 
 REBUILD = "derive silver again from bronze: `watersmeet rebuild --into DIR`"
 
@@ -16,7 +16,7 @@ _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 class Problem(NamedTuple):
-    """What is wrong, where, and how to fix it."""
+    """A problem: what is wrong, where, and how to fix it."""
 
     what: str
     where: str
@@ -24,9 +24,10 @@ class Problem(NamedTuple):
 
 
 def as_problem(error: Exception, where: str) -> Problem:
-    """An error as a problem: its sentence says where, after a colon what is wrong, and after the last semicolon how to fix it.
+    """Return an error as a problem.
 
-    `where`: the field of the configuration that it counts for, where the sentence names none.
+    Its sentence says where, after a colon what is wrong, and after the last semicolon how to fix
+    it. `where`: the field of the configuration to blame where the sentence names none.
     """
     what, _, fix = str(error).rpartition("; ")
     place = re.match(r"([a-z_]+(?:\.[a-z0-9_]+)*): ", what)
@@ -41,27 +42,31 @@ class Findings:
         self.problems: list[Problem] = []
 
     def add(self, what: str, where: str, fix: str = REBUILD) -> None:
-        """Keeps the first `SHOWN` problems and counts the others."""
+        """Keep the first `SHOWN` problems, and count the others."""
         if len(self.problems) < SHOWN:
             self.problems.append(Problem(what, where, fix))
         else:
             self.more += 1
 
     def of(self, what: str) -> Findings:
-        """The same, with the name of what they are about."""
+        """Return the same findings, with the name of what they are about."""
         found = Findings(f"{what}, {self.check}")
         found.more, found.problems = self.more, [each._replace(where=f"{what}, {each.where}") for each in self.problems]
         return found
 
     def told(self) -> Iterator[Problem]:
-        """The problems, and one that counts those that are not shown."""
+        """Yield the problems, and one that counts those that are not shown."""
         yield from self.problems
         if self.more:
             yield Problem(f"{self.more:,} more problems like these", self.check, "fix those first, then verify again")
 
 
 def different(one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], Any]) -> list[tuple[Any, list[_Row], list[_Row]]]:
-    """By key in order, the rows that only one of two collections has, and those that only the other has, as often as they are."""
+    """Return the rows that only one of two collections has, by key in order.
+
+    Each item has a key, the rows that only `one` has, and the rows that only `other` has. A row
+    comes as often as the other collection lacks it.
+    """
     counts = Counter(one), Counter(other)
     found: dict[Any, tuple[list[_Row], list[_Row]]] = defaultdict(lambda: ([], []))
     for side in (0, 1):
@@ -71,7 +76,9 @@ def different(one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], 
 
 
 def answer(found: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, Any]:
-    """The answer of `verify --json`: `ok` and `problems`, and `notes` only where something could not be checked."""
+    """Return the answer of `verify --json`: `ok`, `problems`, and `notes` if something could not be
+    checked.
+    """
     problems = [problem._asdict() for findings in found for problem in findings.told()]
     told = list(notes)
     return {"ok": not problems, "problems": problems, **({"notes": told} if told else {})}

@@ -1,11 +1,12 @@
-"""Silver again, from bronze alone, in a folder of its own, also as it would be with another window; and the comparison.
+"""Rebuild of silver from bronze alone, in a folder of its own, and its comparison with silver.
 
-A rebuild is of one generation, and goes exactly as far as silver was: up to the offsets and the clocks of its last batch with
-notes. So it can be compared row by row (`verify --against`), while the lake itself goes on. Where `keep` or `forget` takes
-records out of bronze meanwhile, a rebuild ends with an error.
+A rebuild may have another window. It is of one generation, and goes exactly as far as silver was:
+up to the offsets and the clocks of its last batch with notes. So the two can be compared row by row
+(`verify --against`) while the lake itself goes on. Where `keep` or `forget` takes records out of
+bronze meanwhile, a rebuild ends with an error.
 
-Where rows have been deleted (`keep`), a rebuild begins where history does (`lake.floors`), with the merge records that were open
-then; the comparison leaves out those that were finished before.
+Where rows have been deleted (`keep`), a rebuild begins where history does (`lake.floors`), with the
+merge records that were open then. The comparison leaves out those that were finished before.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ OF_BATCH: Final = "rebuild.batch"
 OF_GENERATION: Final = "rebuild.generation"
 OF_WINDOW: Final = "merge.timeout"
 OF_LAG: Final = "merge.tenant_max_lag"
-"""What a rebuild notes of itself in its table `configuration`: the last batch that it repeats, the generation that is of, its
-timeout, or window, and how far tenants may lag (ms), where there are some.
+"""Fields in which a rebuild records itself in its table `configuration`.
+
+In this order: the last batch that it repeats, the generation of that batch, the rebuild's timeout
+or window, and how far tenants may lag (ms), where there are some.
 """
 
 _COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
@@ -70,11 +73,18 @@ def rebuild(
     lag_ms: int | None = None,
     generation: int | None = None,
 ) -> dict[str, Any]:
-    """The answer of `rebuild --json`: where it is, how far it goes, and what silver holds beside what the rebuild holds. `window`
-    and `lag_ms`: others than the lake's. `generation`: its number, by default that of the newest.
+    """Derive silver again in `directory`, and return the answer of `rebuild --json`.
 
-    `tell` hears of each batch. Raises ConfigurationError where the folder is not empty, there is nothing to rebuild, or a lag is
-    asked for and the lake has no tenants, and HistoryMovedError where records were taken out of bronze meanwhile.
+    The answer says where the rebuild is, how far it goes, and what silver holds beside what the
+    rebuild holds.
+
+    - `window` and `lag_ms`: others than the lake's.
+    - `tell`: is called with each batch.
+    - `generation`: its number, by default that of the newest.
+
+    Raises ConfigurationError where the folder is not empty, where there is nothing to rebuild, or
+    where a lag is given and the lake has no tenants. Raises HistoryMovedError where records were
+    taken out of bronze meanwhile.
     """
     snapshot = Snapshot(questions, settings)
     questions = before_unnoted(snapshot)
@@ -86,7 +96,9 @@ def rebuild(
         raise ConfigurationError("--tenant-max-lag: this lake has no tenants; leave it out")
 
     def rebuilt(of_epoch: Settings) -> Settings:
-        """The configuration of an epoch as the rebuild has it: with its own directory, and what was asked for."""
+        """Return an epoch's settings as the rebuild has them: with its directory, and what was
+        asked for.
+        """
         merge = of_epoch.merge if window is None else of_epoch.merge.with_window(window)
         merge = merge if lag_ms is None else merge.model_copy(update={"tenant_max_lag_ms": lag_ms})
         return rebuilt_settings(of_epoch, directory).model_copy(update={"merge": merge})
@@ -100,7 +112,7 @@ def rebuild(
     try:
         for plan in _batches(here, into, rebuilt, evidence):
             tell(plan)
-    except Exception:  # records that are gone break whatever comes upon them first
+    except Exception:  # deleted records break whatever reads them first
         _check_history(snapshot, settings, directory)
         raise
     _check_history(snapshot, settings, directory)
@@ -122,7 +134,7 @@ def rebuild(
 
 
 class HistoryMovedError(WatersmeetError):
-    """While a lake was derived again, records were taken out of bronze."""
+    """Records were taken out of bronze while a lake was derived again."""
 
     def __init__(self, location: str, directory: Path) -> None:
         super().__init__(
@@ -132,25 +144,25 @@ class HistoryMovedError(WatersmeetError):
 
 
 def _check_history(snapshot: Snapshot, settings: Settings, directory: Path) -> None:
-    """Raises HistoryMovedError where bronze no longer has what it had at that moment."""
+    """Raise HistoryMovedError where bronze no longer has what it had in the snapshot."""
     if any(snapshot.has_changed_since(tables.bronze(source)) for source in settings.sources):
         raise HistoryMovedError(Lake(settings).location, directory)
 
 
 def _rules_of(settings: Settings) -> dict[str, str]:
-    """What decides which merge records there are, as a rebuild notes it."""
+    """Return the settings that decide which merge records there are, as a rebuild records them."""
     merge = settings.merge
     return {OF_WINDOW: str(merge.window), **({OF_LAG: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {})}
 
 
 def _window_of(settings: Settings) -> dict[str, int | None] | None:
-    """A window by gap as the answer has it; None where there is a timeout."""
+    """Return a window by gap as the answer has it; None where there is a timeout."""
     window = settings.merge.window
     return None if window.is_timeout else window._asdict()
 
 
 def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
-    """The configuration, for a lake in that folder."""
+    """Return the configuration for a lake in that folder."""
     return settings.model_copy(update={"lake": str(directory.absolute())})
 
 
@@ -161,10 +173,15 @@ def content_of(
     batches: Sequence[Condition] = (),
     since: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """How many merge records silver has by these questions: all, open, timed out, valid, and *complete* (with parts
-    of every source), and with tenants how many records wait for their clocks; and of each source how many records were
-    merged, how many of them into a complete merge record, and how many were late, of these batches. What was finished, or
-    late, up to the batch `since` of its partition does not count.
+    """Return how many merge records silver has, and what became of the records of each source.
+
+    - Merge records: all, open, timed out, valid, and *complete* (with parts of every source).
+    - With tenants, records that wait for their tenants' clocks.
+    - By source: how many records were merged, how many of them into a complete merge record, and
+      how many were late.
+
+    Silver is read as `questions` has it. Only these `batches` count. What was finished, or late, up
+    to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
     names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
@@ -194,7 +211,7 @@ def content_of(
 
 
 def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mapping[int, int]) -> pa.Table:
-    """The counts of some rows, as one row of no particular partition."""
+    """Return the counts of some rows, as one row of no particular partition."""
     every = _alive(rows, since)
     rows = every.filter(pc.not_equal(every["status"], "waiting"))
     sizes = [pc.list_value_length(rows[source]) for source in sources]
@@ -207,7 +224,9 @@ def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mappi
 
 
 def _alive(rows: pa.Table, since: Mapping[int, int]) -> pa.Table:
-    """The rows of silver that are still to change, or changed after the batch `since` of their partition."""
+    """Return the rows of silver that may still change, or that changed after the batch `since` of
+    their partition.
+    """
     changed = int64s(rows["batch"]) > looked_up(int64s(rows["partition"]), since, -1)
     return rows.filter(pc.or_(pc.not_equal(rows["status"], "timed_out"), pa.array(changed)))
 
@@ -217,8 +236,10 @@ def _open_then(rows: pa.Table, ends: Mapping[TopicPartition, int], since: Mappin
 
 
 def _begin(here: Engine, owner: Owner, settings: Settings, evidence: Evidence, begins: Mapping[int, History], epoch: int) -> None:
-    """A batch of a rebuild for partitions whose history does not begin with the lake: what was open there then, and how far the
-    merge was. `epoch`: of the rebuild, whose rules closed nothing of it.
+    """Write a rebuild's batch for partitions whose history does not begin with the lake.
+
+    It has the merge records that were open there then, and how far the merge was. `epoch`: that of
+    the rebuild whose rules closed none of these records.
     """
     into = owner.engine
     last, number, clocks, ends = last_batch(into.questions), 0, dict[int, int](), dict[TopicPartition, int]()
@@ -238,7 +259,8 @@ def _begin(here: Engine, owner: Owner, settings: Settings, evidence: Evidence, b
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
     changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
     stored = evidence.questions.columns(tables.SILVER).names
-    known = pa.schema([column for column in schema if column.name in stored])  # an earlier version knew fewer
+    # An earlier version had fewer columns.
+    known = pa.schema([column for column in schema if column.name in stored])
     rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
     then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
     opened = here.fetched(here.per_partition(then, [rows], known))
@@ -254,7 +276,10 @@ def _begin(here: Engine, owner: Owner, settings: Settings, evidence: Evidence, b
 
 
 def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence, later: Container[int]) -> End:
-    """Where an epoch ends; in partitions whose history begins `later`, it has nothing to merge."""
+    """Return where an epoch ends in a topic-partition.
+
+    In partitions whose history begins `later`, the epoch has nothing to merge.
+    """
     if tp.partition in later:
         return End(evidence.generation.begin.get(tp, 0), None)
     history = evidence.history.get(tp.partition)
@@ -264,7 +289,10 @@ def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence, l
 
 
 def _batches(here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
-    """Merges the generation into `into`, epoch by epoch; yields each batch. `rebuilt`: its settings of those of an epoch."""
+    """Merge the generation into `into`, epoch by epoch, and yield each batch.
+
+    `rebuilt`: returns the rebuild's settings for those of an epoch.
+    """
     owner, number = Owner(into), evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
     rows += [{"partition": p, "since": since} for p, since in evidence.since.items()]
@@ -308,10 +336,14 @@ Row = tuple[Any, ...]
 def verify_against(
     here: Questions, there: Questions, settings: Settings, directory: Path, generation: int | None = None
 ) -> dict[str, Any]:
-    """The answer of `verify --against --json`: silver and late, as they were when the rebuild `there` was made, against it in
-    all columns but `batch`, a group of partitions at a time, in the generation that the rebuild is of. Raises
-    ConfigurationError where there is no rebuild, or one of another generation than the one that is named, under another
-    timeout, or another lag of tenants.
+    """Compare silver and late with the rebuild `there`, and return the answer of
+    `verify --against --json`.
+
+    Both are compared as they were when the rebuild was made, in the generation that the rebuild is
+    of. The columns of their content are compared (`batch` is not), a group of partitions at a time.
+
+    Raises ConfigurationError where there is no rebuild, or where the rebuild has another generation
+    than the one that is named, another timeout, or another lag of tenants.
     """
     here = before_unnoted(Snapshot(here, settings))
     settings = read_epochs(here, settings).current.settings
@@ -372,7 +404,7 @@ def verify_against(
 
 
 def _version_after(questions: Questions, batch: int) -> int:
-    """The version of silver right after a batch."""
+    """Return the version of silver right after a batch."""
     version, last = questions.version(tables.SILVER), last_batch(questions)
     if last is not None and last[0].batch == batch:
         return max(version, last[1])  # a key may have been forgotten since
@@ -384,14 +416,17 @@ def _version_after(questions: Questions, batch: int) -> int:
 
 
 def _kept(rows: Iterator[Row], names: Sequence[str], floors: Mapping[tuple[str, int], int]) -> Iterator[Row]:
-    """Rows of silver without those that `keep` has let go, or may, since they were finished before the table begins."""
+    """Return the rows of silver without those that `keep` has deleted, or may delete.
+
+    These were finished before the table begins.
+    """
     partition, status, last = (names.index(name) for name in ("partition", "status", "last_event_time"))
     limits = {p: time for (table, p), time in floors.items() if table == tables.SILVER}
     return (row for row in rows if row[status] != "timed_out" or row[last] >= limits.get(row[partition], row[last]))
 
 
 def _rows(questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None) -> Iterator[Row]:
-    """Rows whose first three columns say which they are, nested values as their text."""
+    """Return rows whose first three columns identify them, with nested values as text."""
     if not questions.exists(table):
         return iter(())
     found = questions.select(table, columns, where, version=version)

@@ -1,7 +1,9 @@
-"""What the report shows, read from the lake by small questions: figures of a few hundred rows, however large the lake is.
+"""The content of the report, read from the lake by small questions: figures of a few hundred rows,
+however large the lake is.
 
-All times are epoch ms; wall time, Kafka's timestamps and event time are kept apart. No large table is read whole: totals are
-summaries, times are read in pieces of bounded size, and the parts of merge records from a sample.
+All times are epoch ms; wall time, Kafka's timestamps and event time are kept apart. No large table
+is read whole: totals are summaries, times are read in pieces of bounded size, and the parts of
+merge records from a sample.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ from pipelines.settings import Settings
 Columns = dict[str, Numbers]
 
 SHOWN_PARTITIONS = 8  # more lines cannot be told apart, by colour or otherwise
-STEPS = 240  # the most steps of time in a chart
-FEWEST_STEPS = 10  # with fewer steps of wall time in which something was done, charts of it are empty axes
-SHARE_OF = 10  # a share is of so many merge records on average, as long as that leaves FEWEST_SHARES steps
+STEPS = 240  # maximum number of steps of time in a chart
+FEWEST_STEPS = 10  # with fewer steps of wall time that saw any work, charts are empty axes
+SHARE_OF = 10  # merge records per share on average, as long as FEWEST_SHARES steps are left
 FEWEST_SHARES = 24
-PIECE_ROWS = 2_000_000  # the most rows of times that are read at once; and of progress, of which the latest batches are read
-SAMPLED_RECORDS = 100_000  # of more finished merge records, about this many are read with their parts
+PIECE_ROWS = 2_000_000  # maximum number of times read at once, and of rows of progress (the latest)
+SAMPLED_RECORDS = 100_000  # where more have finished, about this many are read with their parts
 ALL_SOURCES, _GOLD = "all sources", "gold, all sources"  # beside the sources' names, none of which has a space in it
 NONE = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
 COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
-SLOWEST_TENANTS = 10  # so many that are furthest behind are named
+SLOWEST_TENANTS = 10  # maximum number of tenants furthest behind that are named
 _PROGRESS = ("batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "committed_at")
 _IS_RECORD: list[Condition] = [("status", "!=", "waiting")]  # what waits for its tenant's clock is no merge record yet
 _NOT_RESET: Where = [[*_IS_RECORD, ("invalid_reason", "is null", None)], [*_IS_RECORD, ("invalid_reason", "!=", "reset")]]
@@ -63,7 +65,10 @@ class Report(NamedTuple):
 
 
 def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report:
-    """The report as the lake is now; reads only. A table that does not exist yet counts as empty."""
+    """Return the report of the lake as it is now. A table that does not exist yet counts as empty.
+
+    Nothing is written.
+    """
     found = _Reading(Snapshot(questions, settings), settings)
     about = "When Watersmeet did what, by the clocks of the machines that did it."
     if found.since:
@@ -88,7 +93,11 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
 
 
 class _Reading:
-    """One look at the lake. `progress` is that table in the order of the batches; earlier batches than `since` are left out."""
+    """A read of the lake at one moment.
+
+    `progress`: the table in the order of the batches, without batches that were committed before
+    `since`.
+    """
 
     def __init__(self, questions: Questions, settings: Settings) -> None:
         self.questions, self.settings, self.layout = questions, settings, Lake(settings).layout
@@ -107,7 +116,7 @@ class _Reading:
         self.shown = sorted(behind[:SHOWN_PARTITIONS])
 
     def partitions(self) -> Figure:
-        """Each partition's clock and what became of its records."""
+        """Return each partition's clock, and what became of its records."""
         counts: dict[int, Counter[str]] = defaultdict(Counter, {p: Counter() for p in set(self.progress["partition"].tolist())})
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
         for name, table in (*in_bronze, ("late", LATE), ("quarantined", QUARANTINE)):
@@ -130,7 +139,10 @@ class _Reading:
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
 
     def slowest_tenants(self) -> Iterator[Figure]:
-        """Of the tenants with something open or waiting, those that are furthest behind the clock of their partition."""
+        """Yield a table of the tenants that are furthest behind the clock of their partition.
+
+        Only tenants with something open or waiting are in it.
+        """
         if not self.settings.merge.has_tenants:
             return
         title, last = "Slowest tenants", last_batch(self.questions) if self.questions.exists(PROGRESS) else None
@@ -155,7 +167,7 @@ class _Reading:
         yield Figure(title, caption, rows)
 
     def refused(self) -> Figure:
-        """How many records are in no merge record, and why."""
+        """Return how many records are in no merge record, and why."""
         late = [("late", *found) for found in self.summary(LATE, ["source"], "count *")]
         found = [*sorted(late), *sorted(self.summary(QUARANTINE, ["reason", "source"], "count *"))]
         caption = "Records that are in no merge record: they came too late, or are in quarantine for this reason."
@@ -163,7 +175,10 @@ class _Reading:
         return Figure("Late and refused records", caption if rows else "No record came late, and none was quarantined.", rows)
 
     def wall_time(self) -> Iterator[Figure]:
-        """When Watersmeet did what. Clocks, leads and idle sources are those of the partitions that are shown."""
+        """Yield figures of when Watersmeet did what.
+
+        Clocks, leads and idle sources are those of the partitions that are shown.
+        """
         names = ["partition", "first_seq", "last_seq", "last_event_time", "committed_at"]
         if self.questions.exists(PUBLISHED) and "last_closed_at" in self.questions.columns(PUBLISHED).names:
             names.append("last_closed_at")
@@ -193,7 +208,7 @@ class _Reading:
         yield self.delay_figure(steps, published, x)
 
     def clock_figure(self, steps: Steps, x: Spec) -> Figure:
-        """Each partition's clock after the last batch of a step."""
+        """Return each partition's clock after the last batch of each step."""
         at = steps.floor(self.progress["committed_at"]) + steps.width
         ends = _zipped(self.progress["partition"], at, self.progress["clock"])
         last = {(p, at): None if clock == NONE else clock for p, at, clock in ends if p in self.shown}
@@ -206,7 +221,10 @@ class _Reading:
         return drawn("Clock of each partition", caption, rows, lines, nothing=_NO_CLOCK, height=240)
 
     def lead_figures(self, steps: Steps, spoken: Columns, x: Spec) -> Iterator[Figure]:
-        """By source its largest lead over the clock in each step, all to one scale; shaded where the idle policy spoke for it."""
+        """Yield each source's largest lead over the clock in each step, all to one scale.
+
+        Steps in which the idle policy decided for the source are shaded.
+        """
         progress = self.progress
         ahead = np.isin(progress["partition"], self.shown) & (progress["clock"] != NONE) & (progress["head"] != NONE)
         leads = {"source": progress["source"], "partition": progress["partition"], "at": steps.floor(progress["committed_at"])}
@@ -227,7 +245,7 @@ class _Reading:
             yield drawn(f"Lead of {source} over the clock", caption, mine, shade, lines, nothing=_NO_CLOCK, height=110)
 
     def delay_figure(self, steps: Steps, published: Columns, x: Spec) -> Figure:
-        """How long after the event time of what they did the layers had done it."""
+        """Return the delay of each layer's work behind event time."""
         known, noted = _chosen(self.progress, self.progress["head"] != NONE), published["committed_at"]
         delays = {
             "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
@@ -245,7 +263,7 @@ class _Reading:
         return drawn("Delay behind event time", caption, rows, spans, layer(charts.DOT, y=number("mean", unit), **both))
 
     def arrivals(self) -> Figure:
-        """Bronze by Kafka's timestamps."""
+        """Return bronze's records by Kafka's timestamps."""
         title, column = "Bronze: records per second", "kafka_timestamp"
         in_range: Where = [[(column, ">=", 0), (column, "<=", LAST_EVENT_TIME_MS)]]
         out_of_range: Where = [[(column, "<", 0)], [(column, ">", LAST_EVENT_TIME_MS)]]
@@ -263,9 +281,10 @@ class _Reading:
         return figure._replace(caption=figure.caption + note)
 
     def event_time(self) -> Iterator[Figure]:
-        """Merge records by event time, and what the finished ones hold: those that timed out and that no jump closed.
+        """Yield figures of merge records by event time, and of what the finished ones hold.
 
-        Of many finished ones a sample is read, those that begin in the first part of a step.
+        Finished are those that timed out and that no jump closed. Where there are many, a sample is
+        read: those that begin in the first part of a step.
         """
         figures = "count *", "min event_time", "max event_time"
         found = self.summary(SILVER, ["status", "invalid_reason"], *figures, where=[_IS_RECORD])
@@ -296,7 +315,10 @@ class _Reading:
         yield self.open_figure(steps, x, until)
 
     def match_figure(self, steps: Steps, x: Spec, times: Numbers, lengths: Mapping[str, Numbers], about: str) -> Figure:
-        """The share of finished merge records that have parts of each source, in steps that hold some of them on average."""
+        """Return the share of finished merge records that have parts of each source.
+
+        The steps are so wide that each holds some of them on average.
+        """
         wide = Steps.over([steps.first, steps.end - 1], min(STEPS, max(len(times) // SHARE_OF, FEWEST_SHARES)), steps.width)
         of_all = np.minimum.reduce([*lengths.values()])
         rows: list[Row] = []
@@ -312,7 +334,7 @@ class _Reading:
         return drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
 
     def open_figure(self, steps: Steps, x: Spec, until: int) -> Figure:
-        """How many merge records are open at a time, up to the largest clock."""
+        """Return how many merge records are open at a time, up to the largest clock."""
         change, share = np.zeros(steps.number), np.zeros(steps.number)
         for times in self.times(SILVER, "event_time", _NOT_RESET):
             ends = [] if self.due else [(-1, times + self.window.gap_ms)]
@@ -323,7 +345,7 @@ class _Reading:
             change -= steps.totals(at)
             share -= steps.totals(at, 1 - at % steps.width / steps.width)
         means = zip(steps.starts, (np.cumsum(change) - change + share).tolist(), strict=True)
-        # A step that the largest clock is still in would have a mean of what is not known yet.
+        # The step that the largest clock is still in is left out: its mean is not known yet.
         rows = [{"of": "open", "at": at, "open": round(mean, 3)} for at, mean in means if at + steps.width <= until]
         caption = (
             "Computed, not observed: each record counts from its event time on, for as long as it can be joined, but for those "
@@ -335,7 +357,10 @@ class _Reading:
     # -- questions
 
     def summary(self, table: str, by: Sequence[str], *figures: str, where: Where = ()) -> list[tuple[Any, ...]]:
-        """A tuple for each combination of `by`, with figures such as `max batch`; none of a table without rows."""
+        """Return a tuple for each combination of `by`, with figures such as `max batch`.
+
+        A table without rows has none.
+        """
         if not self.questions.exists(table):
             return []
         kinds = {figure: (figure.split()[0], figure.split()[1]) for figure in ("count *", *figures)}
@@ -344,13 +369,13 @@ class _Reading:
         return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
     def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
-        """The columns as arrays: of texts, of the lengths of lists, else of integers."""
+        """Return the columns as arrays: of texts, of the lengths of lists, or else of integers."""
         is_there = self.questions.exists(table)
         found = self.questions.select(table, columns, where) if is_there else self.layout[table].schema.empty_table()
         return {name: _array(found[name]) for name in columns}
 
     def times(self, table: str, column: str, where: Where = ((),)) -> Iterator[Numbers]:
-        """A column of times in pieces of at most PIECE_ROWS."""
+        """Yield a column of times in pieces of at most PIECE_ROWS."""
         for count, first, last in self.summary(table, [], "count *", f"min {column}", f"max {column}", where=where):
             if count > PIECE_ROWS and first < last:
                 for half in ((column, "<=", (first + last) // 2), (column, ">", (first + last) // 2)):
@@ -360,7 +385,7 @@ class _Reading:
 
 
 def _window_of(settings: Settings) -> dict[str, str]:
-    """How long merge records stay open, as a fact for the page."""
+    """Return how long merge records stay open, as a fact for the page."""
     window, lag_ms = settings.merge.window, settings.merge.tenant_max_lag_ms
     lag = {} if lag_ms is None else {"tenant_max_lag": duration(lag_ms)}
     if window.max_ms is None:
@@ -369,7 +394,7 @@ def _window_of(settings: Settings) -> dict[str, str]:
 
 
 def _closed_at(published: Columns, window: Window) -> Numbers:
-    """When the last messages of transactions were closed (ms)."""
+    """Return when the merge record of each transaction's last message was closed (ms)."""
     by_timeout = published["last_event_time"] + window.gap_ms
     closed_at = published.get("last_closed_at", np.full(len(by_timeout), NONE))
     return np.where(closed_at == NONE, by_timeout, closed_at)
@@ -379,7 +404,7 @@ def _closed_at(published: Columns, window: Window) -> Numbers:
 
 
 def _rate(title: str, steps: Steps, totals: Mapping[str, Numbers], x: Spec, unit: str) -> Figure:
-    """How many a second in every step, one name upon the other."""
+    """Return a chart of the rates per second in every step, stacked by name."""
     rates = {of: (counts * 1000 / steps.width).round(3) for of, counts in totals.items()}
     rows = [{"of": of, "at": at, unit: n} for of, each in rates.items() for at, n in _zipped(np.array(steps.starts), each)]
     caption = f"In steps of {duration(steps.width)}; in bronze and silver with heartbeats, late and refused records."
@@ -388,7 +413,10 @@ def _rate(title: str, steps: Steps, totals: Mapping[str, Numbers], x: Spec, unit
 
 
 def _histogram(title: str, caption: str, most: Mapping[int, str], values: Numbers) -> Figure:
-    """How many values lie beyond the number before, and up to each number with its label."""
+    """Return a chart of how many values lie up to each number, and beyond the number before.
+
+    `most`: the numbers, each with its label.
+    """
     counts = np.bincount(np.searchsorted([*most], values)).tolist() if len(values) else []
     rows = [{"up to": label, "merge records": count} for label, count in zip(most.values(), counts, strict=False)]
     x = {"field": "up to", "sort": None, "axis": {"title": "up to", "labelAngle": 0}}
@@ -419,7 +447,10 @@ def _rows(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> list[Row]:
 
 
 def _grouped(columns: Columns, **figures: str) -> list[Row]:
-    """For each combination of the other columns, in their order, figures of the last one by Arrow's name for each."""
+    """Return figures of the last column for each combination of the other columns, in their order.
+
+    `figures`: by name, what Arrow calls the aggregation.
+    """
     *by, last = columns
     found: pa.Table = pa.table(columns).group_by(by).aggregate([(last, figure) for figure in figures.values()])
     rows: list[Row] = found.rename_columns([*by, *figures]).sort_by([(name, "ascending") for name in by]).to_pylist()

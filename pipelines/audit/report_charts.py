@@ -1,7 +1,8 @@
-"""The report's vocabulary: figures, what their charts are declared with (Vega-Lite), and steps of time to count rows in.
+"""Building blocks of the report: figures, their charts (Vega-Lite), and steps of time to count rows
+in.
 
-Names out of the lake (sources, reasons) are only ever values in a figure's rows, never a part of an expression or a field's name.
-All times are epoch ms, shown in UTC.
+Names from the lake (sources, reasons) are only ever values in a figure's rows, never a part of an
+expression or of a field's name. All times are epoch ms, shown in UTC.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Row = dict[str, Any]
 Numbers = npt.NDArray[Any]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4D4D4D", "#8C7A00")
-"""Okabe and Ito's palette, told apart also by those who see no difference of red and green; its yellow darkened for paper."""
+"""Okabe and Ito's palette, for people with red-green colour blindness, too. Its yellow is darkened
+for paper.
+"""
 
 UNITS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
 WIDTHS = (
@@ -30,11 +33,16 @@ WIDTHS = (
     *(n * 3_600_000 for n in (1, 2, 3, 6, 12)),
     *(n * 86_400_000 for n in (1, 2, 7, 14, 28, 91, 182, 364, 728, 3640, 7280, 36_400)),
 )
-"""How wide a step may be (ms): widths that people count in. With the last, all times up to the year 9999 are 81 steps."""
+"""Widths that a step may have (ms), as people count them.
+
+With the last one, all times up to the year 9999 are 81 steps.
+"""
 
 
 class Steps(NamedTuple):
-    """A range of time in `number` steps of one width (ms); they begin at whole multiples of it."""
+    """A range of time in `number` steps of one width (ms). Each begins at a whole multiple of the
+    width.
+    """
 
     first: int
     width: int
@@ -42,34 +50,42 @@ class Steps(NamedTuple):
 
     @classmethod
     def over(cls, times: Sequence[int], most: int, narrowest: int = 1) -> Steps:
-        """At most `most` steps, as narrow as they then can be (not below `narrowest`), that contain all of the times."""
+        """Return at most `most` steps that contain all of the times.
+
+        They are as narrow as possible, but not below `narrowest`.
+        """
         first, last, widths = min(times), max(times), [width for width in WIDTHS if width >= narrowest]
         width = next((w for w in widths if last // w - first // w < most), widths[-1])
         return cls(first - first % width, width, last // width - first // width + 1)
 
     @property
     def end(self) -> int:
-        """Where the last step ends."""
+        """The end of the last step."""
         return self.first + self.number * self.width
 
     @property
     def starts(self) -> range:
-        """Where each step begins."""
+        """The beginning of each step."""
         return range(self.first, self.end, self.width)
 
     def floor(self, times: Numbers) -> Numbers:
-        """The beginning of the step that each time lies in."""
+        """Return the beginning of the step that each time lies in."""
         return np.asarray(times - times % self.width)
 
     def totals(self, times: Numbers, weights: Numbers | None = None) -> Numbers:
-        """How many of the times lie in each step, or the sum of their weights; times outside all steps are left out."""
+        """Return how many of the times lie in each step, or the sum of their weights.
+
+        Times outside all steps are left out.
+        """
         inside = (times >= self.first) & (times < self.end)
         which = (times[inside] - self.first) // self.width
         return np.bincount(which, None if weights is None else weights[inside], minlength=self.number)
 
 
 class Figure(NamedTuple):
-    """Rows as a chart, or without one as a table, with their caption; where there are no rows, the caption says why."""
+    """Rows with their caption, as a chart or, without one, as a table. Without rows, the caption
+    says why.
+    """
 
     title: str
     caption: str
@@ -78,7 +94,10 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Figures about one kind of time; a chart's horizontal axis of time is the same in all of them."""
+    """Figures about one kind of time.
+
+    A chart's horizontal axis of time is the same in all of them.
+    """
 
     title: str
     about: str
@@ -88,7 +107,10 @@ class Section(NamedTuple):
 def drawn(
     title: str, caption: str, rows: Sequence[Row], *layers: Spec, nothing: str = "Nothing yet.", height: int = 150
 ) -> Figure:
-    """A figure with a chart of its rows in layers, the first at the bottom; without rows, the sentence that says so."""
+    """Return a figure with a chart of its rows in layers, the first at the bottom.
+
+    Without rows, its caption is the sentence `nothing`.
+    """
     chart = {"width": "container", "height": height, "data": {"values": rows}, "layer": list(layers)}
     return Figure(title, caption, rows, chart) if rows else Figure(title, nothing, rows)
 
@@ -105,13 +127,19 @@ COLUMN: Spec = {"type": "bar", "color": COLOURS[0]}
 
 
 def layer(mark: Spec, rows: Sequence[Row] | None = None, **channels: Spec) -> Spec:
-    """A mark for each row, by default of the figure's, or a line or area through them; a tooltip tells what the channels show."""
+    """Return a layer: a mark for each row, or a line or area through the rows.
+
+    `rows`: by default those of the figure. A tooltip tells what the channels show.
+    """
     own = {} if rows is None else {"data": {"values": rows}}
     return {**own, "mark": {**mark, "tooltip": True}, "encoding": channels}
 
 
 def time(name: str, first: int, end: int, field: str = "at") -> Spec:
-    """A channel of one kind of time from `first` to `end`, whose axis says which time it shows, and of which days."""
+    """Return a channel of one kind of time from `first` to `end`.
+
+    Its axis says which time it shows, and of which days.
+    """
     scale = {"type": "utc", "domain": [first, end], "nice": False}
     days = " to ".join(dict.fromkeys(utc(min(at, LAST_EVENT_TIME_MS))[:10] for at in (first, end)))
     labels = f"utcFormat(datum.value, '{time_format(first, end)}')"  # as the axis's `format`, tooltips would have it too
@@ -120,19 +148,21 @@ def time(name: str, first: int, end: int, field: str = "at") -> Spec:
 
 
 def number(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
-    """A channel of numbers."""
+    """Return a channel of numbers."""
     return {"field": field, "type": "quantitative", "scale": scale or {}, "axis": {"title": title, "tickCount": 5, **axis}}
 
 
 def colour(names: Iterable[Any], field: str = "of") -> Spec:
-    """A channel with a colour for each name, in their order; a legend where there is a choice."""
+    """Return a channel with a colour for each name, in their order. It has a legend where there are
+    several.
+    """
     scale = {"domain": (domain := list(names)), "range": [COLOURS[i % len(COLOURS)] for i in range(len(domain))]}
     title = None if field == "of" else field
     return {"field": field, "scale": scale, "legend": {"title": title, "symbolType": "square"} if len(domain) > 1 else None}
 
 
 def time_format(first: int, end: int) -> str:
-    """As much of a time as tells the ticks between the two apart."""
+    """Return a format with as much of a time as tells the ticks between the two apart."""
     formats = [(10_000, "%H:%M:%S.%L"), (600_000, "%H:%M:%S"), (86_400_000, "%H:%M"), (8 * 86_400_000, "%m-%d %H:%M")]
     return next((text for width, text in formats if end - first <= width), "%Y-%m-%d")
 
@@ -141,7 +171,9 @@ def time_format(first: int, end: int) -> str:
 
 
 def in_unit(rows: Iterable[Mapping[str, Any]], *fields: str) -> tuple[list[Row], str]:
-    """Rows with these durations (ms) in the largest unit that the longest of them fills; and that unit."""
+    """Return rows with these durations (ms) in the largest unit that the longest of them fills, and
+    that unit.
+    """
     known = list(rows)
     longest = max((abs(row[field]) for row in known for field in fields), default=0)
     unit, length = next((unit for unit in UNITS if longest >= unit[1]), UNITS[-1])
@@ -149,5 +181,7 @@ def in_unit(rows: Iterable[Mapping[str, Any]], *fields: str) -> tuple[list[Row],
 
 
 def held(rows: Sequence[Row], by: str, end: int) -> list[Row]:
-    """The rows, and each last one of `by` again at the end: what it says holds until then."""
+    """Return the rows, and the last one of each value of `by` again at the end: its value holds
+    until then.
+    """
     return [*rows, *({**row, "at": end} for row in {row[by]: row for row in rows}.values())]

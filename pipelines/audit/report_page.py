@@ -1,4 +1,6 @@
-"""The report as one HTML page that needs nothing else: the charts' library is in it once, and no network is asked."""
+"""The report as one self-contained HTML page: it has the chart library in it once, and asks no
+network.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ for (const [id, spec] of Object.entries(CHARTS)) {{
 _NO_SCRIPTS = "<noscript><p>The charts are drawn by the script in this page, which this browser does not run.</p></noscript>"
 
 _POLICY = "; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
-"""Whatever the page's scripts try, a browser loads nothing for it; Vega compiles its expressions, hence the `eval`."""
+"""Policy with which a browser loads nothing, whatever the page's scripts try.
+
+Vega compiles its expressions, hence the `eval`.
+"""
 
 _TEXT: Spec = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal"}
 _CONFIG: Spec = {
@@ -44,12 +49,15 @@ _OPTIONS = {"mode": "vega-lite", "renderer": "svg", "config": _CONFIG, "actions"
 
 @cache
 def _library() -> str:
-    """The charts' library, which takes a second to bundle and is the same for every page."""
+    """Return the chart library. Bundling it takes a second, and it is the same for every page."""
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def page(report: Report) -> str:
-    """The whole page. What comes out of the lake is text in it and nothing else, whatever it looks like."""
+    """Return the whole page.
+
+    What comes from the lake is only text in it, whatever it looks like.
+    """
     specs: dict[str, Spec] = {}
     body = [_NO_SCRIPTS, facts_list(report.facts)]
     for section in report.sections:
@@ -73,5 +81,5 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _as_script(value: object) -> str:
-    """JSON in which nothing can end the script that it stands in."""
+    """Return JSON in which nothing can end the script around it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""What the answers look like to a person."""
+"""The answers as people see them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting":
 
 
 def status_view(found: dict[str, Any]) -> Group:
-    """A paragraph for every partition: its clock and its counts, then a line for each source; then the last checks of suites."""
+    """Return a paragraph for every partition, then the last checks of suites, then warnings.
+
+    A paragraph has the partition's clock and counts, then a line for each source.
+    """
     partitions = [part for partition in found["partitions"] for part in _partition(partition)]
     return Group(*partitions, *_quality(found["quality"]), *warnings_view(found.get("warnings", [])))
 
 
 def warnings_view(found: list[dict[str, str]]) -> list[Text]:
-    """What looks wrong, where, and what to do about it: a paragraph for each."""
+    """Return a paragraph for each warning: where, what looks wrong, and what to do about it."""
     return [Text.assemble(("warning", "yellow"), f" {each['where']}: {each['what']}; {each['fix']}") for each in found]
 
 
@@ -54,7 +57,10 @@ def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
 
 
 def _tenants(found: dict[str, Any]) -> list[RenderableType]:
-    """How many tenants have something open or waiting, and who of them is behind; and whose record is far ahead."""
+    """Return a line that says how many tenants have something open or waiting.
+
+    It also says which of them is behind, and whose record is far ahead.
+    """
     if "tenants" not in found:
         return []
     told, slowest, leading = [f"tenants [bold]{found['tenants']:,}[/]"], found["slowest"], found["leading"]
@@ -75,7 +81,10 @@ def transaction_text(row: Mapping[str, Any]) -> str:
 
 
 def waited_for(found: dict[str, Any]) -> list[str]:
-    """The sources whose next record a partition's clock waits for, where another has records that wait for it."""
+    """Return the sources whose next record a partition's clock waits for.
+
+    None are returned unless another source has records that wait for it.
+    """
     sources = found["sources"]
     if not any(at["state"] == "held" for at in sources.values()):
         return []
@@ -83,7 +92,7 @@ def waited_for(found: dict[str, Any]) -> list[str]:
 
 
 def problems_view(found: dict[str, Any]) -> Table:
-    """What is wrong, where, and how to fix it."""
+    """Return a table of what is wrong, where, and how to fix it."""
     table = Table("what", "where", "fix", title="problems", title_justify="left")
     for problem in found["problems"]:
         table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
@@ -91,7 +100,9 @@ def problems_view(found: dict[str, Any]) -> Table:
 
 
 def maintain_view(found: dict[str, Any]) -> Table:
-    """How many files each table had, has now, and how many old ones were removed."""
+    """Return a table of how many files each table had and has now, and how many old ones were
+    removed.
+    """
     table = Table("table", "files before", "files now", "old files removed")
     for row in found["tables"]:
         table.add_row(*[str(value) for value in row.values()])
@@ -99,7 +110,7 @@ def maintain_view(found: dict[str, Any]) -> Table:
 
 
 def preview_view(rows: list[dict[str, Any]], warnings: list[dict[str, str]]) -> Group:
-    """What a run would read: a line for each topic-partition; then what looks wrong."""
+    """Return what a run would read, a line for each topic-partition, and then what looks wrong."""
     table = Table("source", "partition", "from", "until", "offsets", "because of", "", box=None, header_style="dim")
     for row in rows:
         offsets = row["until_offset"] - row["from_offset"]
@@ -109,7 +120,7 @@ def preview_view(rows: list[dict[str, Any]], warnings: list[dict[str, str]]) -> 
 
 
 def redrive_view(found: dict[str, Any]) -> Group:
-    """What a redrive sends, or has sent."""
+    """Return what a redrive sends, or has sent."""
     table = Table("table", "source", "topic", "refused", "redriven before", "redriven now", box=None, header_style="dim")
     for row in found["records"]:
         numbers = (row["found"], row["before"], row["after"])
@@ -122,7 +133,7 @@ def redrive_view(found: dict[str, Any]) -> Group:
 
 
 def repartition_view(found: dict[str, Any]) -> str:
-    """What was repartitioned, and where the topics that were written end."""
+    """Return what was repartitioned, and where the topics that were written end."""
     lines = []
     for row in found["sources"]:
         ends = ", ".join(f"[{partition}]@{end}" for partition, end in row["ends"].items())
@@ -133,7 +144,7 @@ def repartition_view(found: dict[str, Any]) -> str:
 
 
 def forget_view(found: dict[str, Any]) -> Group:
-    """Where a key is, or was, and what holds it for longer."""
+    """Return where a key is, or was, and what holds it for longer."""
     table = Table("table", "records before", "records after", box=None, header_style="dim")
     for row in found["tables"]:
         table.add_row(row["table"], f"{row['before']:,}", f"{row['after']:,}")
@@ -146,7 +157,7 @@ def forget_view(found: dict[str, Any]) -> Group:
 
 
 def reset_view(found: dict[str, Any]) -> Group:
-    """What a jump does, or has done."""
+    """Return what a jump does, or has done."""
     does = "jumped" if found["done"] else "would jump"
     table = Table("source", "partition", "from", "to", "skipped", "read again", box=None, header_style="dim")
     for jump in found["jumps"]:
@@ -159,7 +170,7 @@ def reset_view(found: dict[str, Any]) -> Group:
 
 
 def evolve_view(found: dict[str, Any]) -> Group | str:
-    """What changes in the rules of a lake, or has changed."""
+    """Return what changes in the rules of a lake, or has changed."""
     if not found["changes"]:
         return f"the lake has these rules, in epoch {found['epoch']} from batch {found['from_batch']:,} on"
     table = Table("", "before", "after", box=None, header_style="dim")
@@ -178,7 +189,10 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
 
 
 def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """A change; that of a schema as the changes of its parts: fields, and what else it says."""
+    """Yield a change.
+
+    A change of a schema is yielded as the changes of its parts: fields, and what else it says.
+    """
     if not field.endswith(".schema") or before is None or after is None:
         yield field, before, after
         return
@@ -190,14 +204,14 @@ def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any
 
 
 def _parts(schema: str) -> dict[str, Any]:
-    """What a JSON Schema or an Avro schema says, each field by itself."""
+    """Return what a JSON Schema or an Avro schema says, each field by itself."""
     said = json.loads(schema)
     fields = said.pop("properties", None) or {each["name"]: each for each in said.pop("fields", ())}
     return {**said, **{f"field {name}": found for name, found in fields.items()}}
 
 
 def _rule(field: str, value: Any) -> str:
-    """A rule as text that fits a line."""
+    """Return a rule as text that fits a line."""
     if field in ("merge.timeout", "merge.tenant_max_lag", "merge.max_future") and value is not None:
         return duration(value)
     if field == "merge.window" and value is not None:
@@ -206,7 +220,9 @@ def _rule(field: str, value: Any) -> str:
 
 
 def check_view(found: dict[str, Any]) -> Group:
-    """What a check has found: a line for each suite and table, and one for each expectation that is not met."""
+    """Return what a check has found: a line for each suite and table, and for each expectation not
+    met.
+    """
     suites: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found["results"]:
         suites.setdefault((row["table"], row["suite"]), []).append(row)
@@ -228,7 +244,7 @@ def check_view(found: dict[str, Any]) -> Group:
 
 
 def _found(row: dict[str, Any]) -> str:
-    """What was found instead of what is expected."""
+    """Return what was found instead of what is expected."""
     if row["unexpected"] is not None:
         return f"{row['unexpected']:,} of {row['total']:,} rows are against it"
     if row["trouble"] is not None:
@@ -237,7 +253,7 @@ def _found(row: dict[str, Any]) -> str:
 
 
 def rebuild_view(found: dict[str, Any]) -> Group:
-    """What silver holds beside what it holds in the rebuild."""
+    """Return what silver holds beside what the rebuild holds."""
     lake, rebuilt, timeouts, windows = found["lake"], found["rebuilt"], found["timeout_ms"], found["window"]
     own = [f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n]) for n in ("lake", "rebuilt")]
     if (lags := found.get("tenant_max_lag_ms")) is not None:
@@ -262,7 +278,7 @@ def rebuild_view(found: dict[str, Any]) -> Group:
 
 
 def _window(found: Mapping[str, int]) -> str:
-    """A window by gap, its lengths in ms."""
+    """Return a window by gap as text; its lengths are in ms."""
     return f"gap {duration(found['gap_ms'])}, max {duration(found['max_ms'])}"
 
 
@@ -278,13 +294,18 @@ _SECTIONS = (
 
 
 SHOWN_RECORDS = 20
-"""So many merge records of a key are shown, the newest ones, and of what was not merged as many."""
+"""Maximum number of merge records of a key that are shown, the newest ones, and of each kind of
+records that were not merged.
+"""
 SHOWN_PARTS = 50
-"""So many parts of a merge record are shown, the newest ones."""
+"""Maximum number of parts of a merge record that are shown, the newest ones."""
 
 
 def explain_view(found: dict[str, Any]) -> Group:
-    """The life of a key: a paragraph for each of the newest merge records, the newest first, then what was not merged."""
+    """Return the life of a key: its newest merge records, and then what was not merged.
+
+    Each merge record is a paragraph, the newest first.
+    """
     key, moment = escape(repr(found["key"])), found["as_of"]
     when = "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
     newest = sorted(found["records"], key=lambda record: (record["event_time"], record["partition"]), reverse=True)
@@ -327,7 +348,10 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
 
 
 def _records(rows: list[dict[str, Any]], *more: str) -> Table:
-    """A line for each record, narrow enough for a terminal; a position is told by how far it is beyond the event time."""
+    """Return a table with a line for each record, narrow enough for a terminal.
+
+    A position is shown as its distance from the event time.
+    """
     table = Table("record", *[n.replace("_", " ") for n in more], box=None, header_style="dim", padding=(0, 2, 0, 0))
     for row in rows:
         told = {name: "-" if row[name] is None else str(row[name]) for name in more}
@@ -339,13 +363,15 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
 
 
 def _place(row: dict[str, Any]) -> str:
-    """Where a record is in Kafka."""
+    """Return a record's coordinates in Kafka."""
     source = "" if row["source"] == row["topic"] else f"{row['source']}: "
     return f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
 def try_view(found: dict[str, Any]) -> Group:
-    """What became of the records of a file: merge records, messages, then what was not merged."""
+    """Return what became of the records of a file: merge records, messages, and then what was not
+    merged.
+    """
     counts = [f"{source} [bold]{of['records']:,}[/]" for source, of in found["read"].items()]
     told: list[RenderableType] = [f"records: {' · '.join(counts)}", ""]
     for row in found["records"]:
@@ -372,7 +398,10 @@ def try_view(found: dict[str, Any]) -> Group:
 
 
 def utc(ms: int | None) -> str:
-    """Return epoch ms as a time in UTC, to the millisecond; a dash for None, the number where no calendar has such a time."""
+    """Return epoch ms as a time in UTC, to the millisecond.
+
+    A dash for None, and the number where no calendar has such a time.
+    """
     if ms is None:
         return "-"
     if not 0 <= ms <= LAST_EVENT_TIME_MS:
@@ -382,7 +411,7 @@ def utc(ms: int | None) -> str:
 
 
 def duration(ms: int | None) -> str:
-    """Milliseconds in the two largest units that they fill."""
+    """Return milliseconds in the two largest units that they fill; a dash for None."""
     if ms is None:
         return "-"
     units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)]

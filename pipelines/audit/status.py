@@ -1,4 +1,7 @@
-"""Where every partition stands: heads, clock, lag, and how many records ended where. Reads only, and starts no JVM."""
+"""The state of every partition: heads, clock, lag, and how many records ended where.
+
+Reads only, and starts no JVM.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,14 @@ from pipelines.settings import Settings
 log = logging.getLogger("watersmeet.status")
 
 EXACT_LAG = 1000
-"""Up to so many offsets, what bronze lacks is counted record by record: the markers of transactions take offsets too."""
+"""Maximum number of offsets up to which what bronze lacks is counted record by record.
+
+The markers of transactions take offsets, too.
+"""
 
 PATIENCE_S = 2.5
-"""A broker that does not answer within this counts as away: the tables know nearly as much."""
+"""Seconds after which a broker that does not answer counts as away: the tables know nearly as much.
+"""
 
 _THREADS = 8
 
@@ -49,21 +56,28 @@ Row = dict[str, Any]
 
 
 def status(questions: Questions, settings: Settings, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-    """The answer of `status --json`: times in epoch ms, null where there is none yet; `quality` as `last_results` has it.
+    """Return the answer of `status --json`. Times are epoch ms, null where there is none yet.
 
-    With tenants also, by partition, `waiting` (records that wait for their tenant's clock), `tenants` (how many have something
-    open or waiting), `slowest` (who of them is behind the others: tenant, clock) and `leading` (whose record is the head of the
-    source that is furthest ahead: tenant, null for nobody's, source, head).
+    By partition:
 
-    `behind_sink` counts finished, valid records of the newest generation that are never published, since they sort at or
-    before the message behind which it began.
+    - `behind_sink`: finished, valid records of the newest generation that are never published,
+      since they sort at or before the message behind which it began.
+    - `waiting`, with tenants: records that wait for their tenant's clock.
+    - `tenants`, with tenants: how many have something open or waiting.
+    - `slowest`, with tenants: which of them is behind the others (tenant, clock).
+    - `leading`, with tenants: whose record is the head of the source that is furthest ahead
+      (tenant, null for nobody's, source, head).
 
-    `lag` counts records that silver has not passed and those that bronze lacks; where Kafka does not answer within
-    `patience_s`, the latter are left out and a warning says so. A source in whose partition another producer's transaction is
-    open has `transaction`: since when (Kafka's timestamp of its first record), from which offset on, and how many offsets are
-    `behind`; what is there is no record yet and counts in no lag.
+    By source:
 
-    `warnings` is there where something looks wrong (`audit.doubts`), or notes are not written yet (`audit.unnoted`), as problems.
+    - `lag`: records that silver has not passed, and those that bronze lacks. Where Kafka does not
+      answer within `patience_s`, the latter are left out and a warning says so.
+    - `transaction`, where another producer's transaction is open: since when (Kafka's timestamp of
+      its first record), from which offset on, and how many offsets are `behind`. What is there is
+      no record yet, and counts in no lag.
+
+    `quality` is as `last_results` has it. `warnings`, as problems, is there where something looks
+    wrong (`audit.doubts`) or where notes are not written yet (`audit.unnoted`).
     """
     has_tenants = settings.merge.has_tenants
     questions = Snapshot(questions, settings)
@@ -97,7 +111,7 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     for p in partitions:
         sources: dict[str, dict[str, Any]] = {}
         for tp in [TopicPartition(source, p) for source in settings.inputs]:
-            # The idle policy speaks for a source until its next record.
+            # An idle decision holds for a source until its next record.
             idle = [d.event_time for d in [decisions.get(tp)] if d is not None and d.after_offset + 1 >= ends[tp]]
             known = [passed.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
             head = max((time for time in known if time is not None), default=None)
@@ -128,7 +142,9 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
 
 
 def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
-    """The schemas that records name and the registry did not have when it was last asked."""
+    """Return a problem for each schema that records name and that the registry did not have when
+    last asked.
+    """
     return [
         Problem(
             f"since {utc(since)} the registry does not have schema {schema_id}, which a record was written with; the source "
@@ -143,8 +159,10 @@ def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
 
 
 def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]) -> list[Row]:
-    """With how many tenants have something open or waiting, who of them is behind the others, and for whom others wait: whose
-    record is the head of the source that is furthest ahead.
+    """Return the partitions' rows with `tenants`, `slowest` and `leading`.
+
+    These say how many tenants have something open or waiting, which of them is behind the others,
+    and for which one others wait: whose record is the head of the source that is furthest ahead.
     """
     ahead: dict[TopicPartition, int] = {}
     for row in rows:
@@ -165,12 +183,12 @@ def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, S
 
 
 def _rows(questions: Questions, table: str, by: Sequence[str], where: Where = (), **values: tuple[str, str]) -> list[Row]:
-    """A summary; without rows where the table is not there yet."""
+    """Return a summary of a table; without rows where the table does not exist yet."""
     return questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
 
 
 def _passed(questions: Questions, generation: Generation) -> dict[TopicPartition, Cursor]:
-    """How far the merge has passed each topic-partition in a generation."""
+    """Return how far the merge has passed each topic-partition in a generation."""
     last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
     return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
 
@@ -180,7 +198,7 @@ def _behind_sink(questions: Questions, generation: Generation) -> Mapping[int, i
 
 
 def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
-    """Of tenants, as silver's last batch left them."""
+    """Return the slowest tenant of each partition, as silver's last batch left them."""
     last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
     if last is None or not (rows := unfinished(questions)).num_rows:
         return {}
@@ -189,12 +207,15 @@ def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
 
 
 def _decisions(questions: Questions, generation: Generation) -> dict[TopicPartition, IdleDecision]:
-    """What the idle policy has said last of each topic-partition."""
+    """Return the last decision of the idle policy for each topic-partition."""
     return dict(read_decisions(questions, generation)) if questions.exists(tables.IDLE_HEARTBEATS) else {}
 
 
 def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Row]:
-    """What bronze holds of a source from some offsets on: `records`, `head` (ms) and `last` offset."""
+    """Return what bronze holds of a source from some offsets on, by topic-partition.
+
+    That is: the number of `records`, their `head` (ms), and the `last` offset.
+    """
     mine = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
     known, end = sorted(mine), max(mine, default=-1) + 1
     parts: list[Where] = [[[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*mine}))]]]
@@ -213,7 +234,9 @@ def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...],
 
 
 def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions]:
-    """The first and the exclusive end offset of every topic-partition, and what is open there."""
+    """Return the first and the exclusive end offset of every topic-partition, and the open
+    transactions.
+    """
     cluster = Cluster(settings.kafka, patience_s)
     partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
     bounds: dict[TopicPartition, tuple[int, int]] = {}
@@ -226,8 +249,10 @@ def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions
 
 
 def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bounds | None) -> int:
-    """How many records Kafka has after a topic-partition's end in bronze, by their offsets where they are many or cannot be
-    read; 0 where Kafka does not answer.
+    """Return how many records Kafka has after a topic-partition's end in bronze.
+
+    Offsets are counted instead where there are many, or where the records cannot be read. 0 where
+    Kafka does not answer.
     """
     if bounds is None:
         return 0

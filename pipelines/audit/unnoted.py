@@ -1,7 +1,8 @@
-"""What a lake's last commits have decided and their notes do not say yet.
+"""Decisions of a lake's last commits that their notes do not have yet.
 
-A process may have come just between a commit and its notes, or have been killed there. The next start writes the
-notes. Until then `verify` takes them for written, as far as the merge model bears them out.
+A process may be just between a commit and its notes, or have been killed there. The next start
+writes the notes. Until then `verify` takes them for written, as far as the merge model bears them
+out.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from pipelines.lake.snapshot import Snapshot
 from pipelines.settings import Settings
 
 Ranges = Mapping[TopicPartition, tuple[int, int]]
-"""Offsets `[since, until)`."""
+"""Offset ranges `[since, until)` by topic-partition."""
 
 
 class Unnoted(NamedTuple):
     """Missing notes.
 
-    `batch`: that of silver whose notes are missing (None: none are); `passed`: the offsets of the records of which `late`
-    may lack some; `refused`: those of bronze's last commit, whose refused records `quarantine` lacks.
+    - `batch`: the batch of silver whose notes are missing; None where none are.
+    - `passed`: the offsets of the records of which `late` may lack some.
+    - `refused`: the offsets of bronze's last commit, whose refused records `quarantine` lacks.
     """
 
     batch: int | None
@@ -36,7 +38,7 @@ class Unnoted(NamedTuple):
 
     @property
     def warnings(self) -> list[dict[str, str]]:
-        """What an answer that goes by the tables lacks, as problems."""
+        """Problems that say what is missing from an answer that relies on the tables."""
         fix = "wait a moment, or start the run, which writes them first"
         missing = [] if self.batch is None else [("late records", f"batch {self.batch} of silver")]
         missing += [("refused records", f"the last batch of {name}") for name in sorted({tp.source for tp in self.refused})]
@@ -44,7 +46,7 @@ class Unnoted(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of an answer should know."""
+        """Sentences that a reader of an answer should know."""
         cut_short = f"batch {self.batch} of silver is committed, and its notes are not written yet; the next start writes them"
         found = [] if self.batch is None else [f"{cut_short}, and it is judged as if it had"]
         return found + [
@@ -54,7 +56,10 @@ class Unnoted(NamedTuple):
 
 
 def read_unnoted(questions: Questions, settings: Settings, generation: Generation) -> Unnoted:
-    """What the notes of a lake's last commits lack, those of silver as far as they are of this generation."""
+    """Return what the notes of a lake's last commits lack.
+
+    Those of silver count only as far as they are of this generation.
+    """
     refused: dict[TopicPartition, tuple[int, int]] = {}
     for source in settings.inputs:
         is_there = questions.exists(tables.bronze(source)) and questions.exists(tables.QUARANTINE)
@@ -65,14 +70,15 @@ def read_unnoted(questions: Questions, settings: Settings, generation: Generatio
     if last is None or last[0].generation != generation.number:
         return Unnoted(None, {}, refused)
     plan, _, _ = last
-    # The first batch of an epoch judges again what waits for its tenant.
+    # The first batch of an epoch judges again what waits for its tenant, which may have come long
+    # before, and may be late now.
     begins = settings.merge.has_tenants and plan.epoch > 0
     passed = {tp: (0 if begins else done.from_offset, done.until_offset) for tp, done in plan.ranges.items()}
     return Unnoted(plan.batch, passed if plan.has_late else {}, refused)
 
 
 def unnoted_batch(questions: Questions) -> int | None:
-    """The last batch of silver, where its notes are not written yet; else None."""
+    """Return silver's last batch where its notes are not written yet; else None."""
     if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
         return None
     last = last_batch(questions)
@@ -81,6 +87,8 @@ def unnoted_batch(questions: Questions) -> int | None:
 
 
 def before_unnoted(snapshot: Snapshot) -> Snapshot:
-    """The moment before silver's last batch, where its notes are not written yet; else the same moment."""
+    """Return the moment before silver's last batch where its notes are not written yet; else the
+    same moment.
+    """
     last = last_batch(snapshot) if unnoted_batch(snapshot) is not None else None
     return snapshot if last is None else snapshot.before(last[2])

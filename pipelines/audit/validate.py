@@ -1,4 +1,8 @@
-"""Whether a configuration can run: its options, schemas, expressions, topics and tables, all looked at, nothing changed."""
+"""Checks of whether a configuration can run: of its options, schemas, expressions, topics and
+tables.
+
+All of them are looked at, and nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,11 @@ _JUDGED = frozenset(["valid", "invalid_reason", "batch"])
 
 
 def check_kafka(settings: Settings) -> list[Problem]:
-    """librdkafka takes the options; topics are reachable, co-partitioned, and the sink, where it exists, fits."""
+    """Return problems with Kafka.
+
+    librdkafka must take the options. Topics must be reachable and co-partitioned, and the sink must
+    fit where it exists.
+    """
     if wrong := check_options(settings.kafka):
         return [as_problem(ConfigurationError(sentence), "kafka.options") for sentence in wrong]
     cluster = Cluster(settings.kafka)
@@ -59,7 +67,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
             topic, wanted = settings.inputs[name], copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))
         for name, topic in written_topics(settings).items():
-            if topic in counts:  # gold creates one that is missing as it must be
+            if topic in counts:  # gold creates a missing one with these settings
                 wanted = sink_settings(settings) if name == "topic" else dead_letter_settings(cluster, settings)
                 problems += _unfit_settings(f"publish.{name}", topic, wanted, cluster.topic_settings(topic))
     except WatersmeetError as error:
@@ -68,11 +76,14 @@ def check_kafka(settings: Settings) -> list[Problem]:
 
 
 def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem], list[Problem]]:
-    """A key is in one partition of all sources, as far as the last records say; of a configuration that fits Kafka. The second
-    answer is what looks wrong, and may be meant: keys that never meet, event times decades from Kafka's timestamps, and topics
+    """Check, as far as the last records say, that a key is in one partition of all sources.
+
+    This is for a configuration that fits Kafka. Returns the problems, and then what looks wrong but
+    may be meant: keys that never meet, event times decades from Kafka's timestamps, and topics
     whose producers choose any timestamp.
 
-    Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read by other rules.
+    Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read
+    by other rules.
     """
     try:
         partitions = co_partitioned(settings, Cluster(settings.kafka).partition_counts(topics_of(settings)))
@@ -80,7 +91,9 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
         reading = NextOffsets(questions, settings, partitions)
 
         def since(source: str) -> Mapping[int, int]:
-            """From where on records are judged by the current rules alone."""
+            """Return, by partition, the first offset from which on the current rules alone judge
+            records.
+            """
             return reading.of(source) if has_changed else {}
 
         if problems := check_sample(settings, partitions, since):
@@ -93,7 +106,11 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
 
 
 def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Problem]:
-    """Where an existing topic differs from what gold would have made, in a way that loses or refuses messages."""
+    """Yield a problem for each setting in which an existing topic differs from what gold would have
+    made.
+
+    Only differences that lose or refuse messages count.
+    """
     at_least = {"message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes"}
     for name, value in wanted.items():
         has = found.get(name, value)
@@ -106,21 +123,21 @@ def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Ma
 
 
 def check_schemas(settings: Settings) -> list[Problem]:
-    """Every schema can be the type of a column."""
+    """Return a problem for each schema that cannot be the type of a column."""
     problems = []
     for name, source in settings.sources.items():
         try:
             _ = source.value_type
         except ConfigurationError as error:
             problems.append(as_problem(error, f"sources.{name}.schema"))
-        except ValueError as error:  # the schema gives a field another type than one before it
+        except ValueError as error:  # the schema gives a field another type than an earlier one did
             fix = "keep the type that the field had, or use another name"
             problems.append(Problem(str(error), f"sources.{name}.schema", fix))
     return problems
 
 
 def check_registries(settings: Settings) -> list[Problem]:
-    """Every schema registry answers."""
+    """Return a problem for each schema registry that does not answer."""
     problems = []
     for name, source in settings.sources.items():
         if source.registry is not None:
@@ -132,12 +149,15 @@ def check_registries(settings: Settings) -> list[Problem]:
 
 
 def has_expressions(publish: PublishSettings) -> bool:
-    """Whether the configuration has SQL expressions, which Spark evaluates."""
+    """Return True where the configuration has SQL expressions, which Spark evaluates."""
     return publish.valid != "true" or publish.value is not None
 
 
 def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
-    """`valid` is a predicate and `value` a message over a merge record's content, and both say the same in every run."""
+    """Check that `valid` is a predicate and `value` a message over a merge record's content.
+
+    Both must say the same in every run. Returns the problems.
+    """
     silver, merge = engine.lake.layout[tables.SILVER].schema, settings.merge
     not_content = _JUDGED.union(DUE.names if merge.has_due else (), ["position"] if merge.has_tenants else ())
     content = pa.schema([field for field in silver if field.name not in not_content])
@@ -153,11 +173,11 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
 def check_lake(
     lake: Lake, questions: Questions, settings: Settings, engine: Callable[[], Engine], *, with_kafka: bool
 ) -> tuple[list[Problem], list[dict[str, Any]]]:
-    """Expressions, tables, and, where Kafka can be asked, whether the lake was begun with this configuration.
+    """Check expressions and tables, and whether the lake was begun with this configuration.
 
-    The second answer is where reading would go on: source, partition, from_offset, until_offset, because.
-
-    `engine` is only called where there are expressions to check.
+    The latter only where Kafka can be asked. Returns the problems, and where reading would go on:
+    source, partition, from_offset, until_offset, because. `engine` is only called where there are
+    expressions to check.
     """
     problems: list[Problem] = []
     try:
@@ -194,7 +214,10 @@ def check_lake(
 
 
 def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
-    """Tables that exist have the columns that this configuration needs."""
+    """Return a problem for each needed column that an existing table lacks or has in another type.
+
+    A column that fits once fields are added is no problem, nor is one that is added later.
+    """
     problems = []
     for name, table in lake.layout.items():
         if not questions.exists(name):
@@ -211,7 +234,7 @@ def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
 
 
 def _becomes(before: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column becomes what is wanted by adding fields."""
+    """Return True where adding fields turns a column into what is wanted."""
     try:
         return ddl(widened(before, wanted)) == ddl(wanted)
     except ValueError:

@@ -1,30 +1,39 @@
-"""Whether the data keeps its promises, derived again from the tables, Kafka and the sink. Reads only, and starts no JVM.
+"""Check of the data's promises, derived again from the tables, Kafka and the sink.
 
-One generation is looked at, by default the newest, as if there were no other; with `--full` all of them, one after the other.
-What is not of one generation alone (the sink, dead letters, what belongs to no partition) is looked at with the newest.
+It reads only, and starts no JVM.
 
-Progress is believed in one thing: how far silver is, per topic-partition, and its clock; and that is checked against bronze.
-The checks are numbered as in the contract:
+One generation is checked, by default the newest, as if there were no other; with `--full` all of
+them, one after the other. What is not of one generation alone (the sink, dead letters, what belongs
+to no partition) is checked with the newest.
 
-1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic or partition; where sources
-   are repartitioned, keys (a sample, or all) are where they belong, and elsewhere a note says whether some are in two partitions;
+Only one thing is believed of progress: how far silver is, per topic-partition, and its clock. That
+is checked against bronze. The checks are numbered as in the contract:
+
+1. *bronze* has every offset once, and lacks none that Kafka has; no table has rows of another topic
+   or partition; where sources are repartitioned, keys (a sample, or all) are where they belong, and
+   elsewhere a note says whether some are in two partitions;
 2. every record that the merge has passed is in exactly one outcome;
-3. no key of a tenant has two open rows, and no two rows share partition, tenant, key and event time;
-4. what should have timed out has, nothing else has, nothing waits for long, and each batch's clock is what bronze says;
-5. silver and late are what the merge model makes of bronze, for a sample of keys or for all (`verify_model`); rows are valid
-   where they should be;
+3. no key of a tenant has two open rows, and no two rows share partition, tenant, key and event
+   time;
+4. what should have timed out has, nothing else has, nothing waits for long, and each batch's clock
+   is what bronze says;
+5. silver and late are what the merge model makes of bronze, for a sample of keys or for all
+   (`verify_model`); rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`);
-7. topics of *dead letters* have each late or refused record once, as it came, in order of offset (`verify_letters`).
+7. topics of *dead letters* have each late or refused record once, as it came, in order of offset
+   (`verify_letters`).
 
-Where rows have been deleted (`keep`), what came before a partition's history begins is not judged (`lake.floors`), and the merge
-records that were open then are silver's word.
+Where rows have been deleted (`keep`), what came before a partition's history begins is not judged
+(`lake.floors`). The merge records that were open then are taken from silver.
 
-A running lake disturbs nothing: the ends of Kafka's topics are taken first, then versions of all tables that belong together
-(`lake.snapshot`), and only what these have merged is judged. What a batch has not noted yet is derived (`unnoted`). Only `forget`
-takes several commits to a new state: what it has begun to erase is not judged, and while it works on, all is looked at again.
+A running lake disturbs nothing. The ends of Kafka's topics are taken first, then versions of all
+tables that belong together (`lake.snapshot`), and only what these have merged is judged. What a
+batch has not noted yet is derived (`unnoted`). Only `forget` takes several commits to reach a new
+state: what it has begun to erase is not judged, and while it is at work, everything is looked at
+again.
 
-A group of partitions is in memory at a time. Of `progress` and silver's versions the last `KNOWN_BATCHES` are looked at, with
-`--full` all.
+A group of partitions is in memory at a time. Of `progress` and of silver's versions the last
+`KNOWN_BATCHES` are read, with `--full` all.
 """
 
 from __future__ import annotations
@@ -61,16 +70,21 @@ from pipelines.lake.snapshot import Snapshot
 from pipelines.settings import Settings
 
 LOOKS: Final = 5
-"""So often a lake is looked at whose tables never stood still together, or of which a version was removed meanwhile."""
+"""Maximum number of looks at a lake whose tables never stand still together, or of which a version
+is removed meanwhile.
+"""
 
 WAIT_S: Final = 0.25
-"""How often a command that has begun to change the lake is looked at."""
+"""Seconds between two looks at a command that has begun to change the lake."""
 
 Bounds: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
-"""By input and partition the first offset that Kafka has, and the exclusive end offset."""
+"""The first offset that Kafka has, and the exclusive end offset, by input and partition."""
 
 NEAR = 10_000
-"""Offsets that lie closer together are read through rather than sought one by one: each transaction leaves a gap."""
+"""Distance up to which offsets are read through rather than sought one by one.
+
+Each transaction leaves a gap.
+"""
 
 
 def verify(
@@ -82,12 +96,16 @@ def verify(
     evaluate: Evaluate | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """The answer of `verify --json`; of each check at most `SHOWN` problems, and how many more there are.
+    """Return the answer of `verify --json`; of each check at most `SHOWN` problems, and how many
+    more there are.
 
-    `full`: every key, batch and version is looked at, not a sample, and every generation, unless one is named. `evaluate`
-    evaluates `publish.valid` and `publish.value` where they are the user's own; without it `notes` says what was not checked.
-    Raises KafkaTransientError and the other errors of Kafka, and ConfigurationError where a source's topic is gone, or there
-    is no such generation.
+    - `full`: look at every key, batch and version, not at a sample, and at every generation unless
+      one is named.
+    - `evaluate`: evaluates `publish.valid` and `publish.value` where they are the user's own.
+      Without it, `notes` says what was not checked.
+
+    Raises KafkaTransientError and the other errors of Kafka, and ConfigurationError where a
+    source's topic is gone or there is no such generation.
     """
     for looks in count(1):
         try:
@@ -102,7 +120,11 @@ def verify(
 
 
 def _is_changing(snapshot: Snapshot, looks: int) -> bool:
-    """Whether what was found may be a state in between, so that another look finds something else."""
+    """Return True where the findings may be of a state in between, so that another look finds
+    others.
+
+    While a command is changing the lake, wait for it, up to `SILENCE_S`.
+    """
     if not snapshot.is_exact and looks < LOOKS:
         return snapshot.is_past
     deadline = time.monotonic() + SILENCE_S
@@ -124,7 +146,7 @@ def _look(
     *,
     is_full: bool,
 ) -> tuple[dict[str, Any], Snapshot]:
-    """The answer for one moment."""
+    """Return the answer for one moment, and that moment."""
     settings = read_epochs(questions, settings).current.settings
     cluster = Cluster(settings.kafka, timeout_s)
     counts = cluster.partition_counts(topics_of(settings))
@@ -148,7 +170,10 @@ def _look(
 def _check_generation(
     evidence: Evidence, bounds: Bounds, evaluate: Evaluate | None, sink: Sink | None, boxes: Sequence[Box]
 ) -> tuple[list[Findings], list[str]]:
-    """What is found in a generation, and what a reader should know; with the newest, of what is of the whole lake, too."""
+    """Return what is found in a generation, and what a reader should know.
+
+    With the newest one, that includes what belongs to the whole lake.
+    """
     settings, judge = evidence.settings, Judge(evidence.settings, evidence.epochs, evaluate)
     limits, homes = None if sink is None else read_limits(evidence), Homes()
     names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock", "the merge model"]
@@ -179,7 +204,7 @@ def _check_generation(
 
 
 def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, Findings]) -> None:
-    """Checks 2 to 5, which need no Kafka."""
+    """Run checks 2 to 5, which need no Kafka."""
     partition, erasing = _without_erased(partition.judged, findings["forgotten keys"])
     model = expected(partition)
     partition = _with_unnoted(partition, model.outcomes)
@@ -191,7 +216,9 @@ def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, F
 
 
 def _with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
-    """With the late records of a batch whose notes are missing, as the model has them."""
+    """Return the partition with the late records of a batch whose notes are missing, as the model
+    has them.
+    """
     passed = partition.evidence.unnoted.passed
     known = {part[:2] for outcome in partition.late for part in outcome.parts}
     found = []
@@ -204,8 +231,9 @@ def _with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
 
 
 class Erasing(NamedTuple):
-    """Keys that `forget` has begun to erase, by tenant; and what silver and late still have of them, by source and offset, of
-    which bronze has all.
+    """Keys that `forget` has begun to erase, by tenant.
+
+    `parts`: what silver and late still have of them and bronze has, too, by source and offset.
     """
 
     keys: Set[tuple[str, str]]
@@ -213,12 +241,18 @@ class Erasing(NamedTuple):
 
 
 def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition, Erasing]:
-    """The partition without what holds records that bronze has no more: `forget` erases them there first."""
+    """Return the partition without what holds records that bronze no longer has, and what is left
+    of these.
+
+    `forget` erases records in bronze first.
+    """
     erased = {(tp.source, offset) for tp, log in partition.logs.items() for offset in log.erased}
     keys, parts = set[tuple[str, str]](), list[tuple[str, int]]()
 
     def stays(outcome: Outcome) -> bool:
-        """Whether none of its records is erased; takes note of the others."""
+        """Return True where none of its records is erased; else take note of the key and its other
+        records.
+        """
         places = [part[:2] for part in outcome.parts]
         if erased.isdisjoint(places):
             return True
@@ -242,7 +276,9 @@ def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition
 
 
 def check_places(evidence: Evidence, findings: Findings) -> None:
-    """No row is of a partition that the topics lack, or of a source or topic that the configuration lacks."""
+    """Check that no row is of a partition that the topics lack, or of a source or topic that the
+    configuration lacks.
+    """
     settings, questions = evidence.settings, evidence.questions
     for name, table in tables.layout(settings).items():
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
@@ -261,7 +297,11 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
 
 
 def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
-    """Every sampled key is where Java's default partitioner has it, if sources are repartitioned; `homes` takes note of all."""
+    """Check that every sampled key is where Java's default partitioner has it, if sources are
+    repartitioned.
+
+    `homes` takes note of all of these keys.
+    """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
         keys = {offset: (key, tenant) for offset, (key, *_, tenant) in log.sampled.items()}
@@ -273,7 +313,8 @@ def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
 
 
 def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> None:
-    """Each (source, partition, offset) is in bronze once, and those that are missing are missing in Kafka too.
+    """Check that each (source, partition, offset) is in bronze once, and that Kafka lacks what
+    bronze lacks.
 
     Compaction, retention, aborted records and the markers of transactions leave gaps in Kafka.
     """
@@ -297,7 +338,11 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
 
 
 def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """The ranges of `[0, end)` in which none of some offsets, which are in order, and no skipped range lies; near ones as one."""
+    """Return the ranges of `[0, end)` that hold none of some offsets, which are in order, and no
+    skipped range.
+
+    Ranges that lie near each other (`NEAR`) are returned as one.
+    """
     begins = np.concatenate([offsets, [since for since, _ in skipped], [end]]).astype(np.int64)
     ends = np.concatenate([offsets + 1, [until for _, until in skipped], [end]]).astype(np.int64)
     order = np.argsort(begins, kind="stable")
@@ -315,10 +360,15 @@ _OUTCOMES = ["merge records, late and recovered", "merge records, waiting, late 
 
 
 def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Erasing, findings: Findings) -> None:
-    """Every record that the merge has passed is in one merge record, waiting, late, or published before a recovery; every refused
-    one in quarantine once; nothing else is there. Refused ones may be there before the merge has passed them. A tombstone that is
-    skipped is nowhere else, and only a tombstone is skipped. Of a batch whose notes are missing, only records with sampled keys
-    are judged: the others may be late.
+    """Check that every record that the merge has passed has exactly one outcome.
+
+    - It is in one merge record, waiting, late, or published before a recovery.
+    - A refused record is in quarantine once. It may be there before the merge has passed it.
+    - A skipped tombstone is nowhere else, and only a tombstone is skipped.
+    - Nothing else is there.
+
+    Of a batch whose notes are missing, only records with sampled keys are judged: the others may be
+    late.
     """
     evidence, found = partition.evidence, defaultdict(list)
     published = [outcome for outcome in model if outcome.status == PUBLISHED]
@@ -356,10 +406,15 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Eras
 
 
 def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, findings: Findings) -> None:
-    """A key of a tenant has at most one open row in a partition, and no other row with the same event time; but rows that a jump
-    closed are apart. A row is open as long as it can be joined at the clock of its
-    tenant, and no longer; a record waits as long as that clock has not come to its position, and the clock of all has. A finished
-    row is valid exactly where predicate and size say so. `clocks`: of tenants, by the index of a row.
+    """Check the rows of a partition.
+
+    - A key of a tenant has at most one open row, and no two rows with the same event time. Rows
+      that a jump closed do not count for the latter.
+    - A row is open as long as it can be joined at the clock of its tenant, and no longer.
+    - A record waits as long as that clock has not come to its position, and the clock of all has.
+    - A finished row is valid exactly where predicate and size say so.
+
+    `clocks`: those of tenants, by the index of a row.
     """
     evidence, p = partition.evidence, partition.number
     rows: Counter[tuple[Any, ...]] = Counter()
@@ -395,8 +450,11 @@ def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, fi
 
 
 def check_clock(partition: Partition, findings: Findings) -> None:
-    """Of every batch looked at: its ranges follow one another, and its positions, heads and clock are what bronze gives. The
-    clock is the smallest head; every record whose position it has reached is passed, and no other.
+    """Check every batch that was read: its ranges follow one another, and bronze bears out its
+    times.
+
+    The times are its positions, heads and clock. The clock is the smallest head. Every record whose
+    position it has reached is passed, and no other.
     """
     evidence, progress = partition.evidence, partition.progress
     by_batch = progress.group_by("batch").aggregate([("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")])
@@ -417,7 +475,9 @@ def check_clock(partition: Partition, findings: Findings) -> None:
 def _unlike(
     read: Read, batch: Ints, from_offset: Ints, until_offset: Ints, head: Ints, clock: Ints, position: Ints
 ) -> Iterator[tuple[int, str, int | None]]:
-    """The first batches that bronze does not bear out: their numbers, what is wrong, and at which offset."""
+    """Yield the first batches that bronze does not bear out: number, what is wrong, and at which
+    offset.
+    """
     records = np.flatnonzero(read.kind != DECISION)
     offsets, of_records = np.append(read.offset[records], NEVER), np.append(read.position[records], NEVER)
     passed, ahead = np.searchsorted(offsets, until_offset), np.searchsorted(of_records, clock, side="right")
@@ -448,7 +508,11 @@ def _unlike(
 
 
 def check_versions(evidence: Evidence, findings: Findings) -> None:
-    """The version of silver that `progress` names for a batch is the commit of that batch, as far as silver's history goes."""
+    """Check that the version of silver that `progress` names for a batch is the commit of that
+    batch.
+
+    Only as far as silver's history goes.
+    """
     if evidence.version is None:
         return
     history = evidence.questions.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)

@@ -1,4 +1,6 @@
-"""What `verify` compares: the rows of every table by partition, a group of partitions at a time."""
+"""The rows of every table that `verify` compares, by partition. A group of partitions is read at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,22 @@ from pipelines.lake.floors import History
 from pipelines.lake.generations import own_generation
 
 GROUPS = 16
-"""Tables are read in about so many groups of partitions: one partition at a time, or that part of the lake, is in memory."""
+"""About how many groups of partitions tables are read in.
+
+One partition is in memory at a time, or that fraction of the lake.
+"""
 
 
 class Outcome(NamedTuple):
-    """What became of records with a key: a merge record (`status` open, timed_out, or reset: closed by one), a late record, one
-    that waits for its tenant's clock, or a part of a message that was out before (PUBLISHED). Times in ms; `last`: the last event
-    time, or of a late record its position. Of each part: source, offset, event time and value, as its text, or as the JSON of the
-    fields of a schema. `due` and `closed_at`: of a merge record, where silver has to say them; `position`: of a waiting record.
+    """The outcome of records with a key.
+
+    - `status`: of a merge record `open`, `timed_out`, or `reset` (closed by a jump); `late`;
+      `waiting` for its tenant's clock; or PUBLISHED, for a part of a message that was out before.
+    - `event_time` and `last` (ms): `last` is the last event time, or the position of a late record.
+    - `parts`: of each its source, offset, event time and value, as its text, or as JSON of the
+      fields of a schema.
+    - `due` and `closed_at` (ms): of a merge record, where silver has to say them.
+    - `position` (ms): of a waiting record.
     """
 
     key: str
@@ -57,12 +67,16 @@ class Outcome(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands in the order of publication."""
+        """The place in the order of publication."""
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
 class Row(NamedTuple):
-    """A row of silver. `holds`: whether the user's predicate holds, None where that is not known; `value`: of its message."""
+    """A row of silver.
+
+    `holds`: True where the user's predicate holds, None where that is not known. `value`: that of
+    its message.
+    """
 
     outcome: Outcome
     batch: int
@@ -73,7 +87,7 @@ class Row(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        """Whether it never changes again."""
+        """True where the row never changes again."""
         return self.outcome.status not in ("open", "waiting")
 
 
@@ -81,10 +95,16 @@ DECISION, HEARTBEAT, KEYED = range(3)
 
 
 class Read(NamedTuple):
-    """What a generation could read of a topic-partition up to bronze's end, but for what is refused: offsets in order (of a
-    decision of the idle policy that which it follows), positions (ms), and kinds (DECISION, HEARTBEAT, KEYED). `before`: the
-    position that it begins with. `whose`: of each, where there are tenants, its event time (ms) and tenant, and what a
-    decision tells.
+    """Records and idle decisions of a topic-partition that a generation could read, up to bronze's
+    end.
+
+    Refused records are left out.
+
+    - `offset`: offsets in order; a decision of the idle policy has the offset that it follows.
+    - `position`: positions (ms).
+    - `kind`: DECISION, HEARTBEAT or KEYED.
+    - `before`: the position that the topic-partition begins with.
+    - `whose`: with tenants, the event time (ms) and the tenant of each, and what a decision tells.
     """
 
     offset: Ints
@@ -94,18 +114,25 @@ class Read(NamedTuple):
     whose: Sequence[tuple[int, str | None, Mapping[str, int] | None]] = ()
 
     def keyed(self, until: int) -> Read:
-        """Of it the records with a key up to an exclusive end offset."""
+        """Return the records with a key, up to an exclusive end offset."""
         wanted = (self.kind == KEYED) & (self.offset < until)
         return Read(self.offset[wanted], self.position[wanted], self.kind[wanted])
 
 
 class Log(NamedTuple):
-    """One topic-partition as bronze has it: offsets in order, how often those are there that are there more than once, and the
-    offsets of refused records, of those that quarantine is too young for, of those with a value that were neither read nor
-    refused, of those in quarantine, and of those with a key that the generation has made something of; and what it has read.
+    """One topic-partition as bronze has it. All but `repeated`, `read` and `sampled` are offsets.
 
-    `sampled`: of records with sampled keys by offset the key, the event time (ms), the value, what silver should keep of it, and
-    the tenant, where there are some. `erased`: the offsets of records that `forget` has taken key and value from.
+    - `offset`: all, in order.
+    - `repeated`: how often an offset is there, if more than once.
+    - `refused`: of refused records.
+    - `old`: of records that are older than quarantine's floor, by Kafka's timestamp.
+    - `unread`: of records with a value that were neither read nor refused.
+    - `quarantined`: of records in quarantine.
+    - `passed`: of records with a key that the generation has made something of.
+    - `read`: what the generation has read.
+    - `sampled`: of records with sampled keys, by offset, the key, the event time (ms), the value,
+      what silver should keep of it, and the tenant, where there are some.
+    - `erased`: of records that `forget` has taken key and value from.
     """
 
     offset: Ints
@@ -122,11 +149,16 @@ class Log(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """All rows of one partition; `rows` and `late`: those of the generation; `published`: finished, valid rows of others;
-    `late_before`: the late records of earlier ones, by source and offset. `recovered`: of each message of a lost lake its key,
-    event time, due and closed_at (ms), and tenant; `progress`: its columns in order of batch, NONE for a time that is null;
-    `late_anew`: with tenants, by source and offset, the late records of the first batch of an epoch, some of which had waited
-    before it.
+    """All rows of one partition.
+
+    - `rows` and `late`: those of the generation.
+    - `published`: finished, valid rows of other generations.
+    - `late_before`: the late records of earlier generations, by source and offset.
+    - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms), and
+      tenant.
+    - `progress`: its columns in order of batch, with NONE for a time that is null.
+    - `late_anew`: with tenants, by source and offset, the late records of the first batch of an
+      epoch, some of which had waited before it.
     """
 
     evidence: Evidence
@@ -142,14 +174,14 @@ class Partition:
 
     @property
     def judged(self) -> Partition:
-        """Without the merge records that were finished before the partition's history begins."""
+        """The partition without the merge records that were finished before its history begins."""
         since = self.evidence.history.get(self.number)
         if since is None:
             return self
         return replace(self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch])
 
     def judged_in(self, row: Row) -> tuple[Epoch, int | None]:
-        """The epoch by whose rules a row is what it is; and the clock (ms) that decided it."""
+        """Return the epoch by whose rules a row is what it is, and the clock (ms) that decided."""
         epoch, end = self.evidence.through[-1]
         if not row.is_finished:
             return epoch, end.clocks.get(self.number)
@@ -157,23 +189,23 @@ class Partition:
 
     @cached_property
     def _clocks(self) -> Mapping[int, int]:
-        """By batch."""
+        """Clocks (ms) by batch."""
         return dict(zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
 
     def is_judged(self, source: str, offset: int) -> bool:
-        """Whether a record came since the partition's history begins."""
+        """Return True where a record came since the partition's history begins."""
         since = self.evidence.history.get(self.number)
         return since is None or offset >= since.offsets[source]
 
 
 def place(partition: int, key: str, event_time: int | None = None, tenant: str = ALL) -> str:
-    """A merge record's coordinates, for a sentence; event time in ms."""
+    """Return a merge record's coordinates, for a sentence; event time in ms."""
     whose = "" if tenant == ALL else f"tenant {tenant!r}, "
     return f"silver: partition {partition}, {whose}key {key!r}" + ("" if event_time is None else f", event_time {event_time}")
 
 
 def groups(partitions: int) -> list[tuple[int, int]]:
-    """Ranges `[first, until)` of partitions that are read together."""
+    """Return the ranges `[first, until)` of partitions that are read together."""
     size = -(-partitions // GROUPS)
     return [(first, min(first + size, partitions)) for first in range(0, partitions, max(1, size))]
 
@@ -187,14 +219,15 @@ _COLUMNS = {
 }
 _WITH_TENANT = [tables.LATE, tables.IDLE_HEARTBEATS]
 _OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
-"""What is read of bronze; `has_value` is added."""
+"""Columns that are read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
 
 
 def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]) -> Iterator[Partition]:
-    """Every partition of the topics. Outcomes are read before bronze, so that bronze has what they name.
+    """Yield every partition of the topics.
 
-    `evaluated` adds the columns `holds` and `told` (`Row.value`) to rows of silver.
+    Outcomes are read before bronze, so that bronze has what they name. `evaluated`: adds the
+    columns `holds` and `told` (`Row.value`) to rows of silver.
     """
     sources, further = list(evidence.settings.sources), evidence.further_columns
     whose, begun = TENANT.names if evidence.has_tenants else [], {epoch.from_batch for epoch in evidence.epochs[1:]}
@@ -236,14 +269,14 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
 
 
 def _own_decisions(evidence: Evidence, rows: pa.Table) -> pa.Table:
-    """The idle policy's decisions in the generation."""
+    """Return the idle policy's decisions in the generation."""
     if "generation" not in rows.column_names:
         return rows if evidence.generation.number == 0 else rows[:0]
     return rows.filter(pc.equal(pc.fill_null(rows["generation"], 0), evidence.generation.number))
 
 
 def _closed(evidence: Evidence, partition: int, row: Row) -> Row:
-    """A row of silver as it will be once what follows from a jump is complete."""
+    """Return a row of silver as it will be once what follows from a jump is complete."""
     found = row.outcome
     if not evidence.is_closing:
         return row
@@ -260,7 +293,7 @@ def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
 
 
 def _since(rows: pa.Table, history: History) -> pa.Table:
-    """The rows of records that came since a history begins."""
+    """Return the rows of records that came since a history begins."""
     sources, offsets = rows["source"].to_pylist(), rows["offset"].to_pylist()
     return rows.filter(pa.array([o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)], pa.bool_()))
 
@@ -270,7 +303,9 @@ def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]
 
 
 def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
-    """Rows of `progress` of the generation: all, or the last ones, and those of the ends of its epochs."""
+    """Return rows of `progress` of the generation: all, or the last ones and those of the ends of
+    its epochs.
+    """
     first, last, ends = evidence.generation.from_batch, evidence.last_batch, evidence.progress
     since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
     others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
@@ -281,8 +316,10 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
 
 
 def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
-    """Rows of bronze, values only of records with keys that are sampled, or were read back, and of those that may have been
-    passed over: the model says what became of those.
+    """Return rows of bronze, with values only where these are compared.
+
+    That is: of records with keys that are sampled or were read back, and of records that may have
+    been passed over. The model says what became of those.
     """
     columns = [*_OF_BRONZE, *(TENANT.names if evidence.has_tenants else [])]
     rows = read_table(evidence.questions, evidence.settings, tables.bronze(source), columns, [here])
@@ -305,7 +342,8 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
     erased = frozenset(offset[numbers(rows["heartbeat"].fill_null(False)) & ~numbers(rows["has_value"])].tolist())
-    is_timed = numbers(pc.is_valid(rows["event_time"]))  # neither this nor refused is a tombstone that was skipped
+    # A record that is neither timed nor refused is a tombstone that was skipped.
+    is_timed = numbers(pc.is_valid(rows["event_time"]))
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
     spoken_rows, of_tenants = _decisions(_of(found[tables.IDLE_HEARTBEATS], "source", tp.source))
     after, spoken_time, decided = (numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at"))
@@ -330,7 +368,8 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
     old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
     kept = found[tables.SILVER].schema.field(source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"]) & (offset >= begin)]
-    # Of a topic with several sources, each passes over what is not its own and has no time that it can read.
+    # Where several sources share a topic (`where`), each passes over the records of the others:
+    # they have no time that it can read.
     unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[source].where is None], np.int64)
     is_merged = is_timed & ~is_refused & (kind == KEYED) & (offset >= begin) & ~np.isin(offset, out)
     rows = rows.filter(pc.and_(pa.array(is_merged), pc.is_valid(rows["value"])))
@@ -351,7 +390,10 @@ def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[
 
 
 def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:
-    """The idle policy's decisions in their order; and by `after_offset` and `decided_at`, what each tells tenants (ms)."""
+    """Return the idle policy's decisions in their order, and what each tells tenants (ms).
+
+    The latter is by `after_offset` and `decided_at`.
+    """
     rows = rows.sort_by([("after_offset", "ascending"), ("event_time", "ascending")])
     told: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
     if "tenant" not in rows.column_names:

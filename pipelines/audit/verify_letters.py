@@ -1,4 +1,7 @@
-"""Check 7: a topic of dead letters has the records of `late`, or of `quarantine`: each once, as it came, in order of offset."""
+"""Check 7: a topic of dead letters has the records of `late`, or of `quarantine`.
+
+It has each of them once, as it came, in order of offset.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,21 @@ from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
 
 READ = 5_000
-"""So many dead letters, or about `kafka.reading.BATCH_BYTES` of them, are in memory at a time, and the records that they were."""
+"""Maximum number of dead letters that are in memory at a time, with the records that they were.
+
+It is less where they have more than about `kafka.reading.BATCH_BYTES`.
+"""
 
 _COORDINATES = (REASON, TOPIC, PARTITION, OFFSET)
 _NOTHING = np.array([], np.int64)
 
 
 class Box(NamedTuple):
-    """A topic of dead letters, and the table whose records it has (`late` or `quarantine`): by partition the first offset that it
-    has and the exclusive end, when it was looked at; and by partition and source up to which offset records were noted as sent.
+    """A topic of dead letters, and the table whose records it has (`late` or `quarantine`).
+
+    - `bounds`: by partition, the first offset that it has and the exclusive end, when it was looked
+      at.
+    - `noted`: by partition and source, up to which offset records were noted as sent.
     """
 
     table: str
@@ -42,12 +51,16 @@ class Box(NamedTuple):
 
     @property
     def refill(self) -> str:
-        """How to mend the topic: what is in it cannot be changed."""
+        """Instruction to repair the topic: what is in it cannot be changed."""
         return f"name a new topic in publish.{self.table}_topic: gold fills it from {self.table}"
 
 
 class Letter(NamedTuple):
-    """A dead letter: its place for a sentence; the source and the offset of the record that it was, and what it has of it."""
+    """A dead letter.
+
+    `where`: its place, for a sentence. `source` and `offset`: those of the record that it was.
+    `content`: what it has of that record.
+    """
 
     where: str
     source: str
@@ -56,9 +69,10 @@ class Letter(NamedTuple):
 
 
 def read_boxes(questions: Questions, settings: Settings, partitions: int, counts: Mapping[str, int]) -> list[Box]:
-    """The ends of the topics of dead letters as they are now; `counts`: has the topics that exist.
+    """Return the ends of the topics of dead letters as they are now.
 
-    What was noted as sent is read first, so it is in the topic. Raises KafkaTransientError and the other errors of Kafka.
+    `counts`: has the topics that exist. What was noted as sent is read first, so it is in the
+    topic. Raises KafkaTransientError and the other errors of Kafka.
     """
     cluster, found = Cluster(settings.kafka), []
     for table, topic in settings.publish.dead_letter_topics.items():
@@ -69,11 +83,14 @@ def read_boxes(questions: Questions, settings: Settings, partitions: int, counts
 
 
 def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
-    """A partition of a topic of dead letters has each source's records in order of offset, each once, with reason, place, key,
-    value and headers. None is missing up to where the topic stands, and none is unknown.
+    """Check one partition of a topic of dead letters.
 
-    What Kafka no longer has is not missing. Not judged is what came before the history of the partition, and what a jump, a lost
-    lake or `forget` has changed since. Contents are compared of a sample of the records, or of all.
+    It has each source's records in order of offset, each once, with reason, place, key, value and
+    headers. None is missing up to where the topic stands, and none is unknown.
+
+    What Kafka no longer has is not missing. Not judged is what came before the history of the
+    partition, and what a jump, a lost lake or `forget` has changed since. Contents are compared for
+    a sample of the records, or for all.
     """
     p, (first, end) = partition.number, box.bounds.get(partition.number, (0, 0))
     known = _of_table(partition, box)
@@ -106,7 +123,10 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
 
 
 def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings) -> Iterator[Letter]:
-    """The dead letters among some messages. A record may itself have been one: of headers with one name, ours are the last."""
+    """Yield the dead letters among some messages.
+
+    A record may itself have been one: of headers with one name, ours are the last.
+    """
     evidence, p = partition.evidence, partition.number
     sources = {topic: name for name, topic in evidence.settings.inputs.items()}
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
@@ -123,7 +143,7 @@ def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findi
             continue
         rest = own[: -len(_COORDINATES)]
         content = {"key": key, "value": value, "headers": rest, "reason": ours[REASON]}
-        if rest and rest[-1][0] == VALUE_BYTES:  # the topic did not take it
+        if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
             size, is_bare = (rest.pop()[1] or b"").decode(errors="replace"), not rest and key is None
             content = {"bytes": size, **({} if is_bare else {"key": key, "headers": rest}), "reason": ours[REASON]}
         place = evidence.at(TopicPartition(source, p), int(offset))
@@ -131,7 +151,9 @@ def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findi
 
 
 def _standing(stands: Mapping[str, Any], last: Mapping[str, int], where: str, box: Box, findings: Findings) -> Mapping[str, int]:
-    """Up to which offset of each source the records are there, as the last message of a partition says."""
+    """Return, by source, the offset up to which records are there, as a partition's last message
+    says.
+    """
     try:
         said = next_offsets(stands)
     except ValueError:
@@ -145,7 +167,10 @@ def _standing(stands: Mapping[str, Any], last: Mapping[str, int], where: str, bo
 
 
 def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[Letter], known: Ints, findings: Findings) -> None:
-    """Each is of a record that the table has, and as bronze has that. `known`: the offsets of the table's records, in order."""
+    """Check that each letter is of a record that the table has, and is as bronze has that record.
+
+    `known`: the offsets of the table's records, in order.
+    """
     evidence = partition.evidence
     offsets = np.array([letter.offset for letter in letters], np.int64)
     is_known = np.append(known, NEVER)[np.searchsorted(known, offsets)] == offsets
@@ -168,7 +193,9 @@ def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[L
 
 
 def _check_missing(partition: Partition, box: Box, tp: TopicPartition, missing: Ints, findings: Findings) -> None:
-    """The table has the records at these offsets, and later ones were sent."""
+    """Report records as missing from the topic: the table has them at these offsets, and later ones
+    were sent.
+    """
     missing = missing[~_is_found_again(partition, box, tp, missing)]
     for begin in range(0, len(missing), READ):
         some = missing[begin : begin + READ]
@@ -180,7 +207,10 @@ def _check_missing(partition: Partition, box: Box, tp: TopicPartition, missing: 
 
 
 def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
-    """By source the offsets, in order, of the records that the table has, as far as the partition's history goes."""
+    """Return, by source, the offsets of the records that the table has, in order.
+
+    Only as far as the partition's history goes.
+    """
     if box.table == tables.QUARANTINE:
         return {tp.source: np.unique(log.quarantined) for tp, log in partition.logs.items()}
     late: dict[str, list[int]] = {tp.source: [] for tp in partition.logs}
@@ -192,22 +222,24 @@ def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
 
 
 def _is_judged(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
-    """Whether a record that the table does not have must not be in the topic."""
+    """Return, for records that the table lacks, True where they must not be in the topic."""
     evidence, log = partition.evidence, partition.logs[tp]
     is_judged = ~np.isin(offsets, log.old) & ~_is_found_again(partition, box, tp, offsets)
     is_judged &= np.array([partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool)
     first = evidence.generations[0]
     is_judged &= offsets >= first.begin.get(tp, 0)
     if first.kind == "sink" or first.begin.get(tp, 0):
-        # The lake that was lost may have sent what this one has not come to yet.
+        # The lost lake may have sent records that this one has not come to yet.
         reached = evidence.end.until.get(tp, 0) if box.table == tables.LATE else int(log.offset.max(initial=-1)) + 1
         is_judged &= offsets < reached
     return is_judged
 
 
 def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
-    """Whether a record may have come to the table after later ones had been sent, so that it is not sent: a jump back finds anew
-    which records are late, and reads refused ones that bronze lacked; and an epoch judges anew what waits for its tenant.
+    """Return True where a record may have come to the table after later ones had been sent.
+
+    Such a record is not sent. A jump back finds anew which records are late, and reads refused ones
+    that bronze lacked. An epoch judges anew what waits for its tenant.
     """
     evidence, found = partition.evidence, np.zeros(len(offsets), bool)
     if box.table == tables.LATE:
@@ -218,7 +250,7 @@ def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets:
 
 
 def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int, dict[str, Any]]:
-    """What bronze has of some records of a topic-partition, by offset."""
+    """Return what bronze has of some records of a topic-partition, by offset."""
     if not len(offsets):
         return {}
     span = [("partition", "=", tp.partition), ("offset", ">=", int(offsets.min())), ("offset", "<=", int(offsets.max()))]
@@ -228,5 +260,8 @@ def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int,
 
 
 def _is_forgotten(record: Mapping[str, Any]) -> bool:
-    """Whether a record was erased: bronze has it as a heartbeat without a value, and a refused one with a detail that says so."""
+    """Return True where a record was erased.
+
+    Bronze then has it as a heartbeat without a value; a refused one has a detail that says so.
+    """
     return record["detail"] == FORGOTTEN or bool(record["heartbeat"] and record["value"] is None)

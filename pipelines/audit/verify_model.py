@@ -22,15 +22,17 @@ PUBLISHED = "published before"
 """The outcome of a record that a message read back from the sink holds already."""
 
 Arrived = Mapping[str, list[tuple[int, Record]]]
-"""By input, positions (ms) and records."""
+"""Positions (ms) and records, by input."""
 
 Message = tuple[str, int, "int | None", "int | None", "str | None"]
-"""Of a message read back its key, event time, due and closed_at (ms), and tenant."""
+"""A message read back: its key, event time, due and closed_at (ms), and tenant."""
 
 
 def check_model(partition: Partition, model: Iterable[Outcome], erasing: Set[tuple[str, str]], findings: Findings) -> None:
-    """Every merge record, waiting record and late one with a sampled key is the model's, and none of the model's is missing; but
-    for keys, by tenant, that `forget` has begun to erase.
+    """Check that the tables have the model's outcomes for sampled keys, and no others.
+
+    Outcomes are merge records, waiting records and late ones. Keys, by tenant, that `forget` has
+    begun to erase (`erasing`) do not count.
     """
     is_sampled, here = partition.evidence.is_sampled, [*(row.outcome for row in partition.rows), *partition.late]
     known = (outcome for outcome in here if is_sampled(outcome.key) and (outcome.tenant, outcome.key) not in erasing)
@@ -45,7 +47,10 @@ def check_model(partition: Partition, model: Iterable[Outcome], erasing: Set[tup
 
 
 def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
-    """An outcome as the jump that ended its generation left it: what was open, waited, or was finished and not out is closed."""
+    """Return an outcome as the jump that ended its generation left it.
+
+    What was open, what waited, and what was finished and not out is closed.
+    """
     if partition.evidence.following is None:
         return outcome
     if outcome.status in ("open", "waiting"):
@@ -56,8 +61,10 @@ def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
 
 
 class Expected(NamedTuple):
-    """What the merge model says: what became of records, and of each row of silver (by the index of the row) the clock of its
-    tenant by which it was open, waiting or closed, where there are tenants.
+    """Expectations of the merge model.
+
+    `outcomes`: what became of records. `clocks`: with tenants, by the index of a row of silver, the
+    clock of its tenant by which it was open, waiting or closed.
     """
 
     outcomes: list[Outcome]
@@ -65,10 +72,11 @@ class Expected(NamedTuple):
 
 
 def expected(partition: Partition) -> Expected:
-    """What the merge model makes of the records with sampled keys.
+    """Return what the merge model makes of the records with sampled keys.
 
-    What it decides for a key depends on nothing but the positions of the key's records and the clock, so these are given to it.
-    Where there are tenants, on their clocks too: then it is given all records, those with other keys as heartbeats.
+    What it decides for a key depends on nothing but the positions of the key's records and the
+    clock, so only these are given to it. With tenants it depends on their clocks, too: then the
+    model is given all records, those with other keys as heartbeats.
     """
     settings, end = partition.evidence.settings, partition.evidence.end
     logs = {tp.source: log for tp, log in partition.logs.items()}
@@ -83,7 +91,7 @@ def expected(partition: Partition) -> Expected:
     asked = _asked(partition) if settings.merge.has_tenants else {}
 
     def hear(epoch: int, model: PartitionMerge) -> None:
-        """Tenants' clocks at the end of an epoch, and before."""
+        """Take note of tenants' clocks at the end of an epoch, and before."""
         for number, tenant, clock in asked.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
 
@@ -120,7 +128,9 @@ def _of_all(source: str, read: Read, log: Log) -> Iterator[tuple[int, Record]]:
 
 
 def _asked(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
-    """By epoch, for which rows of silver the clock of their tenant is wanted, and at which clock."""
+    """Return, by epoch, the rows of silver for which the clock of their tenant is wanted, and at
+    which clock.
+    """
     asked = defaultdict(list)
     for number, row in enumerate(partition.rows):
         epoch, clock = partition.judged_in(row)
@@ -130,7 +140,10 @@ def _asked(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
 
 
 def _open_before(partition: Partition) -> dict[str, list[tuple[Any, ...]]]:
-    """By sampled key, the parts of its merge record that was open when the partition's history began, as silver has them."""
+    """Return, by sampled key, what was open when the partition's history began.
+
+    These are the parts of the key's merge record that was open then, as silver has them.
+    """
     found = {}
     for key, parts in ((r.outcome.key, r.outcome.parts) for r in partition.rows if partition.evidence.is_sampled(r.outcome.key)):
         if before := [part for part in parts if not partition.is_judged(*part[:2])]:
@@ -152,9 +165,12 @@ def outcomes(
     passed_over_before: int | None = None,
     hear: Callable[[int, PartitionMerge], None] = _nothing,
 ) -> Iterator[Outcome]:
-    """The model's answer for a generation that went `through` these epochs. `before`: by key the parts of what was open when its
-    history begins. `passed_over_before`: up to which position (ms) of their tenant a lost lake's records are. `hear` hears of the
-    model at the end of each epoch.
+    """Yield the model's outcomes for a generation that went `through` these epochs.
+
+    - `before`: by key, the parts of what was open when its history begins.
+    - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
+      passed over.
+    - `hear`: is called with the model at the end of each epoch.
     """
     messages: dict[str, list[PublishedRecord]] = defaultdict(list)
     for key, event_time, due, closed_at, tenant in recovered:
@@ -198,9 +214,11 @@ def outcomes(
 
 
 class Step(NamedTuple):
-    """What a partition merged under one set of rules: the epoch, its window and lag (ms), and the clock (ms) and the
-    exclusive end offsets at its end, and the heads (ms) that its last batch considered. `has_due`: an epoch before may have
-    had a window by gap and no batch.
+    """One set of rules under which a partition was merged, and how far.
+
+    `epoch`, `window` and `lag_ms` are the rules. `clock` (ms) and `untils`, the exclusive end
+    offsets, are those at the end. `heads` (ms) are those that the last batch considered. `has_due`
+    does not follow from `window`: an epoch before may have had a window by gap and no batch.
     """
 
     epoch: int
@@ -213,8 +231,10 @@ class Step(NamedTuple):
 
 
 def _arrive(model: PartitionMerge, waits: list[tuple[int, Record]], step: Step, source: str) -> list[tuple[int, Record]]:
-    """Gives the model what a source has up to the end of a step: what was passed, and where more was known then, the record that
-    waited. Returns what comes later, with that record, which is there already if the model's head is its position.
+    """Give the model a source's records up to the end of a step, and return those that come later.
+
+    The model gets what was passed. Where more was known then, it also gets the record that waited.
+    That one is returned, too; it is there already if the model's head is its position.
     """
     passed = bisect_left(waits, step.untils[source], key=lambda each: each[1].offset)
     passed = min(passed, bisect_right(waits, step.clock, key=itemgetter(0)))
@@ -225,7 +245,7 @@ def _arrive(model: PartitionMerge, waits: list[tuple[int, Record]], step: Step, 
 
 
 def _steps(through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequence[str]) -> Iterator[Step]:
-    """What a partition went through, as far as it had a clock."""
+    """Yield the steps that a partition went through, as far as it had a clock."""
     tps = {s: TopicPartition(s, partition) for s in inputs}
     for epoch, end in through:
         clock, merge = end.clocks.get(partition), epoch.settings.merge

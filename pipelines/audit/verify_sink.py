@@ -1,4 +1,7 @@
-"""Check 6: the sink is silver's finished, valid records: in order, numbered without a gap, with the content of their rows."""
+"""Check 6: the sink has silver's finished, valid records.
+
+They are in order, numbered without a gap, and have the content of their rows.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,17 @@ from pipelines.settings import Settings
 REFILL = "name a new topic in publish.topic: gold fills it from silver"
 
 Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
-"""The user's SQL expressions, by the name of their column, over rows of silver: a row for each, in their order."""
+"""Function that evaluates the user's SQL expressions over rows of silver.
+
+The expressions are by the name of their column. It returns a row for each row, in their order.
+"""
 
 Message: TypeAlias = "tuple[int, int, Tail | None, str, bytes | None, int, bytes | None]"
-"""Of a message of the sink offset, number, what its headers say (None: they are not ours), id, key, timestamp (ms), value."""
+"""A message of the sink.
+
+Its offset, number, what its headers say (None: they are not ours), id, key, timestamp (ms) and
+value.
+"""
 
 _NOWHERE = Place(PLAIN, b"", -1, b"")
 
@@ -41,7 +51,10 @@ _NOWHERE = Place(PLAIN, b"", -1, b"")
 
 
 class Judge:
-    """What `publish` says of rows of silver. The user's own expressions count where there is something to evaluate them."""
+    """Judge of rows of silver by what `publish` says.
+
+    The user's own expressions count where there is something to evaluate them.
+    """
 
     def __init__(self, settings: Settings, epochs: Epochs, evaluate: Evaluate | None = None) -> None:
         self.settings, self.epochs, self.evaluate = settings, epochs, evaluate
@@ -51,7 +64,9 @@ class Judge:
         self._has_schema = any(pa.types.is_struct(source.value_type) for source in settings.sources.values())
 
     def evaluated(self, rows: pa.Table) -> pa.Table:
-        """Rows of silver with `holds` and `told`: what the predicate says of them, and the value of their message."""
+        """Return rows of silver with `holds` and `told`: what the predicate says of them, and their
+        message's value.
+        """
         begins = np.array([epoch.from_batch for epoch in self.epochs[1:]], np.int64)
         numbers = np.searchsorted(begins, rows["batch"].to_numpy(), side="right")
         of_epochs = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
@@ -63,7 +78,7 @@ class Judge:
         return pa.concat_tables(found).take(pa.array(np.argsort(np.concatenate(of_epochs), kind="stable")))
 
     def _of_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
-        """The answer for rows that an epoch's rules have judged, or would."""
+        """Return `evaluated` for rows that the rules of one epoch have judged, or would judge."""
         sources, expressions = epoch.settings.sources, _expressions(epoch)
         stored = rows
         for name in ("event_time", "last_event_time"):
@@ -81,7 +96,11 @@ class Judge:
         return rows.append_column("holds", holds).append_column("told", value)
 
     def is_same(self, message: bytes | None, row: Row) -> bool:
-        """Whether a message is the row's, as far as that is known; of a schema's numbers, earlier versions wrote more digits."""
+        """Return True where a message's value is that of the row, as far as that is known.
+
+        Earlier versions wrote more digits of a schema's numbers: equal JSON counts as the same
+        there.
+        """
         if message == row.value or not self._knows_messages:
             return True
         try:
@@ -91,8 +110,10 @@ class Judge:
         return self._has_schema and bool(one == other)
 
     def right(self, row: Row, *, is_closed: bool = False) -> list[tuple[bool | None, str | None]]:
-        """What `valid` and `invalid_reason` may be: one thing, unless an expression was not evaluated. `is_closed`: a jump has
-        closed what was valid.
+        """Return what `valid` and `invalid_reason` may be: one pair, unless an expression was not
+        evaluated.
+
+        `is_closed`: a jump has closed what was valid.
         """
         if row.outcome.status != "timed_out":
             return [(False, "reset") if row.is_finished else (None, None)]
@@ -106,13 +127,16 @@ class Judge:
 
 
 def _expressions(epoch: Epoch) -> dict[str, str]:
-    """The user's own expressions in an epoch."""
+    """Return the user's own expressions in an epoch."""
     texts = {"valid": epoch.settings.publish.valid, "value": epoch.settings.publish.value}
     return {name: text for name, text in texts.items() if text is not None and text != "true"}
 
 
 def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
-    """The default value of each row's message; null for a row that can have none, since something in it is null."""
+    """Return the default value of each row's message.
+
+    Null for a row that can have none, since something in it is null.
+    """
     try:
         return message_values(rows, sources)
     except ValueError:
@@ -126,8 +150,12 @@ def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
 
 
 class Sink(NamedTuple):
-    """The sink topic up to where it ended when it was looked at, and by partition the last number that `published` had before;
-    `name`: the topic and Kafka's identity of it, as `published` has it, since a topic created again begins anew.
+    """The sink topic, up to where it ended when it was looked at.
+
+    - `bounds`: by partition, the first offset and the exclusive end offset.
+    - `noted`: by partition, the last number that `published` had before that.
+    - `name`: the topic and Kafka's identity of it, as `published` has it: a topic that is created
+      again begins anew.
     """
 
     bounds: Mapping[int, tuple[int, int]]
@@ -136,9 +164,14 @@ class Sink(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """By partition, the last message that a lost lake left: its place and number (NEVER: not known), up to which messages are
-    not compared with silver; and the place up to which none of the newest generation needs to be there. `forgotten`: the
-    partition and event time (ms) of merge records that silver has no more, since their key was forgotten.
+    """Limits up to which the sink is not checked.
+
+    - `compared`: by partition, the place and number (NEVER: not known) of the last message that a
+      lost lake left. Messages up to it are not compared with silver.
+    - `due`: by partition, the place up to which no record of the newest generation needs to be
+      there.
+    - `forgotten`: the partition and event time (ms) of merge records that silver no longer has,
+      since their key was forgotten.
     """
 
     compared: Mapping[int, tuple[Place, int]]
@@ -147,7 +180,7 @@ class Limits(NamedTuple):
 
 
 def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink:
-    """The ends of the sink topic, which exists, as they are now."""
+    """Return the ends of the sink topic, which exists, as they are now."""
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
     name = cluster.identified(topic)
     noted = {p: tail.seq for p, tail in last_published(questions, name).items()}
@@ -155,8 +188,9 @@ def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink
 
 
 def read_limits(evidence: Evidence) -> Limits:
-    """What of the sink is not compared: what came before the lake; and what need not be there, since it came before the newest
-    generation.
+    """Return which messages of the sink are not compared, and which records need not be there.
+
+    The former came before the lake, the latter before the newest generation.
     """
     first = evidence.generations[0]
     compared = {p: [(tail.place, tail.seq)] for p, tail in first.tails.items()}
@@ -173,9 +207,14 @@ def read_limits(evidence: Evidence) -> Limits:
 
 
 def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings) -> None:
-    """Along a sink partition, numbers rise by one and places rise; each message is a silver record's of one of the
-    generations, and no record is in two messages; none of the newest generation is missing up to the last. Under
-    `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
+    """Check one partition of the sink.
+
+    - Numbers rise by one, and places rise.
+    - Each message is of a silver record of one of the generations, and no record is in two
+      messages.
+    - No record of the newest generation is missing up to the last message.
+
+    Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
     p, settings = partition.number, judge.settings
     (first, end), delivery, topic = sink.bounds.get(p, (0, 0)), settings.publish.delivery, f"{settings.publish.topic}[{p}]"
@@ -209,7 +248,8 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
         is_compared &= place in rows or (says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten)
         if is_compared:
             own, wrong = _its_row(message, p, rows.get(place, ()), judge)
-            twice = sorted(parts & {part[:2] for part in own}) if place > last else []  # else it is told already
+            # Where the place does not rise, that is reported already.
+            twice = sorted(parts & {part[:2] for part in own}) if place > last else []
             if wrong:
                 findings.add(wrong, where, REFILL)
             if twice:
@@ -230,7 +270,7 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
 
 
 def _messages(settings: Settings, partition: int, first: int, end: int) -> Iterator[Message]:
-    """The messages of a sink partition in order of offset."""
+    """Yield the messages of a sink partition in order of offset."""
     for batch in read_range(settings.kafka, Range(settings.publish.topic, partition, first, end)):
         times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()
         columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
@@ -247,7 +287,11 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
 
 
 def _its_row(message: Message, partition: int, rows: Sequence[Row], judge: Judge) -> tuple[Sequence[tuple[Any, ...]], str | None]:
-    """The parts of the row of silver, of those with its place, that a message is of; and what is not as the row has it."""
+    """Return the parts of the row of silver that a message is of, and what is not as the row has
+    it.
+
+    `rows`: those with the message's place.
+    """
     if not rows:
         return (), "silver has no finished, valid record for it"
     unlike = [(_unlike(message, partition, row, judge), row.outcome.parts) for row in rows]
@@ -256,7 +300,7 @@ def _its_row(message: Message, partition: int, rows: Sequence[Row], judge: Judge
 
 
 def _unlike(message: Message, partition: int, row: Row, judge: Judge) -> str | None:
-    """What of a message is not as a row of silver has it."""
+    """Return what of a message is not as a row of silver has it; None where all is."""
     (_, _, _, id, key, timestamp, value), found = message, row.outcome
     is_same = {"key": key == found.key.encode(), "value": judge.is_same(value, row)}
     is_same["timestamp"] = timestamp == max(1, found.event_time)

@@ -1,4 +1,4 @@
-"""What silver should keep of a record's value, worked out without the code that `verify` checks."""
+"""The value that silver should keep of a record, derived without the code that `verify` checks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from pipelines.core.json_exact import exact, is_exact
 
 
 def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
-    """What silver keeps of a record's value (bytes of JSON, or the fields that were decoded): its text, or the fields of the
-    schema by which it was read, as JSON; those of other schemas, which silver's column has too, are null.
+    """Return what silver keeps of a record's value: its text, or the fields of its schema as JSON.
+
+    - `value`: bytes of JSON, or the fields that were decoded.
+    - `read`: the schema by which the value was read.
+    - `kept`: the type of silver's column. It also has the fields of other schemas; these are null.
     """
     if not pa.types.is_struct(kept):
         return bytes(value)
@@ -26,7 +29,10 @@ def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
 
 
 def _field(value: Any, kind: pa.DataType) -> Any:
-    """The fields of a type; null where a value has none, or another that a schema before this one let pass."""
+    """Return the value as this type has it, with the fields of the type.
+
+    Null where the value has none, or where it has another type that an earlier schema let pass.
+    """
     if pa.types.is_struct(kind):
         return {field.name: _field(value.get(field.name), field.type) for field in kind} if isinstance(value, dict) else None
     if pa.types.is_list(kind):
@@ -46,5 +52,5 @@ def _field(value: Any, kind: pa.DataType) -> Any:
 
 
 def packed(value: Any) -> bytes:
-    """A value of a column as text: what JSON has no type for as Python writes it."""
+    """Return a value of a column as JSON text, with Python's `str` of what JSON has no type for."""
     return orjson.dumps(value, default=str)

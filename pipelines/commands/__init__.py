@@ -1,1 +1,1 @@
-"""How the command line reads its arguments and prints its answers."""
+"""The reading of the command line's arguments, and the printing of its answers."""

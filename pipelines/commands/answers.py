@@ -1,4 +1,4 @@
-"""Answers of commands go to standard output, and nothing else does."""
+"""The answers of commands, which alone go to standard output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.core.texts import without_controls
 
 
 def answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]) -> None:
-    """Prints the answer as one JSON document, or what `view` makes of it for people."""
+    """Print the answer as one JSON document, or what `view` makes of it for people."""
     if as_json:
         print_json(found)
     elif isinstance(shown := view(found), str):
@@ -24,7 +24,7 @@ def answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]]
 
 
 class _Harmless:
-    """A renderable whose text steers no terminal, whoever has written what is in it."""
+    """A renderable whose text cannot control a terminal, whoever has written what is in it."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
@@ -35,10 +35,10 @@ class _Harmless:
 
 
 def print_text(text: str) -> None:
-    """Prints a line, or several."""
+    """Print a line, or several."""
     sys.stdout.write(f"{without_controls(text)}\n")
 
 
 def print_json(document: object) -> None:
-    """Prints one JSON document."""
+    """Print one JSON document."""
     print_text(json.dumps(document))

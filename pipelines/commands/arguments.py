@@ -1,4 +1,7 @@
-"""The arguments that commands share, and what some mean. Each function raises ConfigurationError for one that means nothing."""
+"""The arguments that commands share, and functions that parse some.
+
+Each function raises ConfigurationError for an argument that means nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,23 @@ DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
 def parse_target(to: str) -> str | int:
-    """Where `reset` jumps to: a word, or a time in ms."""
+    """Return where `reset` jumps to: a word, or a time in ms."""
     if to in ("earliest", "latest"):
         return to
     return parse_time_ms("--to", to, "earliest, latest or ")
 
 
 def parse_as_of(text: str) -> int | datetime:
-    """A version of silver, or a time."""
+    """Return a version of silver, or a time."""
     if text.isdecimal():
         return int(text)
     return datetime.fromtimestamp(parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc)
 
 
 def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> Window | None:
-    """Another window than the lake's, by `--timeout`, or by `--gap` and `--max`; None where none is asked for."""
+    """Return another window than the lake's, by `--timeout`, or by `--gap` and `--max`; None where
+    none is asked for.
+    """
     if (gap is None) != (longest is None) or (timeout is not None and gap is not None):
         raise ConfigurationError("--gap, --max: give both, or --timeout alone")
     if gap is not None and longest is not None:
@@ -47,7 +52,9 @@ def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> W
 
 
 def parse_time_ms(option: str, text: str, others: str = "") -> int:
-    """A time in epoch ms; `others`: what else the option takes, as its sentence says it."""
+    """Return a time in epoch ms; `others`: what else the option takes, as the error's sentence says
+    it.
+    """
     time_ms = parse_iso_8601(text)
     if time_ms is None:
         raise ConfigurationError(f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z")

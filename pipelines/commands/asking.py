@@ -1,4 +1,6 @@
-"""What commands ask a lake with: Spark is imported and started only where it is needed."""
+"""The reader with which commands ask a lake: Spark is imported and started only where it
+is needed.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def questions_of(settings: Settings) -> Questions:
-    """Answers questions about the lake. Raises WatersmeetError where its object store cannot be read, and where an earlier
-    version made it.
+    """Return the reader that answers questions about the lake.
+
+    Raises WatersmeetError where its object store cannot be read, and where an earlier version made
+    the lake.
     """
     from pipelines.lake.identity import check_layout
     from pipelines.lake.location import Lake
@@ -25,12 +29,17 @@ def questions_of(settings: Settings) -> Questions:
 
 
 def unchecked(settings: Settings) -> Questions:
-    """Answers questions about any lake. Spark is started by the first question, and only for a lake that needs it."""
+    """Return the reader that answers questions about any lake.
+
+    Spark is started by the first question, and only for a lake that needs it.
+    """
     from pipelines.lake.choice import questions
     from pipelines.lake.location import Lake
 
     def spark() -> Any:
-        """The Spark session of the configuration, imported and started only where it is needed."""
+        """Return the Spark session of the configuration, imported and started only where it is
+        needed.
+        """
         from pipelines.engine.session import spark_session
 
         return spark_session(settings.spark)
@@ -39,7 +48,9 @@ def unchecked(settings: Settings) -> Questions:
 
 
 def evaluator(asked: Questions, settings: Settings) -> Any:
-    """What evaluates the SQL expressions of a lake's epochs; None where none of them has any."""
+    """Return the function that evaluates the SQL expressions of a lake's epochs; None where no
+    epoch has any.
+    """
     from pipelines.audit.validate import has_expressions
     from pipelines.engine.choice import open_engine
     from pipelines.lake.epochs import read_epochs

@@ -57,7 +57,10 @@ def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) 
 
 
 def _permissions(config: Path) -> list[Permission]:
-    """What the pipeline of a configuration needs; the password that it names may not have been made yet."""
+    """Return the permissions that the pipeline of a configuration needs.
+
+    The password that the configuration names may not have been made yet.
+    """
     from pipelines.dev.secure import PASSWORD_VARIABLE
     from pipelines.kafka.permissions import permissions
 

@@ -1,1 +1,3 @@
-"""The configuration's file, and the types of its fields; `pipelines.settings` puts them together."""
+"""The configuration's file, and the types of its fields; `pipelines.settings` puts them
+together.
+"""

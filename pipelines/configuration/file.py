@@ -1,4 +1,4 @@
-"""Reading the configuration's file, and wording what is wrong with it."""
+"""The reading of the configuration's file, and the wording of what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pydantic import ValidationError
 
 
 class RefusedError(ValueError):
-    """One sentence with {path}, {value} and {kind} open; `at` leads from the part that refuses to the place that is wrong."""
+    """A refusal in one sentence with {path}, {value} and {kind} open; `at` leads from the part that
+    refuses to the place that is wrong.
+    """
 
     def __init__(self, sentence: str, *at: str) -> None:
         super().__init__(sentence)
@@ -32,17 +34,21 @@ class FromEnvironment(str):
 # -- the file
 
 _LARGEST_SIZE: Final = 1_000_000
-"""How many characters a configuration may have where its aliases are written out, unless the file itself has more."""
+"""Maximum number of characters of a configuration with its aliases written out, unless the file
+itself has more.
+"""
 _COMPARED: Final = "equals"
 _PASSED_ON: Final = frozenset(["options", "storage", "spark"])
 _RULES: Final = frozenset([("publish", "valid"), ("publish", "value"), ("merge", "tenant")])
 _RULES_OF_SOURCES: Final = frozenset(["key", "tenant", "event_time", "heartbeat", "where"])
-"""Fields of a configuration, and of each of its sources, whose texts are rules that the lake keeps."""
+"""Fields of a configuration, and of each of its sources, whose texts are rules that the
+lake keeps.
+"""
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 def read_values(path: Path, environ: Mapping[str, str]) -> object:
-    """The file's mapping, with every variable filled in. Raises RefusedError."""
+    """Return the file's mapping, with every variable filled in. Raises RefusedError."""
     try:
         content = path.read_bytes()
         loader = yaml.SafeLoader(content)
@@ -70,7 +76,7 @@ def read_values(path: Path, environ: Mapping[str, str]) -> object:
 def _yaml_problem(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    # What stands in the file may be a secret: PyYAML quotes an alias or a tag, which is a value without its quotes.
+    # PyYAML quotes an alias or a tag, which may be a secret: a value that lacks its quotes.
     what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
     return f"is not valid YAML{where}: {what}"
 
@@ -78,7 +84,7 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Return how many values and characters a node holds where aliases are written out.
 
-    RecursionError: it contains itself.
+    Raises RecursionError where it contains itself.
     """
     if id(node) not in sizes:
         size = 1 + len(node.value)
@@ -91,7 +97,8 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _refuse_guesses(node: yaml.Node | None, at: tuple[str, ...], seen: set[int], loader: yaml.SafeLoader) -> None:
-    """Raise RefusedError for a scalar without quotes that YAML takes for something else than it looks like.
+    """Raise RefusedError for a scalar without quotes that YAML takes for something else than it
+    looks like.
 
     Looked at are those that records are compared with, and those that are passed on as text.
     """
@@ -137,7 +144,7 @@ def _refuse_other_text(spelled: str, value: object, at: tuple[str, ...]) -> None
 
 
 def _as_json(value: object) -> str | None:
-    """A scalar as JSON has it; None where JSON has no such value."""
+    """Return a scalar as JSON has it; None where JSON has no such value."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
@@ -145,7 +152,7 @@ def _as_json(value: object) -> str | None:
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
-    """Raises RefusedError for a key that is written twice: YAML would silently keep the last one."""
+    """Raise RefusedError for a key that is written twice: YAML would silently keep the last one."""
     if node is None or id(node) in seen:
         return
     seen.add(id(node))
@@ -163,7 +170,9 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
 
 
 def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
-    """Replaces every `${NAME}` in a value once; what a variable holds is not searched again."""
+    """Return a value with every `${NAME}` in it replaced once; what a variable holds is not
+    searched again.
+    """
     if isinstance(value, dict):
         return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
     if isinstance(value, list):
@@ -179,7 +188,9 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
     names: list[str] = []
 
     def lookup(match: re.Match[str]) -> str:
-        """The value of an environment variable that a text names. Raises RefusedError where it is not set or misnamed."""
+        """Return the value of an environment variable that a text names. Raises RefusedError where
+        it is not set or misnamed.
+        """
         name = match[1] or ""
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise RefusedError("{path}: `${` must be followed by the name of an environment variable and `}`", *at)
@@ -206,13 +217,15 @@ _SENTENCES = {
     "string_type": "{path} must be text, not {kind}; put text in quotes",
     "too_short": "{path} must have {min_length} or more entries, not {actual_length}",
 }
-"""What pydantic's own checks find, by the type of its error, with the facts that it gives open."""
+"""Sentences for what pydantic's own checks find, by the type of its error, with the facts that it
+gives open.
+"""
 
 
 def first_sentence(error: ValidationError) -> str:
-    """What is wrong first, with its place."""
+    """Return the sentence about what is wrong first, with its place."""
     first = error.errors(include_url=False)[0]
-    # Pydantic names the kinds of a union, and says where a key is wrong.
+    # Pydantic puts the kinds of a union into the place, and a word where a key is wrong.
     at = tuple(str(step) for step in first["loc"] if not re.fullmatch(r"<.*>|\[key\]", str(step)))
     facts: dict[str, Any] = first.get("ctx", {})
     refusal = facts.get("error")
@@ -223,7 +236,7 @@ def first_sentence(error: ValidationError) -> str:
 
 
 def sentence_of(sentence: str, at: tuple[str, ...], value: object = None, **facts: object) -> str:
-    """The sentence on one line, with its place, its value and further facts filled in."""
+    """Return the sentence on one line, with its place, its value and further facts filled in."""
     filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
     filled |= {"path": " ".join(".".join(at).split()), "value": _shown(value), "kind": _kind_of(value)}
     return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), sentence)
@@ -241,7 +254,7 @@ def _shown(value: object) -> str:
 
 
 def _kind_of(value: object) -> str:
-    """The kind of a value of YAML, in words that do not show the value."""
+    """Return the kind of a value of YAML, in words that do not show the value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     kinds: dict[Any, str] = {str: "text", (int, float): "a number", Mapping: "a mapping", list: "a list", date: "a date"}
@@ -249,6 +262,6 @@ def _kind_of(value: object) -> str:
 
 
 def known_instead(name: str, known: list[str]) -> str:
-    """The known names that are close to an unknown one, or else all of them."""
+    """Return the known names that are close to an unknown one, or else all of them."""
     close = [f"`{name}`" for name in difflib.get_close_matches(name, known, n=2)]
     return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""A source of the configuration, typed, and what every part of the configuration is."""
+"""A source of the configuration, typed, and the base of every part of the configuration."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,9 @@ _SECRET = frozenset(["options", "storage", "spark"])
 
 
 class Part(BaseModel):
-    """A mapping that has the fields of its class, under their names in YAML, and no others; `repr` never shows a secret."""
+    """A mapping that has the fields of its class, under their names in YAML, and no others; `repr`
+    never shows a secret.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
@@ -55,7 +57,9 @@ class Part(BaseModel):
         return data
 
     def changed(self: _P, **values: Any) -> _P:
-        """The part with other values of some attributes, and nothing computed from the old ones."""
+        """Return the part with other values of some attributes, and nothing computed from the old
+        ones.
+        """
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | values)
 
     def __repr_args__(self) -> Any:
@@ -64,19 +68,19 @@ class Part(BaseModel):
 
 
 class Equality(Part):
-    """Holds for a record where the value's `field` equals `equals`."""
+    """A condition that holds for a record where the value's `field` equals `equals`."""
 
     field: kinds.DottedPath = Field(examples=["type"])
     equals: kinds.Scalar = Field(examples=["heartbeat"])
 
     @property
     def parts(self) -> tuple[tuple[str, ...], str | int | float | bool]:
-        """The path, as field names from the outermost in, and what is to be found there."""
+        """The path, as field names from the outermost in, and the value to be found there."""
         return parse_path(self.field), self.equals
 
 
 class EventTime(Part):
-    """Where a value has its event time.
+    """The place of the event time in a value.
 
     `unit`: that of a number, and with `text` of a number in a string. Any other string is ISO 8601.
     """
@@ -98,12 +102,14 @@ def _shape_of_event_time(value: object) -> str:
 
 
 def _parsed(paths: str | tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The paths that a configuration names: one or more."""
+    """Return the paths that a configuration names: one or more."""
     return tuple(map(parse_path, (paths,) if isinstance(paths, str) else paths))
 
 
 class RegistrySettings(Part):
-    """The schema registry (of Confluent's API) that has the schemas which a source's values were written with."""
+    """The schema registry (of Confluent's API) that has the schemas which a source's values were
+    written with.
+    """
 
     url: kinds.Url = Field(examples=["http://127.0.0.1:8081"], repr=False)
     options: kinds.RegistryOptions = {}
@@ -111,7 +117,9 @@ class RegistrySettings(Part):
 
 
 class RepartitionSettings(Part):
-    """The topic that a source's records come from, or several, and how many partitions the source's own topic has."""
+    """The topic that a source's records come from, or several, and how many partitions the source's
+    own topic has.
+    """
 
     origin: kinds.Topics = Field(validation_alias="from", examples=["clicks"])
     partitions: kinds.Count = Field(examples=["6"])
@@ -123,7 +131,9 @@ class RepartitionSettings(Part):
 
 
 class SourceSettings(Part):
-    """One topic of the merge, or several that are alike, and where their records carry their key and their event time."""
+    """One topic of the merge, or several that are alike, and where their records carry their key
+    and their event time.
+    """
 
     topic: kinds.Topics = Field(examples=["tracking"])
     repartition: RepartitionSettings | None = None
@@ -158,7 +168,7 @@ class SourceSettings(Part):
 
     @property
     def time(self) -> EventTime:
-        """Where the event time is, however that is written."""
+        """The place of the event time, however that is written."""
         return self.event_time if isinstance(self.event_time, EventTime) else EventTime(field=self.event_time)
 
     @model_validator(mode="after")
@@ -203,21 +213,25 @@ class SourceSettings(Part):
 
     @cached_property
     def read_type(self) -> "pa.DataType":
-        """What a value is read as: text, or the schema's struct."""
+        """The type as which a value is read: text, or the schema's struct."""
         import pyarrow as pa
 
         return self.value_schema.type if self.value_schema else pa.string()
 
     @cached_property
     def value_type(self) -> "pa.DataType":
-        """What a value is in silver: text, or a struct with the fields of the schema and of those before it."""
+        """The type of a value in silver: text, or a struct with the fields of the schema and of
+        those before it.
+        """
         from pipelines.core.types import widened
 
         return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
 
     def reading_rules(self, max_future_ms: int, tenant: str | None = None, *, leaves_undecodable: bool = False) -> "ReadingRules":
-        """How this source's records are read; `tenant`: at which path they have their tenant, where there are tenants;
-        `leaves_undecodable`: to another source of the same topic.
+        """Return the rules by which this source's records are read.
+
+        `tenant`: the path of their tenant, where there are tenants. `leaves_undecodable`: records
+        that cannot be decoded are left to another source of the same topic.
         """
         from pipelines.core.reading import ReadingRules
 

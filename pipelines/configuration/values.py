@@ -1,4 +1,6 @@
-"""The kinds of values in the configuration: each takes what YAML gave and returns what the program uses, or refuses it."""
+"""The kinds of values in the configuration: each takes what YAML gave and returns what the program
+uses, or refuses it.
+"""
 
 import math
 import re
@@ -23,25 +25,28 @@ LARGEST_COUNT: Final = 2**31 - 1
 LARGEST_OFFSET: Final = 2**63 - 1
 # librdkafka sends at most 1 000 000 000 bytes in one message, key and headers included.
 LARGEST_MESSAGE: Final = 999_000_000
-# Whoever reads a table keeps a version of it for as long as the reading takes: a run, a query, a notebook.
+# A reader (a run, a query, a notebook) needs a version of a table for as long as the reading takes.
 SHORTEST_RETENTION_MS: Final = 3_600_000
 
-# Columns of silver, `key`, which stands beside the sources in a published message, and `waits_for`, in the live view.
+# Columns of silver; `key`, a field beside the sources in a published message; and `waits_for`, a
+# column of the live view.
 RESERVED_NAMES: Final = frozenset(
     [
         *("partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"),
         *("generation", "record_bytes", "key", "waits_for"),
     ]
 )
-# What stands beside the sources while merge records change and messages are made; `passes` where the merge has tenants.
+# Columns beside the sources while merge records change and messages are made; `passes` where the
+# merge has tenants.
 NAMES_OF_STEPS: Final = frozenset(["replaces", "value"])
 NAMES_OF_STEPS_OF_TENANTS: Final = frozenset(["passes"])
 # Columns of silver where the merge has a window by gap, or tenants.
 COLUMNS_OF_WINDOWS: Final = frozenset(["due", "closed_at"])
 # Columns of silver where the merge has tenants.
 COLUMNS_OF_TENANTS: Final = frozenset(["tenant", "position"])
-# Client options that carry a promise of Watersmeet (what is read, that each record is published once and in order, that nothing
-# but an answer is printed), and those of librdkafka's bindings that text cannot be. `pipelines.kafka.options` sets the first.
+# Client options that carry a promise of Watersmeet (what is read, that each record is published
+# once and in order, that nothing but an answer is printed); `pipelines.kafka.options` sets them.
+# And those of librdkafka's bindings whose values cannot be text.
 OWN_OPTIONS: Final = re.compile(
     r"bootstrap\.servers|metadata\.broker\.list|group\.(id|instance\.id)|isolation\.level|auto\.offset\.reset"
     r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof|idempotence|gapless\.guarantee)|auto\.commit\..*"
@@ -58,7 +63,10 @@ _NOT_A_DURATION = "is not a duration; write a whole number and ms, s, m, h or d,
 
 
 def parse_duration(text: str) -> int:
-    """A duration is a whole number and a unit (500ms, 30s, 30m, 12h, 7d); the answer is in ms."""
+    """Return a duration in ms, from text with a whole number and a unit (500ms, 30s, 30m, 12h, 7d).
+
+    Raises ConfigurationError for anything else.
+    """
     match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)", text)
     duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]] if match else -1
     if not 0 <= duration_ms <= LAST_EVENT_TIME_MS:  # nothing longer can mean anything; and sums of two stay inside a bigint
@@ -68,9 +76,11 @@ def parse_duration(text: str) -> int:
 
 def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
     def duration(value: object, info: ValidationInfo) -> int:
-        """A duration in ms, from a text such as `30m`. Raises RefusedError for anything else."""
+        """Return a duration in ms, from text such as `30m`. Raises RefusedError for
+        anything else.
+        """
         try:
-            # One that is built in Python is a number: there the name says the unit.
+            # Settings built in Python have a number: there the name says the unit.
             if info.context is None and isinstance(value, int):
                 duration_ms = value
             else:
@@ -85,7 +95,7 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
 
 
 def _share(value: object, info: ValidationInfo) -> float:
-    """A percentage such as `50%`; the answer is a share of 1."""
+    """Return a percentage such as `50%` as a share of 1."""
     share = 0.0
     if info.context is None and isinstance(value, (int, float)):  # built in Python, as the share itself
         share = float(value)
@@ -105,7 +115,10 @@ def _number(
     digits: type[str] = FromEnvironment,
 ) -> BeforeValidator:
     def number(given: object) -> int:
-        """A whole number within the limits, from a number or from a text with a unit. Raises RefusedError for anything else."""
+        """Return a whole number within the limits, from a number or from text with a unit.
+
+        Raises RefusedError for anything else.
+        """
         value = _whole(given, digits)
         match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", given) if isinstance(given, str) else None
         if match and units and match[2] in units:
@@ -118,12 +131,21 @@ def _number(
 
 
 def _whole(value: object, digits: type[str] = FromEnvironment) -> object:
-    """Digits in quotes are text, but a variable of the environment has no other way to give a number, nor has a key of JSON."""
+    """Return the number for digits of the type `digits`, and any other value as it is.
+
+    Digits in quotes are text, but a variable of the environment has no other way to give a number,
+    nor has a key of JSON.
+    """
     return int(value) if isinstance(value, digits) and re.fullmatch("[0-9]{1,19}", value) else value
 
 
 def _timestamp(given: object) -> int:
-    """A time of YAML, or ISO 8601 text, is UTC where it names no zone; a number is epoch ms. A finer part is cut off."""
+    """Return a time in epoch ms, from a time of YAML, from ISO 8601 text, or from a number (epoch
+    ms).
+
+    A time that names no zone is UTC. A finer part is cut off. Raises RefusedError for anything
+    else.
+    """
     value = given.isoformat() if isinstance(given, date) else _whole(given)
     timestamp_ms = parse_iso_8601(value) if isinstance(value, str) else value
     if type(timestamp_ms) is not int:
@@ -149,7 +171,7 @@ Share = Annotated[float, BeforeValidator(_share)]
 
 def _matching(pattern: str, what: str) -> AfterValidator:
     def matching(text: str) -> str:
-        """The text as it is. Raises RefusedError where it does not match the pattern."""
+        """Return the text as it is. Raises RefusedError where it does not match the pattern."""
         if not re.fullmatch(pattern, text):
             raise RefusedError("{path}: {value} is not " + what)
         return text
@@ -170,7 +192,9 @@ def _not_reserved(name: str) -> str:
 
 
 def _location(text: str, info: ValidationInfo) -> str:
-    """A URI stays as it is; any other text is a path, made absolute from the folder of the configuration file."""
+    """Return a URI as it is; any other text is a path, made absolute from the folder of the
+    configuration file.
+    """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
         return text.rstrip("/")
     return str(_absolute(Path(text), info))
@@ -178,10 +202,12 @@ def _location(text: str, info: ValidationInfo) -> str:
 
 @dataclass(frozen=True)
 class SchemaFile:
-    """The file of a schema, or of a suite of expectations, and the text that it had when the configuration was read.
+    """The file of a schema, or of a suite of expectations, and the text that it had when the
+    configuration was read.
 
-    `earlier`: those that a living lake had in its place, the oldest first. `since`: by partition the first offset whose value was
-    written with a schema of bare Avro, which values do not name; 0 where none is said.
+    `earlier`: those that a living lake had in its place, the oldest first. `since`: by partition,
+    the first offset whose value was written with a schema of bare Avro, which values do not name; 0
+    where none is given.
     """
 
     path: Path
@@ -211,7 +237,10 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
 
 
 def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in order, since theirs says nothing. Raises RefusedError for one that is there twice."""
+    """Return the names in ascending order, since their own order says nothing.
+
+    Raises RefusedError for one that is there twice.
+    """
     for name in names:
         if names.count(name) > 1:
             raise RefusedError(f"{{path}} names {name} twice; name each topic once")
@@ -307,7 +336,7 @@ def _not_own(options: dict[str, str]) -> dict[str, str]:
     return options
 
 
-# What carries a promise: that trouble is seen as such, and waited for by the run.
+# Options that carry a promise: that trouble is seen as such, and that the run waits for its end.
 _OWN_REGISTRY_OPTIONS: Final = re.compile(r"url|timeout|max\.retries|retries\..*|cache\..*")
 
 
@@ -330,26 +359,28 @@ RegistryOptions = Annotated[Options, AfterValidator(_not_own_of_registry)]
 
 @dataclass(frozen=True)
 class StartTimestamp:
-    """Reading begins at the first record whose Kafka timestamp is this or later."""
+    """A start at the first record whose Kafka timestamp is this or later."""
 
     timestamp_ms: Annotated[int, BeforeValidator(_timestamp), Field(validation_alias="timestamp")]
 
     def __str__(self) -> str:
-        """As in YAML, in UTC."""
+        """Return the start as in YAML, in UTC."""
         time = datetime(1970, 1, 1) + timedelta(milliseconds=self.timestamp_ms)
         return _flow({"timestamp": f"{time.isoformat(timespec='milliseconds')}Z"})
 
 
 @dataclass(frozen=True)
 class StartOffsets:
-    """Reading begins at these offsets, by source and partition; a partition that is not named, at the earliest."""
+    """A start at these offsets, by source and partition; a partition that is not named starts at
+    the earliest.
+    """
 
     offsets: Annotated[
         dict[Annotated[str, BeforeValidator(str)], Annotated[dict[Partition, Offset], Field(min_length=1)]], Field(min_length=1)
     ]
 
     def __str__(self) -> str:
-        """As in YAML, partitions in order."""
+        """Return the start as in YAML, partitions in order."""
         by_source = {source: _flow(dict(sorted(offsets.items()))) for source, offsets in self.offsets.items()}
         return _flow({"offsets": _flow(by_source)})
 

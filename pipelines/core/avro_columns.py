@@ -1,6 +1,6 @@
-"""From an Avro schema to the type of a column, and from what fastavro makes of a value to what that column takes.
+"""Conversion of Avro schemas to column types, and of fastavro's values to column values.
 
-Integers of either size are one type here, and so are numbers with a fraction: a schema may widen them.
+int and long have one column type here, and so have float and double: a schema may widen them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.core.types import TIME
 _Convert: TypeAlias = Callable[[Any], Any]
 
 NO_SCHEMA: Final = (SchemaParseException, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What fastavro raises for a document that is no schema, beside UnknownType."""
+"""Exceptions, beside UnknownType, that fastavro raises for a document that is not a schema."""
 
 _PLAIN: Final = {
     "boolean": (pa.bool_(), bool),
@@ -39,28 +39,31 @@ _PLAIN: Final = {
     "bytes": (pa.binary(), bytes),
     "fixed": (pa.binary(), bytes),
 }
-"""By Avro type the type of the column, and what Python has for it."""
+"""By Avro type, the type of the column and the Python type of its values."""
 
 _OWN: Final = "watersmeet-"
 UNITS_US: Final = {"millis": 1000, "micros": 1}
 _TIMESTAMPS: Final = frozenset(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos"))
 _RENAMED: Final = frozenset(["decimal", "timestamp-nanos", "local-timestamp-nanos", "uuid"])
-"""Logical types that fastavro rounds, does not know, or takes apart for nothing; under names of their own they are read here."""
+"""Logical types that this module reads itself, under names of its own.
+
+fastavro would round them, does not know them, or would parse them for nothing.
+"""
 
 
 class UnfitError(Exception):
-    """A schema fits no table; the message says why, and what would help."""
+    """Error for a schema that fits no table. The message says why, and what would help."""
 
 
 class Parsed(NamedTuple):
-    """A schema as fastavro takes it, and its named types by their full names."""
+    """A schema in fastavro's parsed form, and its named types by their full names."""
 
     schema: Any
     named: Mapping[str, Any]
 
 
 def parsed(document: Any) -> Parsed:
-    """A JSON document as an Avro schema. Raises UnfitError where it is none."""
+    """Parse a JSON document as an Avro schema. Raises UnfitError where it is not one."""
     named: dict[str, Any] = {}
     try:
         return Parsed(parse_schema(_renamed(document), named), named)
@@ -71,8 +74,11 @@ def parsed(document: Any) -> Parsed:
 
 
 def _renamed(node: Any) -> Any:
-    """The schema with some logical types under names of their own; one that does not stand where it may is left out, as Avro's
-    specification has it. So is what fastavro notes in a schema that it has parsed already.
+    """Return the schema with the logical types of `_RENAMED` under names of their own.
+
+    A logical type on a type that cannot have it is ignored from then on, as Avro's specification
+    says. Keys that fastavro adds to a schema when it parses it (`__...`) are left out. Raises
+    UnfitError for a decimal without a valid precision and scale.
     """
     if isinstance(node, list):
         return [_renamed(each) for each in node]
@@ -94,14 +100,17 @@ def _check_decimal(node: Mapping[str, Any]) -> None:
 
 
 class Column(NamedTuple):
-    """The type of a column, and what brings fastavro's values to what it takes; None: nothing needs to."""
+    """A column type, and the function that converts fastavro's values to it (None: not needed)."""
 
     type: pa.DataType
     convert: _Convert | None = None
 
 
 def column_of(parsed: Parsed, *, is_resolved: bool = False) -> Column:
-    """The column of a record schema's values; `is_resolved`: of values that other schemas wrote. Raises UnfitError."""
+    """Return the column for the values of a record schema.
+
+    `is_resolved`: True where the values were written with other schemas. Raises UnfitError.
+    """
     schema = parsed.schema
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise UnfitError("the top level must be a record; name its fields there")
@@ -110,17 +119,18 @@ def column_of(parsed: Parsed, *, is_resolved: bool = False) -> Column:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Reads the parts of a valid schema as columns; `named`: its named types.
+    """Reader of the parts of a valid schema as columns. `named`: the schema's named types.
 
-    `is_resolved`: values are written with other schemas. What comes then may also be a field's default, as it stands in the
-    schema, or be of another logical type, so everything is looked at.
+    `is_resolved`: True where the values were written with other schemas. A value may then also be a
+    field's default, as the schema spells it, or have another logical type, so every value is
+    checked.
     """
 
     named: Mapping[str, Any]
     is_resolved: bool
 
     def of(self, schema: Any, where: str, inside: tuple[str, ...]) -> Column:
-        """The column of a part at the path `where`, inside of the named types `inside`."""
+        """Return the column of a part at the path `where`, inside the named types `inside`."""
         if isinstance(schema, list):
             return self._of_union(schema, where, inside)
         if isinstance(schema, str):
@@ -183,12 +193,15 @@ def _refused(where: str, what: str) -> UnfitError:
 
 
 def is_logical(schema: Mapping[str, Any]) -> bool:
-    """Whether a part of a parsed schema has a logical type that counts."""
+    """Return True where a part of a parsed schema has a logical type that is not ignored."""
     return _of_logical_type(schema, "") is not None
 
 
 def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
-    """The column of a logical type that stands where it may; another one is ignored, as Avro's specification has it."""
+    """Return the column of a logical type, or None where there is none on this type.
+
+    A logical type on a type that cannot have it is ignored, as Avro's specification says.
+    """
     named: str = schema.get("logicalType", "")
     match (schema["type"], named.removeprefix(_OWN)):
         case ("bytes" | "fixed", "decimal"):
@@ -237,7 +250,7 @@ def _checked(of_python: type, found: Any) -> Any:
 
 
 def _default_bytes(found: str) -> bytes:
-    """Bytes as they stand in a schema: a character for each."""
+    """Return the bytes of a default, which a schema spells as one character for each byte."""
     return found.encode("latin-1")
 
 
@@ -264,7 +277,10 @@ def _record(converts: Mapping[str, _Convert], found: dict[str, Any]) -> dict[str
 
 
 def _resolved_record(converts: Mapping[str, _Convert], defaults: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """A record that is a default itself may leave out what has one."""
+    """Convert the fields of a record.
+
+    A record that is itself a default may leave out fields that have a default.
+    """
     return {name: convert(found[name] if name in found else defaults[name]) for name, convert in converts.items()}
 
 
@@ -274,7 +290,7 @@ def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decima
     return exact_decimal(precision, scale, found)
 
 
-# A number below is one that was written without the logical type, or a default.
+# A number in the functions below was written without the logical type, or is a default.
 
 
 def _time_text(unit_us: int, found: time | int) -> str:
@@ -294,7 +310,7 @@ def _date(found: date | int) -> date:
 
 
 def _timestamp(unit: str, found: datetime | int) -> datetime:
-    """In UTC."""
+    """Return a time, or a number in a unit since the epoch, as a time in UTC."""
     if isinstance(found, int):
         return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * UNITS_US[unit])
     return found if found.tzinfo is timezone.utc else found.replace(tzinfo=timezone.utc)

@@ -1,4 +1,4 @@
-"""From JSON to Avro: the bytes of a value that somebody has written as JSON, in the form that a message has for it."""
+"""Encoder from JSON to Avro, for values written in the JSON form that messages have."""
 
 from __future__ import annotations
 
@@ -42,20 +42,24 @@ _BITS: Final = {"int": 31, "long": 63}
 
 
 class UnencodableError(ValueError):
-    """A value is none of the schema; the message says where, and what would be right."""
+    """Error for a value that does not fit the schema.
+
+    The message says where, and what would be right.
+    """
 
 
 def encoder(text: str) -> Callable[[Any], bytes]:
-    """The function that makes bare Avro, written with this schema, of a value as `json.loads` gives it.
+    """Return the encoder of values, as `json.loads` gives them, as bare Avro of this schema.
 
-    Decimals, times and bytes are written as messages have them, those with a unit perhaps as the number that Avro has. Fields
-    that are left out take their defaults, else null. Numbers with a fraction are exact as Decimal. It raises UnencodableError.
+    Decimals, times and bytes are written as in messages. Dates, times and timestamps may also be
+    the number that Avro has for them. Fields that are left out take their defaults, else null.
+    Numbers with a fraction are exact if they are Decimal. The encoder raises UnencodableError.
     """
     named: dict[str, Any] = {}
     schema = parse_schema(json.loads(text), named)
 
     def encode(value: Any) -> bytes:
-        """A JSON value as bare Avro. Raises UnencodableError where it does not fit the schema."""
+        """Encode a JSON value as bare Avro. Raises UnencodableError where it does not fit."""
         content = BytesIO()
         schemaless_writer(content, schema, _Parts(named).of(schema, value, "value"))
         return content.getvalue()
@@ -65,12 +69,15 @@ def encoder(text: str) -> Callable[[Any], bytes]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Brings parts of a value to what fastavro's writer takes; `named`: the schema's named types."""
+    """Converter of parts of a value for fastavro's writer. `named`: the schema's named types."""
 
     named: Mapping[str, Any]
 
     def of(self, schema: Any, found: Any, where: str) -> Any:
-        """A JSON value, at a dotted path `where`, as the writer takes it. Raises UnencodableError where it does not fit."""
+        """Convert the JSON value at the dotted path `where` for the writer.
+
+        Raises UnencodableError where it does not fit.
+        """
         if found is None and _may_be_null(schema):
             return None
         schema = self._defined(schema)
@@ -85,7 +92,10 @@ class _Parts:
             raise UnencodableError(f"`{where}` does not fit {kind}; write {_RIGHT[kind]}") from None
 
     def _made(self, kind: str, schema: Mapping[str, Any], found: Any, where: str) -> Any:
-        """The value of a part. What does not fit raises ValueError, TypeError, ArithmeticError or AttributeError."""
+        """Convert the value of a part.
+
+        Raises ValueError, TypeError, ArithmeticError or AttributeError where it does not fit.
+        """
         match kind:
             case "record":
                 return self._record(schema, found, where)
@@ -111,7 +121,7 @@ class _Parts:
                 return exact_decimal(schema["precision"], schema.get("scale", 0), number)
             case "uuid":
                 return UUID(found).bytes if schema["type"] == "fixed" else str(UUID(found))
-        if type(found) is int:  # as Avro has it
+        if type(found) is int:  # the number that Avro has for it
             return found
         if kind == "date":
             return (date.fromisoformat(found) - EPOCH.date()).days
@@ -141,7 +151,7 @@ class _Parts:
         }
 
     def _default(self, schema: Any, found: Any) -> Any:
-        """A default as it stands in a schema, where a character is a byte."""
+        """Convert a default for the writer. The schema spells bytes as one character for each."""
         if found is None:
             return None
         schema = self._defined(schema)
@@ -158,7 +168,7 @@ class _Parts:
         return found
 
     def _defined(self, schema: Any) -> Mapping[str, Any]:
-        """A part with its type written out, and without null."""
+        """Return a part with its type's definition in place of a name, and without null."""
         if isinstance(schema, list):
             [schema] = [choice for choice in schema if choice not in ("null", {"type": "null"})]
         name = schema if isinstance(schema, str) else schema["type"]

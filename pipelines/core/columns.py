@@ -1,4 +1,4 @@
-"""Columns between Arrow and numpy: whole numbers, times as epoch milliseconds, and rows by group."""
+"""Columns in Arrow and numpy: whole numbers, times as epoch milliseconds, and rows by group."""
 
 from __future__ import annotations
 
@@ -16,53 +16,65 @@ Int64s = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 
 NO_TIME = np.iinfo(np.int64).min
-"""Stands for an event time that there is none of (a refused record's); below every real time, so maxima pass over it."""
+"""Value in place of a missing event time, such as a refused record's.
+
+It is below every real time, so that maxima ignore it.
+"""
 
 NEVER = np.iinfo(np.int64).max
-"""Stands for an event time that is never reached; above every real time, so minima pass over it."""
+"""Value in place of an event time that is never reached.
+
+It is above every real time, so that minima ignore it.
+"""
 
 
 def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """A column of integers without nulls as numpy's."""
+    """Return a column of integers without nulls as a numpy array."""
     return np.asarray(column.to_numpy(), np.int64)
 
 
 def lengths(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """How many bytes each text or binary value has, 0 for a null."""
+    """Return how many bytes each text or binary value has, 0 for a null."""
     return int64s(pc.fill_null(pc.binary_length(column), 0))
 
 
 def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """A column of times as epoch milliseconds, `NO_TIME` where null."""
+    """Return a column of times as epoch milliseconds, `NO_TIME` for a null."""
     return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NO_TIME))
 
 
 def time_column(times: Int64s, missing: int = NO_TIME) -> pa.Array:
-    """Epoch milliseconds as a column of times, null where they are `missing`."""
+    """Return epoch milliseconds as a column of times, null where they are `missing`."""
     is_null = times == missing
     return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)
 
 
 def both(one: pa.Array | pa.ChunkedArray, other: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Two columns one after the other, as a type whose offsets do not overflow."""
+    """Concatenate two columns, as a type whose offsets do not overflow."""
     chunks = [chunk.cast(kind) for column in (one, other) for chunk in getattr(column, "chunks", [column])]
     return pa.chunked_array(chunks, kind)
 
 
 def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
-    """Items as a list for each of `count` rows; `rows`: by item, in ascending order, the number of its row."""
+    """Return a list of items for each of `count` rows.
+
+    `rows`: for each item the number of its row, in ascending order.
+    """
     return pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items)
 
 
 def input_names(source: str, parts: pa.StructArray) -> pa.StringArray:
-    """Of each part of a source the name of its input (`core.inputs`)."""
+    """Return the input's name (`core.inputs`) for each part of a source."""
     if "topic" not in parts.type.names:
         return pa.repeat(pa.scalar(source, pa.string()), len(parts))
     return pc.binary_join_element_wise(pa.scalar(source), parts.field("topic"), SEPARATOR)
 
 
 def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:
-    """For each key its value, or `otherwise`; few keys differ."""
+    """Return the value of each key, or `otherwise` where it has none.
+
+    Meant for columns with few different keys.
+    """
     if not values:
         return np.full(len(keys), otherwise)
     known, numbers = np.unique(keys, return_inverse=True)
@@ -70,19 +82,25 @@ def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s
 
 
 def in_groups(by: Int64s, then: Int64s | None = None) -> tuple[Int64s, Int64s]:
-    """The numbers of the rows in order of (`by`, `then`), and where each value of `by` (none is below 0) begins in that order."""
+    """Return the numbers of the rows in order of (`by`, `then`), and where each group begins there.
+
+    A group has one value of `by`, which may not be below 0.
+    """
     order = np.argsort(by, kind="stable") if then is None else np.lexsort((then, by))
     return order, np.flatnonzero(np.diff(by[order], prepend=-1))
 
 
 def groups(by: Int64s, then: Int64s | None = None) -> dict[int, Int64s]:
-    """For each value of `by` (none is below 0) the numbers of its rows, in order of `then`; without it, as they come."""
+    """Return the numbers of the rows by value of `by`, in order of `then` or else as they come.
+
+    No value of `by` may be below 0.
+    """
     order, begins = in_groups(by, then)
     return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
 
 
 def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:
-    """Offsets in order as ranges `[from, until)`."""
+    """Yield ascending offsets as ranges `[from, until)`."""
     if len(offsets):
         ends = np.flatnonzero(np.diff(offsets) > 1)
         firsts, lasts = np.append(offsets[0], offsets[ends + 1]), np.append(offsets[ends], offsets[-1])

@@ -1,6 +1,7 @@
-"""What looks wrong although every rule is kept: sources whose records never meet, and event times of another unit.
+"""Signs of mistakes that break no rule.
 
-Each is a likely mistake of a configuration or a producer, and may be meant. So it is told, and stops nothing.
+Sources whose records never meet, and event times in another unit, are likely mistakes of a
+configuration or a producer. They may be intended, so they are reported, and stop nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from pipelines.core.columns import NO_TIME, Booleans, Int64s, times_ms
 from pipelines.core.reading import MILLISECONDS_PER_UNIT, ReadingRules, Reason, read_records
 
 ENOUGH: Final = 10
-"""So many merge records, or keys of each source, and none that meets another, are told."""
+"""Minimum number of merge records, or of a source's keys, for a report that they never meet."""
 
 DECADES_MS: Final = 20 * 365 * 86_400_000
-"""An event time further than that from Kafka's own timestamp is seldom meant."""
+"""Distance of an event time from Kafka's own timestamp (ms) beyond which it is seldom intended."""
 
 _TIMED: Final = [None, Reason.NO_EVENT_TIME.value, Reason.EVENT_TIME_IN_FUTURE.value]
-"""Why records were refused whose event time was looked at."""
+"""Reasons of records whose event time was read: None (not refused), or a fault of that time."""
 
 
 class OddTimes(NamedTuple):
     """Records whose event time is missing, or decades from Kafka's timestamp.
 
-    `odd` of all `records`, and of one of them both times (ms; the event time is None where it was refused). `unit`: by which most
-    would be near; None where none is.
+    `odd`: how many of all `records` these are. `event_time` and `kafka_timestamp`: both times of
+    one of them (ms); its event time is None where it was refused. `unit`: the unit in which most
+    event times would be near Kafka's timestamp; None where there is none.
     """
 
     odd: int
@@ -43,9 +45,10 @@ class OddTimes(NamedTuple):
 
 
 def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
-    """Return what is odd about most of some records, in columns of `KAFKA`, that a source reads by these rules.
+    """Return the odd event times among some records, or None unless most are odd.
 
-    None where nothing is. See `are_odd` for what does not count.
+    `records`: the columns of `KAFKA`. `rules`: those by which the source is read. See `are_odd` for
+    the records that do not count.
     """
     taken, read = times_ms(records["kafka_timestamp"]), read_records(records, rules)
     times, is_meant = times_ms(read["event_time"]), _is_meant(read)
@@ -63,10 +66,13 @@ def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
 
 
 def are_odd(read: pa.Table) -> bool:
-    """Whether most of some records that were read have no event time near Kafka's timestamp.
+    """Return True where most of some records have no event time near Kafka's timestamp.
 
-    `read`: `kafka_timestamp`, `event_time` and `reason` of each. What Kafka gave no timestamp, what was refused for
-    something else than its time, and what was skipped does not count.
+    `read`: `kafka_timestamp`, `event_time` and `reason` of each record. Three kinds of records do
+    not count:
+    - those without a timestamp of Kafka's;
+    - those refused for something else than their time;
+    - those skipped.
     """
     is_meant = _is_meant(read)
     near = is_meant & _is_near(times_ms(read["event_time"]), times_ms(read["kafka_timestamp"]))
@@ -86,7 +92,7 @@ def _is_near(times: Int64s, taken: Int64s) -> Booleans:
 
 
 class Appearance(NamedTuple):
-    """Records of one source with a key in a partition, and between which event times (ms) they lie."""
+    """Records of one source with one key in a partition, and their extreme event times (ms)."""
 
     source: str
     partition: int
@@ -97,9 +103,10 @@ class Appearance(NamedTuple):
 
 
 class Lonely(NamedTuple):
-    """Sources none of whose records was found with one of another source: by their names, how often each was found.
+    """Sources none of whose records was found with one of another source.
 
-    `is_every_one`: nothing at all was found with records of two sources.
+    `counts`: how often each was found, by its name. `is_every_one`: True where nothing at all was
+    found with records of two sources.
     """
 
     counts: Mapping[str, int]
@@ -107,9 +114,9 @@ class Lonely(NamedTuple):
 
 
 def lonely(groups: Iterable[Collection[str]]) -> Lonely:
-    """Return the sources that were found often enough, and always alone.
+    """Return the sources that were found at least `ENOUGH` times, and always alone.
 
-    `groups`: of each thing that was found, the sources of whose records it holds some.
+    `groups`: for each thing that was found, the sources whose records it holds.
     """
     counts, met, is_every_one = Counter[str](), set[str](), True
     for sources in groups:
@@ -121,7 +128,10 @@ def lonely(groups: Iterable[Collection[str]]) -> Lonely:
 
 
 class Unmet(NamedTuple):
-    """Why no record of a source meets one of another: `what` differs, as far as it can be seen, and the two that show it."""
+    """The reason why no record of a source meets one of another.
+
+    `what`: what differs, as far as can be seen. `one` and `other`: two appearances that show it.
+    """
 
     what: str
     one: Appearance
@@ -134,8 +144,13 @@ UNLIKE: Final = "keys"
 
 
 def why_unmet(appearances: Iterable[Appearance]) -> Unmet | None:
-    """Return why no two of these, of two sources, met: the same key in other partitions, or at other times; keys that are
-    the same but for their form (`_FORMS`); or just other keys. None where there are no two sources.
+    """Return why no two appearances of two sources met, or None where there are no two sources.
+
+    The first of these reasons that applies:
+    - the same key in the same partition is there at other times;
+    - the same key is in other partitions;
+    - keys are the same but for their form (`_FORMS`);
+    - keys just differ.
     """
     by_source: dict[str, list[Appearance]] = {}
     for each in appearances:
@@ -153,20 +168,26 @@ def why_unmet(appearances: Iterable[Appearance]) -> Unmet | None:
 
 
 def gap_ms(one: Appearance, other: Appearance) -> int:
-    """How far two lie apart in event time (ms); 0 where they overlap."""
+    """Return the distance of two appearances in event time (ms), 0 where they overlap."""
     return max(one.first - other.last, other.first - one.last, 0)
 
 
 def _shared(
     one: Sequence[Appearance], other: Sequence[Appearance], same: Callable[[Appearance], object]
 ) -> Iterable[tuple[Appearance, Appearance]]:
-    """Pairs for which `same` gives the same, one for each of its values."""
+    """Return each appearance of `other` with one of `one` for which `same` returns the same value.
+
+    Those without one are left out.
+    """
     known: Mapping[object, Appearance] = {same(each): each for each in one}
     return [(known[same(each)], each) for each in other if same(each) in known]
 
 
 def _without_schema_id(key: str) -> str:
-    """The key without the head of Confluent's wire format, and without the length of an Avro string behind it."""
+    """Return a key without the header of Confluent's wire format.
+
+    The length of an Avro string after the header is left out, too.
+    """
     content = key.encode()
     if len(content) <= 5 or content[0] != 0:
         return key
@@ -184,7 +205,7 @@ _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
     "zeros at the beginning of the key": lambda key: key.lstrip("0"),
     "hyphens in the key": lambda key: key.replace("-", ""),
 }
-"""In what keys differ that mean the same, and what takes it away."""
+"""By the name of a difference between keys that mean the same, the function that removes it."""
 
 
 def _by_form(take_away: Callable[[str], str]) -> Callable[[Appearance], object]:

@@ -1,9 +1,9 @@
-"""Decides when silent sources no longer stop a partition's clock, and to which event time their heads move.
+"""The idle policy: when silent sources no longer stop a partition's clock, and their new heads.
 
-A decision is data: a heartbeat of each idle source, placed after the last offset that bronze has of it. The caller determines
-by the wall clock which sources are silent: those that have had no record for long enough, and of which bronze holds everything
-up to Kafka's end. (A decision placed between records that Kafka already has could precede an offset that was merged before the
-lake was lost.)
+A decision is data: a heartbeat of each idle source, placed after the last offset that bronze has of
+it. The caller determines by the wall clock which sources are silent: those that have had no record
+for long enough, and of which bronze holds everything up to Kafka's end. (A decision placed between
+records that Kafka already has could precede an offset that was merged before the lake was lost.)
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 
 class IdleDecision(NamedTuple):
-    """A synthetic heartbeat (ms) of a topic-partition: after the record `after_offset` (-1: before any), before the next.
+    """A synthetic heartbeat of a topic-partition, with its `event_time` (ms).
 
-    `told`: where the merge has tenants, to which of them it gives a position of their own there (ms), in their order.
+    It comes after the record `after_offset` (-1: before any record) and before the next one.
+    `told`: where the merge has tenants, those to which it gives a position of their own there, each
+    with that position (ms), in order of their names.
     """
 
     after_offset: int
@@ -31,11 +33,12 @@ class Idle(NamedTuple):
 
 
 def decide(heads: Mapping[str, int | None], silent: Collection[str]) -> Idle | None:
-    """Moves the heads of the laggards to the smallest head ahead of them, if all laggards are silent; else None.
+    """Return where the heads of the laggards move, if all laggards are silent; None otherwise.
 
-    `heads` names every input of the partition; None: it has no record there yet. The laggards are the sources without a head,
-    or else those with the smallest one: the clock waits for them. A source that is ahead, or held back, is never idle, however
-    silent, and no source is idle unless another is ahead.
+    They move to the smallest head ahead of them. `heads` has every input of the partition; None: it
+    has no record there yet. The laggards are the inputs without a head, or else those with the
+    smallest one: the clock waits for them. A source that is ahead, or held back, is never idle,
+    however silent. No source is idle unless another is ahead.
     """
     known = [head for head in heads.values() if head is not None]
     smallest = min(known, default=None) if len(known) == len(heads) else None

@@ -1,4 +1,4 @@
-"""Rule 4: which open merge record a record joins, or whether it opens a new one."""
+"""Rule 4: the choice of the open merge record that a record joins, or of a new one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.core.positions import Positioned
 
 
 class Opened(NamedTuple):
-    """Of open merge records the first and the last event time, and until when they can be joined (ms)."""
+    """First and last event times of open merge records, and until when they can be joined (ms)."""
 
     first: Int64s
     last: Int64s
@@ -21,12 +21,15 @@ class Opened(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table, rules: Rules) -> Opened:
-        """Of rows of silver."""
+        """Return the times of open rows of silver."""
         first, last = times_ms(rows["event_time"]), times_ms(rows["last_event_time"])
         return cls(first, last, rules.due(first, last))
 
     def by_key(self, keys: Int64s, count: int) -> Opened:
-        """By the number of a key, of which there are so many; `NEVER` where it has no open record. `keys`: of each one."""
+        """Return these times by the number of a key, `NEVER` where a key has no open record.
+
+        `keys`: the number of the key of each record here. `count`: how many keys there are.
+        """
         found = Opened(*(np.full(count, NEVER) for _ in self._fields))
         for column, own in zip(found, self, strict=True):
             column[keys] = own
@@ -34,12 +37,18 @@ class Opened(NamedTuple):
 
 
 def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Rules) -> Int64s:
-    """Which merge record of its key each record belongs to: 0 is the key's open record, or its first new one.
+    """Return, for each record, which merge record of its key it belongs to.
 
-    `of_record`: the number of each record's key; `opened`: by key. Nearly every key has one merge record in a batch, and that is
-    known without looking at its records one by one: where the last position is within the gap of the first event time, none can
-    open a second one; nor where each position is within the gap of the record before it, and within the longest stay of the first
-    event time. For the others, rule 4 is taken record by record, in order of position.
+    0 is the key's open record, or its first new one where it has none. `of_record`: the number of
+    each record's key. `opened`: by key.
+
+    Nearly every key has one merge record in a batch. That is known without a look at its records
+    one by one where none can open a second one, in two cases:
+    - the last position is within the gap of the first event time;
+    - each position is within the gap of the record before it, and within the longest stay of the
+      first event time.
+
+    For the other keys, rule 4 is applied record by record, in order of position.
     """
     nth = np.zeros(len(of_record), np.int64)
     if not len(nth):

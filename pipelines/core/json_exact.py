@@ -1,7 +1,7 @@
-"""Decimals, times and dates in JSON, which has no types for them: what a number or text is exactly, as a value of a column.
+"""Exact conversion of JSON's numbers and texts to decimals, times and dates.
 
-A field of a JSON Schema has such a column where the keyword `x-watersmeet-type` says so. Nothing is rounded: what does not fit
-the column exactly is refused.
+JSON has no types for these. A field of a JSON Schema has such a column where the keyword
+`x-watersmeet-type` says so. Nothing is rounded: what does not fit the column exactly is refused.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pipelines.core.times import parse_microseconds
 from pipelines.core.types import TIME, ddl
 
 KEYWORD: Final = "x-watersmeet-type"
-"""In a JSON Schema, beside `type`: the type of the column, where JSON has none for it."""
+"""Keyword of a JSON Schema, beside `type`, for a column type that JSON does not have."""
 
 MAX_DIGITS: Final = 38
-"""Of a decimal: as many as a table's column holds."""
+"""Maximum number of digits of a decimal: as many as a table's column holds."""
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
@@ -35,8 +35,10 @@ _DATE_TIME: Final = re.compile(rf"{_DATE.pattern}T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\
 
 
 def named_type(name: object, json_type: str) -> pa.DataType | None:
-    """The column that `x-watersmeet-type` names for a field of a JSON type: `decimal(12, 2)` for a number or string, `timestamp`
-    and `date` for a string. None where it names none.
+    """Return the column type that `x-watersmeet-type` names for a field of a JSON type.
+
+    A number or string may have a decimal such as `decimal(12, 2)`, a string also `timestamp` and
+    `date`. None where the name is not one of these.
     """
     if isinstance(name, str) and json_type in ("number", "string") and (found := _DECIMAL.fullmatch(name)):
         precision, scale = map(int, found.groups())
@@ -45,18 +47,21 @@ def named_type(name: object, json_type: str) -> pa.DataType | None:
 
 
 def is_exact(kind: pa.DataType) -> bool:
-    """Whether values of this type are spelled in JSON as something else."""
+    """Return True for decimals, dates and times: JSON spells them as numbers or texts."""
     return bool(pa.types.is_decimal128(kind) or pa.types.is_date32(kind) or kind == TIME)
 
 
 def has_exact(kind: pa.DataType) -> bool:
-    """Whether a type is, or holds, one that `is_exact`."""
+    """Return True where a type is, or contains, one that `is_exact`."""
     inner = [kind.field(i).type for i in range(kind.num_fields)]
     return is_exact(kind) or any(map(has_exact, inner))
 
 
 def exact(found: Any, kind: pa.DataType) -> Any:
-    """What a number (int, Decimal) or text of JSON is, as a value of a type that `is_exact`; ValueError where it is none."""
+    """Return a number (int, Decimal) or text of JSON as the exact value of a type that `is_exact`.
+
+    Raises ValueError where it is not one.
+    """
     if pa.types.is_decimal128(kind):
         if isinstance(found, str) and not _NUMBER.fullmatch(found):
             raise ValueError("not a number in plain digits")
@@ -75,7 +80,10 @@ def exact(found: Any, kind: pa.DataType) -> Any:
 
 
 def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
-    """A number with so many digits of a fraction. Raises UndecodableError where it has more of them, or more than `precision`."""
+    """Return a number with `scale` digits of a fraction.
+
+    Raises UndecodableError where it has more of them, or more than `precision` digits in all.
+    """
     with suppress(Inexact, InvalidOperation):
         exactly = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
         if exactly.is_finite() and len(exactly.as_tuple().digits) <= precision:
@@ -84,7 +92,10 @@ def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
 
 
 def misfit(value: bytes, kind: pa.DataType) -> str | None:
-    """The first place in a JSON text that is no value of its column; None where all are. JSON's own types are not looked at."""
+    """Return a sentence about the first place in a JSON text whose value does not fit its column.
+
+    None where all fit. Values of JSON's own types are not checked.
+    """
     return _misfit(json.loads(value, parse_float=Decimal), kind, "$")
 
 

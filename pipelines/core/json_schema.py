@@ -1,7 +1,7 @@
-"""A JSON Schema as two things: the type of the column that holds a source's values, and the test that each value must pass.
+"""JSON Schemas of a source's values: the type of their column, and the test of each value.
 
-Both come from one document, so whatever passes the test fits the column. (JSON Schema counts 1.0 and 1e3 as integers: a
-reader of an int64 field must accept those spellings.)
+Both come from one document, so every value that passes the test fits the column. (JSON Schema
+counts 1.0 and 1e3 as integers: a reader of an int64 field must accept those spellings.)
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +22,15 @@ from pipelines.errors import ConfigurationError
 
 COLUMN_TYPES: Final = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 
-# JSON Schema's integers are unbounded, a column's are not: without these bounds a larger one would not fit its column.
+# JSON Schema's integers are unbounded, a column's are not. Without these bounds, a larger one
+# would not fit its column.
 INT64_BOUNDS: Final = {"minimum": -(2**63), "maximum": 2**63 - 1}
 
 # Delta accepts no column whose name contains one of these, not even inside a struct.
 FORBIDDEN_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")
 
-# A violation is stored in a column of the quarantine; a schema with many names must not make it pages long.
+# Maximum characters of a violation. It is stored in a column of the quarantine, and a schema with
+# many names must not make it pages long.
 LONGEST_VIOLATION: Final = 300
 
 _REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
@@ -42,23 +44,29 @@ _LITERAL_TYPES: Final[dict[type, str]] = {str: "string", bool: "boolean", int: "
 
 @dataclass(frozen=True)
 class ValueSchema:
-    """A JSON Schema that fits a table: `text` is the schema that values are tested by, `type` the struct that they become.
+    """A JSON Schema that fits a table.
 
-    It pickles, so it can be sent to worker processes; each compiles its own `validator()`.
+    `text` is the schema that values are tested by, `type` the struct that they become. It pickles,
+    so it can be sent to worker processes. Each compiles its own `validator()`.
     """
 
     text: str
     type: pa.DataType
 
     def validator(self) -> Callable[[object], str | None]:
-        """A function of a value (as orjson parses it): None where it fits, else one sentence, the first violation and its path.
+        """Return a function that tests a value (as orjson parses it).
 
-        Formats are not checked (by the standard they are annotations). The sentence names fields, never contents.
+        It returns None where the value fits, else one sentence with the first violation and its
+        path. The sentence names fields, never contents. Formats are not checked: by the standard
+        they are annotations.
         """
         compiled = _compiled(orjson.loads(self.text))
 
         def first_violation(value: Any) -> str | None:
-            """Where and how a JSON value first breaks the schema, in words of bounded length; None where it does not."""
+            """Return where and how a JSON value first breaks the schema, or None.
+
+            The words are of bounded length.
+            """
             if compiled.is_valid(value):
                 return None
             error = next(iter(compiled.iter_errors(value)))
@@ -69,21 +77,25 @@ class ValueSchema:
 
     @property
     def misfit(self) -> Callable[[bytes], str | None] | None:
-        """A function of a value's bytes, which fit the schema: what is no value of its column, in one sentence. None where
-        columns have JSON's own types alone, so that nothing is.
+        """A function that tests whether a value which fits the schema also fits its columns.
+
+        It takes the value's bytes, and returns one sentence about the first place that does not
+        fit, or None. The property is None where all columns have JSON's own types: then everything
+        fits.
         """
         return partial(misfit, kind=self.type) if has_exact(self.type) else None
 
 
 class _UnfitError(Exception):
-    """A schema fits no table; the message says why, and what would help."""
+    """Error for a schema that fits no table. The message says why, and what would help."""
 
 
 def value_schema(text: bytes, path: Path) -> ValueSchema:
-    """Reads a JSON Schema as the schema of a source's values; `path`: where it was found.
+    """Read a JSON Schema as the schema of a source's values.
 
-    Raises ConfigurationError with one sentence where the text is no valid schema, refers to another document, or does not
-    give every field exactly one column type.
+    `path`: the file that it comes from. Raises ConfigurationError with one sentence where the text
+    is not a valid schema, refers to another document, or does not give every field exactly one
+    column type.
     """
     try:
         return _value_schema(orjson.loads(text))
@@ -133,20 +145,23 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def _json_path(steps: list[str | int]) -> str:
-    """`$`, then `.name`, `['any name']` or `[index]` for each step."""
+    """Return the JSON path of steps: `$`, then `.name`, `['any name']` or `[index]` for each."""
     named = ((f".{step}" if is_identifier(step) else f"[{step!r}]") if isinstance(step, str) else f"[{step}]" for step in steps)
     return "$" + "".join(named)
 
 
 @dataclass
 class _Columns:
-    """Reads a valid schema as columns, and collects the parts of it that are integer columns."""
+    """Reader of a valid schema as columns. It also collects the parts that are integer columns."""
 
     document: Any
     integers: list[dict[str, Any]] = field(default_factory=list)
 
     def value_type(self) -> pa.DataType:
-        """The struct of the schema's top level. Raises _UnfitError where that is no object with properties."""
+        """Return the struct of the schema's top level.
+
+        Raises _UnfitError where that is not an object with properties.
+        """
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
         if not isinstance(top, dict) or not top.get("properties") or _types(top) not in ([], ["object"]):
             raise _UnfitError(f"the top level must be an object with `properties`; name its fields there{_OR_KEEP_TEXT}")
@@ -166,7 +181,10 @@ class _Columns:
         return fields
 
     def _column_type(self, schema: Any, where: str, followed: tuple[str, ...], named: Any = None) -> pa.DataType:
-        """`named`: the type that `x-watersmeet-type` gives the field, where that stands around the schema."""
+        """Return the column type of a field.
+
+        `named`: the type that `x-watersmeet-type` gives the field in the schema around this one.
+        """
         named = schema.get(KEYWORD, named) if isinstance(schema, dict) else named
         schema, followed = self._dereferenced(schema, f"field `{where}`", followed)
         if not isinstance(schema, dict):
@@ -193,7 +211,10 @@ class _Columns:
         return COLUMN_TYPES[types[0]]
 
     def _dereferenced(self, schema: Any, where: str, followed: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-        """Follows `$ref`: keywords beside it only validate, so the type is that of the part it refers to."""
+        """Follow `$ref`. Return the part that it refers to, and all references followed so far.
+
+        Keywords beside `$ref` only validate, so the column type is that of this part.
+        """
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
             if reference in followed:
@@ -219,13 +240,13 @@ def _refused(where: str, what: str = "has no single type that a table column can
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
-    """The declared types but `null`: every column may be null."""
+    """Return the declared types except `null`: every column may be null."""
     declared = schema.get("type", [])
     return [name for name in ([declared] if isinstance(declared, str) else declared) if name != "null"]
 
 
 def _names_fields(schema: dict[str, Any]) -> bool:
-    """Whether an object's fields have names of their own, also by a pattern."""
+    """Return True where an object's fields have names of their own, also by a pattern."""
     return bool(schema.get("properties") or schema.get("patternProperties"))
 
 
@@ -239,7 +260,10 @@ def _only_choice_but_null(schema: dict[str, Any]) -> Any:
 
 
 def _types_of_literals(schema: dict[str, Any]) -> list[str]:
-    """The types of `const` or `enum` where no type is declared; a literal that fits no column has the type `none`."""
+    """Return the types of `const` or `enum` where no type is declared.
+
+    A literal that fits no column has the type `none`.
+    """
     if "type" in schema:
         return []
     literals = [schema["const"]] if "const" in schema else schema.get("enum", [])

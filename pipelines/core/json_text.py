@@ -1,7 +1,7 @@
-"""Strict JSON: from a record's bytes to the object that they spell, or to one sentence that says why they spell none.
+"""Strict JSON: parses a record's bytes as an object, or says in one sentence why they are not one.
 
-Strict means RFC 8259 in UTF-8, with one difference: a number may be of any size. The limits are what every parser and writer
-that meets the value later can bear.
+Strict means RFC 8259 in UTF-8, with one difference: a number may be of any size. The limits are
+what every parser and writer that handles the value later can take.
 """
 
 from __future__ import annotations
@@ -16,35 +16,40 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 MAX_DEPTH: Final = 500
-"""Levels of nesting that are read: half of what Python's and Jackson's parsers bear, so that none of them ever fails first."""
+"""Maximum levels of nesting: half of what Python's and Jackson's parsers take.
+
+So none of them ever fails first.
+"""
 
 MAX_DEPTH_WITH_SCHEMA: Final = 250
-"""Levels of nesting that are read in values with a schema: jsonschema-rs and orjson's writer give up at 255."""
+"""Maximum levels of nesting with a schema: jsonschema-rs and orjson's writer give up at 255."""
 
-# What a JVM's parser (Jackson) bears in a value with a schema, with a margin: it refuses numbers of more than 1,000 digits and
-# names of more than 50,000 UTF-16 units (a character may be two), and an integer column would spell out an exponent of millions.
+# Limits that a JVM's parser (Jackson) sets to values with a schema, with a margin. It refuses
+# numbers of more than 1,000 digits, and names of more than 50,000 UTF-16 units (a character may be
+# two). The limit on exponents is needed because an integer column would spell one of millions out.
 MAX_NUMBER_LENGTH: Final = 900
 MAX_EXPONENT: Final = 9_999
 MAX_NAME_LENGTH: Final = 25_000
 
 MISSING: Final = object()
-"""What `at` finds where a path leads nowhere."""
+"""The value that a finder returns where a path leads nowhere."""
 
 Violation: TypeAlias = Callable[[object], "str | None"]
-"""A function of a parsed value: None where it fits the schema, else the violation in one sentence."""
+"""A function of a parsed value: returns the violation in one sentence, or None if it fits."""
 
 
 class UndecodableError(ValueError):
-    """The bytes are not one acceptable value of the source; the message says why."""
+    """Error for bytes that are not one acceptable value of the source. The message says why."""
 
 
 def parse_object(
     value: bytes | None, violation: Violation | None, misfit: Callable[[bytes], str | None] | None = None
 ) -> dict[str, Any]:
-    """The JSON object that a record's value spells; of a repeated name the last one counts.
+    """Return the JSON object that a record's value spells. Of a repeated name the last one counts.
 
-    With `violation` (a schema's test) the value must also fit the schema, repeat no name, and keep the limits on numbers and
-    names, and `misfit`, a test of its bytes, must have nothing to say. Raises UndecodableError otherwise.
+    With `violation` (a schema's test), the value must also fit the schema, repeat no name, and keep
+    the limits on numbers and names; and `misfit`, a test of its bytes, must return None. Raises
+    UndecodableError otherwise.
     """
     if value is None:
         raise UndecodableError("no value (tombstone)")
@@ -65,13 +70,16 @@ def parse_object(
 
 
 def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
-    """The function of an object that finds what stands at a path of field names, from the outermost in; else `MISSING`."""
+    """Return the function that finds the value at a path in an object, or `MISSING`.
+
+    `path`: field names, from the outermost in.
+    """
     if len(path) == 1:
         [name] = path
         return lambda document: document.get(name, MISSING)
 
     def find(document: Any) -> Any:
-        """What a document has at the path, or `MISSING`."""
+        """Return the value at the path in a document, or `MISSING`."""
         for name in path:
             if not isinstance(document, dict) or name not in document:
                 return MISSING
@@ -82,16 +90,16 @@ def finder(path: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
 
 
 def first_finder(paths: Sequence[tuple[str, ...]]) -> Callable[[dict[str, Any]], Any]:
-    """Return the function of an object that finds what stands at the first of the paths where there is something but null.
+    """Return the function that finds an object's value at the first path with one that is not null.
 
-    Where there is nothing at any of them, it is what the last one leads to.
+    Where no path has one, the function returns what the last path leads to (null or `MISSING`).
     """
     if len(paths) == 1:
         return finder(paths[0])
     finders = [finder(path) for path in paths]
 
     def find(document: dict[str, Any]) -> Any:
-        """What a document has at the first path that leads somewhere."""
+        """Return a document's value at the first path with one that is not null."""
         value = MISSING
         for look in finders:
             value = look(document)
@@ -103,12 +111,15 @@ def first_finder(paths: Sequence[tuple[str, ...]]) -> Callable[[dict[str, Any]],
 
 
 def is_same(found: Any, wanted: str | int | float | bool) -> bool:
-    """Whether two JSON scalars are equal as JSON has it: `true` is not 1 and `"1"` is not 1, but 1.0 is 1."""
+    """Return True where two JSON scalars are equal by JSON's rules.
+
+    `true` is not 1 and `"1"` is not 1, but 1.0 is 1.
+    """
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def kind(found: Any) -> str:
-    """What a parsed value is, with its article: `a number`, `an empty string`, `missing`."""
+    """Return a parsed value's kind with its article: `a number`, `an empty string`, `missing`."""
     if found is MISSING:
         return "missing"
     if isinstance(found, str):
@@ -122,7 +133,10 @@ class _NumberText(str):
 
 
 def number_text(found: float, paths: Sequence[tuple[str, ...]], value: bytes | None) -> str:
-    """The number `found` at one of `paths` as the record spelled it: 1.0 stays 1.0, an integer of any length keeps its digits."""
+    """Return the number `found` at one of `paths` as the record spelled it.
+
+    1.0 stays 1.0, and an integer of any length keeps its digits.
+    """
     if isinstance(found, int) and found != 0:  # JSON spells an integer in one way only, except for -0
         return str(found)
     spelled = json.loads(value or b"null", parse_float=_NumberText, parse_int=_NumberText)
@@ -133,7 +147,11 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: bool) -> Any:
-    """Parses strict JSON in which orjson found an `error`: a number beyond a double, which becomes an infinity, or a fault."""
+    """Parse strict JSON in which orjson found an `error` that is a number beyond a double.
+
+    Such a number becomes an infinity. Raises UndecodableError for any other error, and unless such
+    a number `is_wanted`.
+    """
     fault = UndecodableError(f"no strict JSON: {error}")
     number = _NUMBER.match(error.doc, error.pos)
     if number is None or isfinite(float(number[0])):
@@ -143,7 +161,7 @@ def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: 
         json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair, as orjson does
     except (ValueError, RecursionError) as other:
         if isinstance(other, json.JSONDecodeError) and other.pos <= error.pos:
-            raise fault from None  # there must be no number at all
+            raise fault from None  # JSON allows no number at this place
         fault = UndecodableError(f"no strict JSON: {other}")
     else:
         if is_wanted:
@@ -152,7 +170,10 @@ def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: 
 
 
 def _integer(text: str) -> int | float:
-    """An integer as orjson has it: beyond 64 bits it is a double. (Some Pythons refuse to read thousands of digits as int.)"""
+    """Return an integer as orjson does: beyond 64 bits it is a double.
+
+    (Some Pythons refuse to read thousands of digits as int.)
+    """
     return int(text) if len(text) <= 20 else float(text)
 
 
@@ -164,7 +185,10 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 
 
 def _is_deeper(value: bytes, levels: int) -> bool:
-    """Whether a JSON text nests objects and arrays deeper than that, also inside what a repeated name hides."""
+    """Return True where a JSON text nests objects and arrays deeper than `levels`.
+
+    What a repeated name hides counts, too.
+    """
     if value.count(b"{") + value.count(b"[") <= levels:
         return False
     without_escapes = value.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -177,11 +201,13 @@ _LONG_EXPONENT = re.compile(rb"[0-9][eE][+-]?[0-9]{5,}[\s,}\]]")
 
 
 def _refuse_ambiguous(value: bytes, document: dict[str, Any]) -> None:
-    """Refuses repeated names, and numbers and names beyond the limits: parsers read or refuse them differently.
+    """Refuse repeated names, and numbers and names beyond the limits.
 
-    The exact look costs more than all the rest, so it is only taken where a cheap one finds something that could be one.
+    Parsers read or refuse these differently. The exact check costs more than all the rest, so it is
+    only made where a cheap one finds a possible case.
     """
-    # Of several equal names the parser keeps one: the others' colons are missing then, unless an escape made up for them.
+    # The parser keeps one of several equal names. The colons of the others are then missing from
+    # what it read, unless an escaped colon (`\u003a`), which it spells out, makes up for them.
     if (
         len(value) > MAX_NAME_LENGTH
         or b"\\u003a" in value.lower()

@@ -1,7 +1,8 @@
-"""Dead letters: late and refused records as they came, with headers that say why they are there and where they were.
+"""Dead letters: late and refused records as they came, with headers that say why and where.
 
-Each source topic-partition's are in order of offset. How those of several sources mix in one partition depends on when they were
-found: a refused record waits for no other source.
+The headers say why a record is there and where it was. The dead letters of one source
+topic-partition are in order of offset. How those of several sources mix in one partition depends on
+when they were found: a refused record waits for no other source.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ OFFSET = "watersmeet.offset"
 NEXT_OFFSETS = "watersmeet.next_offsets"
 
 VALUE_BYTES = "watersmeet.value_bytes"
-"""Of a dead letter without its record's value, which the topic would not take: how many bytes that has."""
+"""Header of a dead letter without its record's value: the size of that value in bytes.
+
+The topic would not take the value.
+"""
 
 LATE = "late"
-"""The reason of a late record; a refused one has that of its refusal."""
+"""Reason of a late record. A refused one has the reason of its refusal."""
 
 LETTERS: Final = pa.schema(
     [
@@ -39,32 +43,41 @@ LETTERS: Final = pa.schema(
         ("headers", HEADERS),
     ]
 )
-"""The columns of dead letters as they are sent; `timestamp` in epoch ms, 0 where the record had none."""
+"""The columns of dead letters as sent. `timestamp` is in epoch ms, 0 where the record had none."""
 
 CODEC: Final = "zstd"
-"""By which records are packed that are sent once more."""
+"""Compression codec of records that are sent once more."""
 
 _OWN_BYTES: Final = 4096
-"""What a dead letter's own headers and its frame may take."""
+"""Number of bytes reserved for a dead letter's own headers and its frame."""
 
 
 class Room(NamedTuple):
-    """How many bytes a topic takes as one message, `is_packed`: as the message is sent; else as the topic keeps it, unpacked."""
+    """Maximum size in bytes of a message that a topic takes.
+
+    `is_packed`: True where this is the size of the message as it is sent, packed. False where it is
+    its size as the topic keeps it, unpacked.
+    """
 
     most_bytes: int
     is_packed: bool = True
 
 
 Standing: TypeAlias = Mapping[int, Mapping[str, int]]
-"""Where a topic of dead letters stands: by partition and source, the offset from which on records are not there yet."""
+"""Progress of a topic of dead letters, by partition and source.
+
+It is the offset from which on records are not there yet.
+"""
 
 
 def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Table:
-    """The dead letters of some records, in order of (partition, source, offset): the columns of `LETTERS`.
+    """Return the dead letters of some records, in order of (partition, source, offset).
 
-    `rows`: source, topic, partition, offset, kafka_timestamp (ms), key, value, headers and reason of each record. A letter has
-    the record's own headers, then those that say why and where; the last of a partition also says where it stands `after` it.
-    A letter for which there is no `room` comes without its value, or without anything of the record's own.
+    The columns are those of `LETTERS`. `rows`: source, topic, partition, offset, kafka_timestamp
+    (ms), key, value, headers and reason of each record. A dead letter has the record's own headers,
+    then those that say why it is there and where it was. The last one of a partition also has the
+    topic's progress there `after` it. A dead letter for which there is no `room` comes without its
+    value; if there is still none, without anything of the record's own.
     """
     rows = rows.sort_by([("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")])
     rows, left_out = (rows, {}) if room is None else _fitting(rows, room)
@@ -90,14 +103,15 @@ def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Tab
 
 
 def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
-    """The rows without what a topic would not take of them, packed; and by the number of each such row how many bytes its value
-    has.
+    """Return the rows without what the topic would not take of them, packed as in `room`.
+
+    Also return, by the number of each row that lacks something, how many bytes its value has.
     """
     codec, left_out, most_bytes = pa.Codec(CODEC), dict[int, int](), room.most_bytes - _OWN_BYTES
     kept = {name: rows[name].to_pylist() for name in ("key", "value", "headers")}
 
     def packed(*parts: bytes | None) -> int:
-        """How many bytes some parts of a record have, packed, with some room."""
+        """Return how many bytes parts of a record have, packed with a margin where that matters."""
         found = b"".join(part or b"" for part in parts)
         return len(codec.compress(found)) * 65 // 64 if room.is_packed and len(found) > most_bytes else len(found)
 
@@ -116,15 +130,19 @@ def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
 
 
 def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
-    """What a partition's last dead letter says of where the partition stands: by source, the next offset.
+    """Return the next offset by source, as a partition's last dead letter says it.
 
-    `headers`: those of the message; of several with one name, the last. Raises ValueError where it says no such thing.
+    `headers`: those of the message; of several with one name, the last. Raises ValueError where
+    they do not say it.
     """
     return numbers_by_name(headers, NEXT_OFFSETS)
 
 
 def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
-    """A header that is a JSON object of whole numbers from 0 on. Raises ValueError where it is missing, or is none."""
+    """Return a header that is a JSON object of whole numbers from 0 on.
+
+    Raises ValueError where it is missing, or is not one.
+    """
     try:
         said = orjson.loads(headers[header])
     except (KeyError, TypeError, orjson.JSONDecodeError):
@@ -135,10 +153,11 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
 
 
 def again(rows: pa.Table) -> pa.Table:
-    """Refused records as they are sent to their source again, in the order given: the columns of `LETTERS`.
+    """Return the messages that send refused records to their source again, in the order given.
 
-    `rows`: topic, partition, offset, key, value and headers of each record. A record keeps its headers, and gets one that says
-    which one it was; its timestamp is the time of its sending.
+    The columns are those of `LETTERS`. `rows`: topic, partition, offset, key, value and headers of
+    each record. A record keeps its headers, and gets one that says which refused record it was. Its
+    timestamp is the time at which it is sent.
     """
     own = zip(*(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")), strict=True)
     headers = [[*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}] for had, *place in own]

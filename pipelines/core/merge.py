@@ -1,7 +1,8 @@
-"""The merge for any number of rows: records and open merge records in, the merge records that change out.
+"""The merge: takes records and open merge records, returns the merge records that change.
 
-The rules are those of `core.model`, which is the oracle that these functions are compared with. Everything happens in event time
-and per partition; rows of several partitions may come in one call. Times are numpy columns of epoch milliseconds.
+It takes any number of rows. The rules are those of `core.model`, the oracle that these functions
+are compared with. Everything happens in event time and per partition. Rows of several partitions
+may come in one call. Times are numpy columns of epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -45,24 +46,30 @@ RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, heartbeat boolean, "
     "value binary"
 )
-"""What is read of bronze, and as `source` the name of the input (`core.inputs`)."""
+"""The columns of bronze that are read. `source` is the name of the input (`core.inputs`)."""
 
 
 def record_schema(*, has_tenants: bool = False) -> pa.Schema:
-    """The columns of `RECORD_SCHEMA`, and where there are tenants whose the records are."""
+    """Return the columns of `RECORD_SCHEMA`, and with tenants that of each record's tenant."""
     return pa.schema([*RECORD_SCHEMA, *TENANT]) if has_tenants else RECORD_SCHEMA
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a silver batch is, beside its rows.
+    """A batch of silver: its plan, its rules, and all else that the merge needs beside the rows.
 
-    `value_types`: by source, in the order of silver's columns, the Arrow type of a value; `read_types`: the types by which values
-    are read, and messages written, of sources whose schema has had more fields. `idle`: the idle policy's decisions by
-    topic-partition. `max_bytes`: the largest value of a message; None where the value is an expression of the configuration.
-    `avro`: by source whose values are Avro, their schema. `has_due`: whether silver has the columns `DUE`. `begins_epoch`:
-    whether it is the first one of an epoch, by whose rules what waits for its tenant is judged again. `topics`: the inputs, where
-    a source has several topics. `out`: by topic-partition the offsets of records that are passed over.
+    - `value_types`: by source, in the order of silver's columns, the Arrow type of a value.
+    - `idle`: the idle policy's decisions by topic-partition.
+    - `max_bytes`: the maximum size of a message in bytes; None where its value is an expression of
+      the configuration.
+    - `read_types`: for sources whose schema has had more fields, the types by which values are read
+      and messages written.
+    - `avro`: by source whose values are Avro, their schema.
+    - `has_due`: True where silver has the columns `DUE`.
+    - `begins_epoch`: True for the first batch of an epoch. By its rules, what waits for its tenant
+      is judged again.
+    - `topics`: the inputs, where a source has several topics.
+    - `out`: by topic-partition, the offsets of records that are passed over.
     """
 
     plan: BatchPlan
@@ -89,20 +96,23 @@ class Batch:
 
     @property
     def with_topics(self) -> frozenset[str]:
-        """The sources that have several topics: their parts say which."""
+        """The sources that have several topics. Their parts say which topic they are from."""
         return frozenset(source_of(name) for name in self.inputs if topic_of(name))
 
     @property
     def has_tenants(self) -> bool:
-        """Whether each record is of a tenant, which has a clock of its own."""
+        """True where each record belongs to a tenant, which has a clock of its own."""
         return self.rules.lag_ms is not None
 
     def kept(self, times: Int64s) -> Int64s:
-        """Times (ms) of merge records as silver says them: none while there never was anything but timeouts."""
+        """Return times (ms) of merge records as silver keeps them.
+
+        They are `NO_TIME` as long as there has never been anything but timeouts.
+        """
         return np.full(len(times), NO_TIME) if self.rules.is_plain else times
 
     def changed_schema(self) -> pa.Schema:
-        """The columns of what `merge` returns: silver's, and which rows they take the place of."""
+        """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
         silver = silver_schema(self.value_types, self.with_topics, has_due=self.has_due, has_tenants=self.has_tenants)
         return pa.schema([*silver, *(pa.field(name, TIME) for name in (REPLACING if self.has_tenants else REPLACING[:1]))])
 
@@ -111,8 +121,11 @@ _TOPIC = (("topic", pa.string()),)
 _COORDINATES = (("offset", pa.int64()), ("event_time", TIME))
 
 REPLACING = ("replaces", "passes")
-"""Of a row that the merge changes: the event time of the open record of its key that it takes the place of; and where there are
-tenants, up to which position the rows of its key that wait are gone."""
+"""Columns of a changed row that say which rows it replaces.
+
+`replaces`: the event time of the open record of its key whose place it takes. `passes`, with
+tenants: the position up to which the waiting rows of its key are gone.
+"""
 
 
 def silver_schema(
@@ -122,11 +135,14 @@ def silver_schema(
     has_due: bool = False,
     has_tenants: bool = False,
 ) -> pa.Schema:
-    """The columns of silver; `value_types`: by source, in the order of their columns, the type of a value; `with_topics`: the
-    sources that have several topics.
+    """Return the columns of silver.
 
-    `position`, where there are tenants: that of a record which waits for its tenant's clock; null for a merge record.
-    `record_bytes`: how many bytes the values of its records have in bronze; null in rows of earlier versions.
+    - `value_types`: by source, in the order of their columns, the type of a value.
+    - `with_topics`: the sources that have several topics.
+
+    The column `position` is there with tenants: that of a record which waits for its tenant's
+    clock, null for a merge record. `record_bytes` is how many bytes the values of a row's records
+    have in bronze, null in rows of earlier versions.
     """
     parts = [
         (source, pa.list_(pa.struct([*(_TOPIC if source in with_topics else ()), *_COORDINATES, ("value", kind)])))
@@ -146,7 +162,7 @@ LATE_SCHEMA = schema_of(
 
 
 def late_schema(*, has_tenants: bool = False) -> pa.Schema:
-    """The columns of `late`; with tenants, `position` is that of the record's tenant."""
+    """Return the columns of `late`. With tenants, `position` is that of the record's tenant."""
     return pa.schema([*LATE_SCHEMA, *TENANT]) if has_tenants else LATE_SCHEMA
 
 
@@ -157,18 +173,26 @@ def merge(
     recovered: pa.Table | None = None,
     heads: pa.Table | None = None,
 ) -> pa.Table:
-    """The merge records that a batch changes, each once, as the merge rules have them.
+    """Return the merge records that a batch changes, each once, by the merge rules.
 
-    `records`: the columns of `RECORD_SCHEMA` of at least every record in the batch's ranges that has a time, in any order; others
-    are passed over. `open_rows`: silver's columns of at least the open records that the batch may change. `recovered`: partition,
-    merge_key, event_time and, where silver has them, `DUE` of messages that were read back from the sink after a lake was lost.
-    With tenants, each has the column tenant, there is the first record behind each range too, `open_rows` has also the rows that
-    wait, and `heads` is what the batch before has left (`core.tenants.HEADS`).
+    - `records`: the columns of `RECORD_SCHEMA` of at least every record in the batch's ranges that
+      has a time, in any order. Others are passed over. With tenants, the first record behind each
+      range is there, too.
+    - `open_rows`: silver's columns of at least the open records that the batch may change. With
+      tenants, also of the rows that wait.
+    - `recovered`: partition, merge_key, event_time and, where silver has them, `DUE` of messages
+      that were read back from the sink after a lake was lost.
+    - `heads`, with tenants: what the batch before has left (`core.tenants.HEADS`).
 
-    Out: silver's columns, and `replaces`: the event time of the open record that the row takes the place of, null for a new one.
-    With tenants, rows that wait are among them, and `passes`: in a row without a status, the position up to which the rows of its
-    key that wait are gone, if they do not come anew. A row that times out is judged: `valid` is false and `invalid_reason` is
-    `too_large` where its message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
+    With tenants, each of these has the column tenant.
+
+    The result has silver's columns, and `replaces`: the event time of the open record whose place
+    the row takes, null for a new one. With tenants, rows that wait are among them. There is also
+    `passes`: in a row without a status, the position up to which the waiting rows of its key are
+    gone, unless they come anew.
+
+    A row that times out is judged: `valid` is false and `invalid_reason` is `too_large` where its
+    message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, open_rows))
     return _changed(_on_time(records, batch, clocks, recovered), open_rows, batch, clocks)
@@ -181,12 +205,14 @@ def merge_in_pieces(
     recovered: pa.Table | None = None,
     heads: pa.Table | None = None,
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield each piece of the rows of silver that are open or wait with what `merge` returns for it; at last no rows, and the
-    merge records of keys that are in no piece.
+    """Yield each piece of silver's open and waiting rows with what `merge` returns for it.
 
-    `pieces`: at least all rows that were open or waited and that the batch may change, with silver's columns, all of a key in
-    one piece. The rest is as for `merge`; of partitions of which there is nothing in `records` and `heads`, nothing is merged.
-    Raises ValueError where a key of the batch has rows in two pieces.
+    The last pair is a table without rows, and the merge records of keys that are in no piece. In
+    partitions of which `records` and `heads` have nothing, nothing is merged.
+
+    `pieces`: silver's columns of at least all rows that were open or waited and that the batch may
+    change. All rows of a key are in one piece. The other arguments are those of `merge`. Raises
+    ValueError where a key of the batch has rows in two pieces.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, HEADS.empty_table() if heads is None else heads))
     on_time, schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
@@ -208,18 +234,22 @@ def merge_in_pieces(
 
 
 def applied(piece: pa.Table, changed: pa.Table) -> pa.Table:
-    """Return the rows of a piece of silver once what a batch changes in it (`merge_in_pieces`) has taken their place."""
+    """Return a piece of silver with a batch's changes to it (`merge_in_pieces`) applied."""
     columns = [name for name in changed.column_names if name not in REPLACING]
     new = changed.filter(changed["status"].is_valid()).select(columns)
     return pa.concat_tables([_kept(piece, changed).select(columns), new])
 
 
 def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
-    """Whether a batch may change each of some open rows: its key is among the batch's, or its time is over, or it is due at
-    another time by the rules of now. Of no other row does `merge` need to know. Where there are no tenants.
+    """Return True for each open row that a batch may change. Only without tenants.
 
-    `open_rows`: partition, merge_key, event_time, last_event_time and, if silver has it, due; `keys`: partition and merge_key
-    of the batch's records.
+    `merge` needs to know no other row. A row may change in three cases:
+    - its key is among the batch's;
+    - it times out;
+    - it is due at another time by the present rules.
+
+    `open_rows`: partition, merge_key, event_time, last_event_time and, if silver has it, due.
+    `keys`: partition and merge_key of the batch's records.
     """
     due = Opened.of(open_rows, batch.rules).due
     of_keys, of_rows, _ = _keys(keys, open_rows)
@@ -230,16 +260,20 @@ def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
 
 
 def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
-    """The batch's late records, with their positions: the columns of `late_schema`. In: as for `merge`."""
+    """Return the batch's late records with their positions: the columns of `late_schema`.
+
+    The arguments are those of `merge`.
+    """
     positioned = _positioned(records, batch, _clocks(records, heads, batch, _partitions(records)))
     found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
     return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
 
 
 def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
-    """Of the records that waited for their tenants when an epoch began, those that are late by its rules, as `late` gives them.
+    """Return the records that waited for their tenants before an epoch and are late by its rules.
 
-    `waiting`: rows of silver from before the epoch's first batch, which is `batch`; `records`: at least theirs, as for `merge`.
+    The columns are those of `late`. `waiting`: rows of silver from before the epoch's first batch,
+    which is `batch`. `records`: at least those that waited, as for `merge`.
     """
     waited = Positioned.of_waiting(waiting)
     places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.sources)
@@ -262,7 +296,7 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
 def _clocks(
     records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int] | None = None
 ) -> TenantClocks | None:
-    """The clocks of tenants, where there are some, in these partitions, or in all."""
+    """Return the clocks of tenants in these partitions, or in all; None without tenants."""
     if batch.rules.lag_ms is None:
         return None
     known = HEADS.empty_table() if heads is None else heads
@@ -274,7 +308,10 @@ def _partitions(*tables: pa.Table) -> set[int]:
 
 
 def _on_time(records: pa.Table, batch: Batch, clocks: TenantClocks | None, recovered: pa.Table | None) -> Positioned:
-    """The records that a batch merges: those that are neither late nor out already."""
+    """Return the records that a batch merges.
+
+    They are neither late, nor passed over, nor in the sink already.
+    """
     wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
     positioned = _positioned(wide, batch, clocks)
     on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
@@ -284,16 +321,17 @@ def _on_time(records: pa.Table, batch: Batch, clocks: TenantClocks | None, recov
 
 
 def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:
-    """With tenants, positions are those of the records' tenants."""
+    """Return the records with their positions. With tenants, these are in their tenants."""
     if clocks is None:
         return Positioned.of(records, batch.plan, batch.idle, batch.inputs)
     return Positioned.of_tenants(records, clocks)
 
 
 def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
-    """Whether the sink already holds a record: a message of its key was read back that holds records up to its position.
+    """Return True for each record that the sink already holds.
 
-    The latest message of a key decides: where it does not hold the record, no earlier one does.
+    That is so where a message of its key was read back that holds records up to its position. The
+    latest message of a key decides: where it does not hold the record, no earlier one does.
     """
     of_record, of_message, count = _keys(records.rows, recovered)
     names = [name for name in ("event_time", "due") if name in recovered.column_names]
@@ -305,8 +343,10 @@ def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Boo
 
 
 def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
-    """Numbers every (partition, key), or (partition, tenant, key), of two tables: by row of the one, by row of the other, and how
-    many there are.
+    """Number every (partition, key), or (partition, tenant, key), of two tables.
+
+    Return the number for each row of the one, the number for each row of the other, and how many
+    there are.
     """
     codes = np.concatenate([int64s(one["partition"]), int64s(other["partition"])])
     for name in [name for name in ("merge_key", "tenant") if name in one.column_names]:
@@ -322,7 +362,10 @@ _TWO_OPEN_RECORDS: Final = "a key has two open records: silver is damaged; deriv
 
 
 def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
-    """The rows that are open or wait and are not replaced: what a MERGE of a batch's changes (`merge`) would leave of them."""
+    """Return the rows that are open or wait and are not replaced.
+
+    A MERGE of a batch's changes (`merge`) would leave these of them.
+    """
     of_changed, of_held, count = _keys(changed, held)
     is_replaced = np.isin(of_held, of_changed[changed["replaces"].is_valid().to_numpy()])
     if "passes" in changed.column_names:
@@ -334,8 +377,12 @@ def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
 
 
 class _Entering(NamedTuple):
-    """What takes part in a batch, beside its records: the open records, and of the rows that wait those that enter the merge, or
-    are written anew (`is_waiting`, which also tells of each record before them). `gone`: `core.waiting.Leaving`.
+    """Rows of silver that take part in a batch, beside its records.
+
+    - `open_rows`: the open records.
+    - `waited`: the waiting rows that enter the merge, or are written anew.
+    - `is_waiting`: for each of the batch's records, then for each of `waited`, True where it waits.
+    - `gone`: see `core.waiting.Leaving`.
     """
 
     open_rows: pa.Table
@@ -345,7 +392,7 @@ class _Entering(NamedTuple):
 
     @classmethod
     def of(cls, records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> _Entering:
-        """`held`: rows of silver that are open or wait."""
+        """Return what takes part of `held`, the rows of silver that are open or wait."""
         if clocks is None:
             return cls(held, Positioned.nothing(held), np.zeros(len(records.times), np.bool_), None)
         is_open = pc.equal(held["status"], "open")
@@ -365,13 +412,14 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     if len(np.unique(of_open)) != len(of_open):
         raise ValueError(_TWO_OPEN_RECORDS)
     nth = nth_of_key(merging, of_merging, opened.by_key(of_open, count), batch.rules)
-    # A merge record is known by its key and its number among those of the key that this batch sees; what waits is by itself.
+    # Label a merge record by its key and its number among those of the key in this batch. A record
+    # that waits has a label of its own.
     stride = int(nth.max(initial=0)) + 1
     of_every, of_open = np.empty(len(is_waiting), np.int64), of_open * stride
     of_every[~is_waiting] = of_merging * stride + nth
     of_every[is_waiting] = count * stride + np.arange(np.count_nonzero(is_waiting))
     changes = np.isin(of_open, of_every) | _is_timed_out(open_rows, opened.due, batch, clocks)
-    if batch.has_due:  # the rules of an epoch before may have given it another one
+    if batch.has_due:  # an earlier epoch's rules may have set another one
         changes |= times_ms(open_rows["due"]) != batch.kept(opened.due)
     open_rows, open_times, open_last = open_rows.filter(pa.array(changes)), opened.first[changes], opened.last[changes]
     before = pa.concat_tables([waited.rows, open_rows])
@@ -419,12 +467,15 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
 
 
 def _sizes(records: Positioned) -> Int64s:
-    """How many bytes the value of each record has."""
+    """Return how many bytes the value of each record has."""
     return lengths(records.rows["value"])
 
 
 def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks) -> Int64s:
-    """The last clock (ms) at which merge records that have timed out were still open."""
+    """Return the last clock (ms) at which each merge record that has timed out was still open.
+
+    For other merge records it is `due`.
+    """
     found, closed = due.copy(), rows.filter(pa.array(timed_out))
     passed = clocks.passed(int64s(closed["partition"]), closed["tenant"], due[timed_out])
     found[timed_out] = np.maximum(due[timed_out], passed)
@@ -432,14 +483,22 @@ def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks
 
 
 def _is_timed_out(rows: pa.Table, due: Int64s, batch: Batch, clocks: TenantClocks | None) -> Booleans:
-    """Rule 5, for open merge records that can be joined until then (ms)."""
+    """Return True for each open merge record that has timed out (rule 5).
+
+    `due`: the last moment at which it can be joined (ms).
+    """
     partitions = int64s(rows["partition"])
     by_now = looked_up(partitions, batch.plan.clocks, NO_TIME) if clocks is None else clocks.clocks(partitions, rows["tenant"])
     return np.asarray((by_now != NO_TIME) & (due < by_now), np.bool_)
 
 
 class _Merged(NamedTuple):
-    """The merge records that change, numbered: what each record, then each row of silver, belongs to."""
+    """The merge records that change, numbered.
+
+    `of_record` and `of_held`: the number of the merge record that each record, and each row of
+    silver, belongs to. `order`: all of these, sorted by merge record. `begins`: where each merge
+    record begins in that order.
+    """
 
     size: int
     of_record: Int64s
@@ -449,27 +508,30 @@ class _Merged(NamedTuple):
 
     @classmethod
     def of(cls, labels: Int64s, records: int) -> _Merged:
-        """Labels that are equal are the same merge record; the first `records` of them are of records."""
+        """Number the merge records by their labels: equal labels are the same merge record.
+
+        The first `records` labels are those of records, the others those of rows of silver.
+        """
         order, begins = in_groups(labels)
         numbers = np.empty(len(labels), np.int64)
         numbers[order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(labels)))
         return cls(len(begins), numbers[:records], numbers[records:], order, begins)
 
     def reduce(self, function: np.ufunc, values: Int64s) -> Int64s:
-        """By merge record, the values of all that belongs to it, reduced to one."""
+        """Reduce the values of all that belongs to a merge record to one, for each merge record."""
         return np.asarray(function.reduceat(values[self.order], self.begins) if self.size else [], np.int64)
 
     def any(self, values: Booleans) -> Booleans:
-        """By merge record, whether it is so of anything that belongs to it."""
+        """Return the logical OR over all that belongs to a merge record, for each merge record."""
         return np.asarray(np.logical_or.reduceat(values[self.order], self.begins) if self.size else [], np.bool_)
 
     def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """By merge record, the value of the first that belongs to it."""
+        """Return the value of the first that belongs to a merge record, for each merge record."""
         return values.take(pa.array(self.order[self.begins] if self.size else np.array([], np.int64)))
 
 
 def _parts(source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
-    """A source's parts of each merge record, by (event time, topic, offset): those that are there already and the new ones."""
+    """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
     inputs, has_topics = of_source(batch.inputs, source), source in batch.with_topics
     mine = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
     new = records.rows.select([*(["topic"] if has_topics else []), "partition", "offset", "value"]).take(pa.array(mine))
@@ -501,5 +563,5 @@ def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
 
 
 def _large(kind: pa.DataType) -> pa.DataType:
-    """The type, with 64-bit offsets where it is text: a batch may hold more than 2 GiB of it."""
+    """Return the type, with 64-bit offsets for text: a batch may hold more than 2 GiB of it."""
     return pa.large_string() if pa.types.is_string(kind) else kind

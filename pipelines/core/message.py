@@ -1,4 +1,7 @@
-"""Messages of the sink: from finished rows of silver, in the order of publication, to keys, values, headers and timestamps."""
+"""Messages of the sink: keys, values, headers and timestamps, made of finished rows of silver.
+
+The rows come in the order of publication.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +31,37 @@ MESSAGES: Final = pa.schema(
         ("tenant", pa.string()),
     ]
 )
-"""The columns of messages; times in ms since the epoch. `value` is null for a message without a value, `due`, `closed_at` and
-`tenant` for one that does not say them."""
+"""Schema of the messages; times are in ms since the epoch.
+
+`value` is null for a message without a value. `due`, `closed_at` and `tenant` are null for a
+message that does not say them.
+"""
 
 HEADER_BYTES: Final = 200
-"""So many bytes the headers of a message have at most, beside a key and a tenant: names, numbers and times."""
+"""Maximum bytes of a message's headers beside a key and a tenant: names, numbers and times."""
 
 _N = TypeVar("_N", int, Any)
 _ROWS = 4_096
 
 
 def message_values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
-    """The default value of each row's message (large_binary): one JSON object in UTF-8 with the fields that the contract names.
+    """Return the default value of each row's message (large_binary): one JSON object in UTF-8.
 
-    `rows` have silver's columns merge_key, event_time, last_event_time, where it has it tenant, and one column of parts for each
-    source. The values of a source without a schema are passed on as they came, those of another are written as their fields,
-    nulls kept. Raises ValueError where a key, a tenant, a list of parts or a value is null, which a merge record of silver never
-    has.
+    The object has the fields that the contract names. `rows` has silver's columns merge_key,
+    event_time and last_event_time, tenant where silver has it, and one column of parts for each
+    source. Values of a source without a schema are passed on as they came. Those of a source with a
+    schema are written as their fields, nulls kept. Raise ValueError where a key, a tenant, a time,
+    a list of parts or a value is null, which never happens in a merge record of silver.
     """
     values = [_objects(batch, sources).cast(pa.large_binary()) for batch in rows.to_batches(max_chunksize=_ROWS)]
     return pa.chunked_array(values, pa.large_binary())
 
 
 def as_read(rows: pa.Table, read_types: Mapping[str, pa.DataType]) -> pa.Table:
-    """Rows of silver whose values have the fields of these types, by source, alone: those of the schema of an epoch."""
+    """Return rows of silver whose values have only the fields of `read_types`.
+
+    `read_types` has, by source, the type of a value in the schema of an epoch.
+    """
     for source, kind in read_types.items():
         parts = rows.schema.field(source).type.value_type
         if pa.types.is_struct(kind) and parts.field("value").type != kind:
@@ -61,18 +71,20 @@ def as_read(rows: pa.Table, read_types: Mapping[str, pa.DataType]) -> pa.Table:
 
 
 def message_bytes(value: _N, key: _N, tenant: _N) -> _N:
-    """How many bytes a message has whose value, key and tenant have so many: with its headers, but for those from which a lost
-    lake is taken up.
+    """Return the size in bytes of a message, from the sizes of its value, key and tenant.
 
-    The id holds the key once more, and the tenant percent-encoded; `HEADER_BYTES` are enough for all else.
+    The headers count, except for those from which a lost lake is recovered. The id holds the key
+    once more, and the tenant percent-encoded. `HEADER_BYTES` are enough for everything else.
     """
     return value + 2 * key + 4 * tenant + HEADER_BYTES
 
 
 def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.BooleanArray:
-    """Whether each row's message with the default value takes more than `max_bytes` bytes (`message_bytes`).
+    """Return True for each row whose message takes more than `max_bytes` bytes.
 
-    Exact, though a value is written only where an upper bound of its size does not settle it. `rows` as for `message_values`.
+    This is about the message with the default value, and its `message_bytes`. The result is exact,
+    though a value is written only where an upper bound of its size does not settle it. `rows` is as
+    for `message_values`.
     """
     found: list[Booleans] = [np.empty(0, np.bool_)]
     for batch in rows.to_batches(max_chunksize=_ROWS):
@@ -92,15 +104,21 @@ def messages(
     tail: Tail | None,
     extra_headers: Mapping[int, Sequence[tuple[str, bytes]]],
 ) -> pa.Table:
-    """The messages that a partition's sink lacks, numbered on from its tail: the columns of `MESSAGES`.
+    """Return the messages that a partition's sink lacks, numbered on from its tail (`MESSAGES`).
 
-    `rows` are finished rows of one partition in the order of publication, with silver's columns partition, merge_key, event_time
-    and, where it has them, due, closed_at and tenant; `values` (string or binary, null for none) are those of their messages. A
-    row at or before the tail is already in the sink and is skipped, so a repeated call gives the rest and nothing twice. Each
-    message carries its number, its id and, where it has them, closed_at, due and tenant as headers, then those that
-    `extra_headers` has for when it was closed, or without that for its event time (ms). An event time of 0 is sent as the
-    timestamp 1, since 0 means none to Kafka. Raises ValueError where the rows are not strictly in order, or are of several
-    partitions.
+    `rows` are finished rows of one partition in the order of publication, with silver's columns
+    partition, merge_key and event_time, and with due, closed_at and tenant where silver has them.
+    `values` (string or binary, null for none) are the values of their messages.
+
+    A row at or before the tail is already in the sink and is skipped. So a repeated call returns
+    the rest, and nothing twice.
+
+    Each message has as headers its number and its id, then closed_at, due and tenant where it has
+    them, then those that `extra_headers` has for its closed_at (ms), or for its event time (ms)
+    where it has no closed_at. An event time of 0 is sent as the timestamp 1, since 0 means none to
+    Kafka.
+
+    Raise ValueError where the rows are not strictly in order, or belong to several partitions.
     """
     if len(partitions := pc.unique(rows["partition"])) > 1:
         raise ValueError(f"messages are numbered by partition, not for {len(partitions)} at once")
@@ -153,7 +171,7 @@ def _milliseconds(times: pa.Array) -> pa.Array:
 
 
 def _values(rows: pa.RecordBatch, source: str) -> pa.Array:
-    """The values of all parts of a source, one after the other."""
+    """Return the values of all parts of a source, one after the other."""
     parts = rows.column(source)
     if parts.null_count:
         raise ValueError(f"a row of silver has no list of parts for {source}")
@@ -165,7 +183,10 @@ def _values(rows: pa.RecordBatch, source: str) -> pa.Array:
 
 
 def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
-    """An upper bound of the bytes of each row's value; the very number where no source has a schema."""
+    """Return an upper bound of the bytes of each row's value.
+
+    It is exact where no source has a schema.
+    """
     largest = sizes(_head(rows)) + len("}")
     for source in sources:
         parts, values = rows.column(source), _values(rows, source)
@@ -179,7 +200,10 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
 
 
 class _Places(NamedTuple):
-    """Places in the order of publication (`sequence.Place`), by row; None for all tenants where there are none."""
+    """Places in the order of publication (`sequence.Place`), by row.
+
+    `tenants` is None where there are no tenants.
+    """
 
     closed_at: Int64s
     tenants: Any
@@ -188,7 +212,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, rows: pa.Table) -> _Places:
-        """Those of rows of silver."""
+        """Return the places of rows of silver."""
         keys, times = _texts(rows["merge_key"]), times_ms(rows["event_time"])
         if not has_due(rows.schema):
             return cls(np.full(len(times), PLAIN), None, times, keys)
@@ -199,17 +223,20 @@ class _Places(NamedTuple):
 
     @classmethod
     def at(cls, place: Place) -> _Places:
-        """One that all rows are compared with."""
+        """Return one place that all rows can be compared with."""
         tenant, key = (pa.scalar(text, pa.large_binary()) for text in (place.tenant, place.key))
         return cls(np.array(place.closed_at), tenant, np.array(place.time), key)
 
     def where(self, keep: Booleans) -> _Places:
-        """Only those that are to be kept."""
+        """Return only the places to keep."""
         tenants = None if self.tenants is None else self.tenants.filter(pa.array(keep))
         return _Places(self.closed_at[keep], tenants, self.times[keep], self.keys.filter(pa.array(keep)))
 
     def is_after(self, other: _Places) -> Booleans:
-        """Whether each one sorts behind the other one, row by row; texts are compared as UTF-8 bytes."""
+        """Return True, row by row, where a place sorts after the other one.
+
+        Texts are compared as UTF-8 bytes.
+        """
         found = _flags(pc.greater(self.keys, other.keys))
         found = (self.times > other.times) | ((self.times == other.times) & found)
         if self.tenants is not None:
@@ -219,7 +246,10 @@ class _Places(NamedTuple):
         return np.asarray(found, np.bool_)
 
     def check_order(self) -> None:
-        """Raises ValueError where a row does not come strictly after the one before: what is out cannot be put in order later."""
+        """Raise ValueError where a row does not sort strictly after the one before it.
+
+        What is published cannot be put in order later.
+        """
         if len(self.times) < 2:
             return
         behind, before = (self._at(rows) for rows in (slice(1, None), slice(None, -1)))
@@ -236,7 +266,7 @@ class _Places(NamedTuple):
 
 
 def _texts(column: pa.ChunkedArray) -> pa.Array:
-    """Texts as UTF-8 bytes."""
+    """Return texts as UTF-8 bytes."""
     return column.cast(pa.large_binary()).combine_chunks()
 
 

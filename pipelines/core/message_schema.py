@@ -1,4 +1,7 @@
-"""The JSON Schema of the messages that are published without an expression of the user's: for those who read the topic."""
+"""JSON Schema of the messages, for those who read the topic.
+
+It describes messages that are published without an expression of the user's.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ _NO_NUMBERS: Final = ["NaN", "Infinity", "-Infinity"]
 
 
 def message_schema(schemas: Mapping[str, ValueSchema | AvroSchema | None], *, has_tenants: bool = False) -> dict[str, Any]:
-    """The JSON Schema of a message; `schemas`: by source, in their order, the schema of its values, None where they have none.
-    `has_tenants`: whether the merge has tenants.
+    """Return the JSON Schema of a message.
 
-    It is open: a field that a source gains later does not make a message wrong.
+    `schemas` has, by source and in the order of the sources, the schema of the values, None where
+    they have none. `has_tenants` is True where the merge has tenants. The JSON Schema is open: a
+    field that a source gains later does not make a message invalid.
     """
     tenant = {"tenant": {"description": "Whose the records are.", "type": "string", "minLength": 1}}
     own: dict[str, Any] = {
@@ -46,7 +50,10 @@ def message_schema(schemas: Mapping[str, ValueSchema | AvroSchema | None], *, ha
 
 
 def _part(kind: pa.DataType, *, is_avro: bool) -> dict[str, Any]:
-    """The JSON Schema of a part of a value, which may be null; JSON sources have no number that JSON has not."""
+    """Return the JSON Schema of a part of a value, which may be null.
+
+    Only Avro sources have numbers that JSON does not have.
+    """
     if pa.types.is_struct(kind):
         fields = {field.name: _part(field.type, is_avro=is_avro) for field in kind}
         return {"type": ["object", "null"], "properties": fields, "required": [*fields]}

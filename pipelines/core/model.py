@@ -1,8 +1,11 @@
-"""The merge, in plain Python: the executable form of the merge rules and the oracle that the pipeline is compared with.
+"""The merge in plain Python: the executable form of the merge rules.
 
-Everything happens per partition and in event time (ms). A `PartitionMerge` is told which records have arrived (`arrive`) and
-when to look at them (`advance`); how arrivals are cut into calls of `advance` does not change what comes out. Between two of
-them the rules may change (`begin_epoch`). Without tenants every record is of the one tenant `ALL`, and each clock is the same.
+It is the oracle that the pipeline is compared with.
+
+Everything happens per partition and in event time (ms). A `PartitionMerge` is told which records
+have arrived (`arrive`) and when to process them (`advance`). How arrivals are split over calls of
+`advance` does not change the result. Between two such calls the rules may change (`begin_epoch`).
+Without tenants every record belongs to the one tenant `ALL`, and all clocks are the same.
 """
 
 from __future__ import annotations
@@ -19,45 +22,49 @@ ALL = ""
 """The tenant of every record where the merge has no tenants."""
 
 NEVER = -(2**62)
-"""Before any time."""
+"""A time before any other."""
 
 
 @dataclass(frozen=True)
 class MergeRules:
-    """What a merge is: its sources, in the order of their columns, once and for all, and its window in ms of event time.
-
-    A merge record is open for `gap_ms` after its last part, and for `max_ms` after its first (None: `gap_ms` too, which is a
-    timeout). `lag_ms`: how far a tenant's clock may be behind the clock of all; None where there are no tenants. `topics`: the
-    inputs (`core.inputs`), where a source has several topics.
-    """
+    """The rules of a merge: its sources, and its window in ms of event time."""
 
     sources: tuple[str, ...]
+    """The sources in the order of their columns, which never changes."""
     gap_ms: int
+    """Time for which a merge record stays open after its last part."""
     max_ms: int | None = None
+    """Time for which it stays open after its first part; None: `gap_ms` too, which is a timeout."""
     lag_ms: int | None = None
+    """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
     topics: tuple[str, ...] = ()
+    """The inputs (`core.inputs`), where a source has several topics."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What is read, each with positions and a head of its own."""
+        """The inputs that are read, each with positions and a head of its own."""
         return self.topics or self.sources
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is neither a window by gap nor a tenant: merge records close in order of event time."""
+        """True where there is neither a window by gap nor a tenant.
+
+        Merge records then close in order of event time.
+        """
         return self.max_ms is None and self.lag_ms is None
 
     def due(self, event_time: int, last_event_time: int) -> int:
-        """The last moment at which a merge record with these event times can be joined."""
+        """Return the last moment at which a merge record with these event times can be joined."""
         return min(last_event_time + self.gap_ms, event_time + (self.gap_ms if self.max_ms is None else self.max_ms))
 
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a topic-partition as the merge sees it; `source` is its input. A heartbeat is a record without a key.
+    """A record of a topic-partition as the merge sees it; `source` is its input.
 
-    A heartbeat of the tenant None speaks for the whole topic-partition. A decision of the idle policy is a heartbeat with `told`:
-    it speaks in full for no tenant but these, to each of which it gives a time.
+    A heartbeat is a record without a key. One of the tenant None counts in full for every tenant of
+    the topic-partition. A decision of the idle policy is a heartbeat with `told`: it counts in full
+    only for these tenants, with the time that it gives to each.
     """
 
     source: str
@@ -69,12 +76,12 @@ class Record:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the record only moves the head."""
+        """True where the record only moves the head."""
         return self.key is None
 
     @property
     def part(self) -> Part:
-        """What it is inside a merge record."""
+        """The record as a part of a merge record."""
         return Part(self.event_time, self.offset, topic_of(self.source))
 
 
@@ -95,15 +102,16 @@ class Part:
 
 @dataclass(frozen=True)
 class LateRecord:
-    """A record that came after its time: never merged, kept with its position, which is that of its tenant."""
+    """A late record: kept, but never merged. `position` is that of its tenant."""
 
     record: Record
     position: int
 
 
 class PublishedRecord(NamedTuple):
-    """A message of the sink that the merge must know again: its event time, where it says them `due` and `closed_at`, and its
-    tenant.
+    """A message of the sink that the merge must know again.
+
+    It has the event time and the tenant, and `due` and `closed_at` where the message says them.
     """
 
     event_time: int
@@ -116,8 +124,9 @@ class PublishedRecord(NamedTuple):
 class MergeRecord:
     """Everything merged for one key of a tenant while it was open, by source.
 
-    `due` and `closed_at` are set when it times out: until when it could be joined, and the first clock at which that was over.
-    They stay unset as long as all rules have been plain: then the event time decides where it is published.
+    `due` and `closed_at` are set when it times out. They are the last moment at which it could be
+    joined, and the first clock at which that moment was over. They stay unset as long as all rules
+    have been plain; the event time then decides where it is published.
     """
 
     key: str
@@ -129,17 +138,24 @@ class MergeRecord:
     closed_at: int | None = None
 
     def join(self, record: Record) -> None:
-        """A joined record can only lower `event_time` and raise `last_event_time`."""
+        """Add a record, which can only lower `event_time` and raise `last_event_time`."""
         self.event_time = min(self.event_time, record.event_time)
         self.last_event_time = max(self.last_event_time, record.event_time)
         self.parts[source_of(record.source)].append(record.part)
 
     def content(self) -> tuple[str, int, int, tuple[tuple[Part, ...], ...]]:
-        """Equal for equal content: key, event time, last event time, the sorted parts of each source in the rules' order."""
+        """Return a tuple that is equal for equal content.
+
+        It has the key, the event time, the last event time, and the sorted parts of each source in
+        the order of the rules.
+        """
         return self.key, self.event_time, self.last_event_time, tuple(tuple(sorted(p)) for p in self.parts.values())
 
     def place(self) -> tuple[int, bytes, int, bytes]:
-        """The order of publication: closed at, tenant, due, key, texts as UTF-8 bytes. Without these: event time, key."""
+        """Return the place in the order of publication: closed at, tenant, due, key.
+
+        Without closed at and due, event time and key decide. Texts are compared as UTF-8 bytes.
+        """
         if self.due is None or self.closed_at is None:
             return NEVER, b"", self.event_time, self.key.encode()
         return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
@@ -147,52 +163,57 @@ class MergeRecord:
 
 @dataclass
 class Rises:
-    """A running maximum along a topic-partition: each value it rose to, and the position just before the record that did it."""
+    """A running maximum along a topic-partition."""
 
     values: list[int] = field(default_factory=list)
+    """Each value that it rose to."""
     befores: list[int] = field(default_factory=list)
+    """The position just before the record that raised it, by value."""
 
     def add(self, value: int, before: int) -> None:
-        """Takes the next value, which may be no rise."""
+        """Add the next value, which counts only if it exceeds the maximum."""
         if value > self.last():
             self.values.append(value)
             self.befores.append(before)
 
     def last(self) -> int:
-        """The maximum so far."""
+        """Return the maximum so far."""
         return self.values[-1] if self.values else NEVER
 
     def at_cut(self, clock: int) -> int:
-        """The maximum up to and including the first record that has come to the clock."""
+        """Return the maximum up to and including the first record that has come to the clock."""
         found = bisect_left(self.befores, clock)
         return self.values[found - 1] if found else NEVER
 
     def before_passing(self, time: int) -> float:
-        """The position just before the maximum rose above a time; infinite where it has not yet."""
+        """Return the position just before the maximum rose above a time; infinite if it has not."""
         found = bisect_right(self.values, time)
         return self.befores[found] if found < len(self.values) else float("inf")
 
 
 @dataclass
 class Reading:
-    """One topic-partition: what has arrived and waits to be read, and what each tenant has there.
-
-    `every`: positions. `whole`: heartbeats that speak for all tenants. `own`: by tenant, its records and heartbeats.
-    """
+    """State of a topic-partition: its records that wait to be read, and each tenant's times."""
 
     head: int = NEVER
     unread: deque[tuple[int, Record]] = field(default_factory=deque)
     every: Rises = field(default_factory=Rises)
+    """Running maximum of all event times, which is the position."""
     whole: Rises = field(default_factory=Rises)
+    """Running maximum of the heartbeats that count for all tenants."""
     own: dict[str, Rises] = field(default_factory=lambda: defaultdict(Rises))
+    """Running maxima of each tenant's own records and heartbeats."""
 
     def arrive(self, record: Record) -> None:
-        """A record's position is the largest event time of its topic-partition so far."""
+        """Add a record, whose position is the largest event time of its topic-partition so far."""
         self.head = max(record.event_time, self.head)
         self.unread.append((self.head, record))
 
     def read(self, clock: int, lag: int) -> Iterator[tuple[int, Record]]:
-        """The records that the clock has reached, each with its tenant's position; afterwards the cut at the clock is known."""
+        """Yield the records that the clock has reached, each with its tenant's position.
+
+        Afterwards the cut at the clock is known.
+        """
         while self.unread:
             position, record = self.unread[0]
             before = self.every.last()
@@ -204,7 +225,10 @@ class Reading:
             yield self.position(record.tenant, lag), record
 
     def _note(self, record: Record, position: int, before: int) -> None:
-        """Once more changes nothing: the record of a cut may still be unread."""
+        """Add a record to the running maxima.
+
+        A repeated call changes nothing. It happens, since the last record of a cut may stay unread.
+        """
         self.every.add(position, before)
         if record.told is not None:
             for tenant, time in record.told.items():
@@ -215,68 +239,88 @@ class Reading:
             self.own[record.tenant].add(record.event_time, before)
 
     def position(self, tenant: str | None, lag: int) -> int:
-        """A tenant's position: its own records and heartbeats, those of everybody, and never more than `lag` behind."""
+        """Return a tenant's position, which is never more than `lag` behind that of all.
+
+        Its own records and heartbeats count, and the heartbeats for all tenants.
+        """
         own = self.own[tenant].last() if tenant in self.own else NEVER
         return max(own, self.whole.last(), self.every.last() - lag)
 
     def position_at_cut(self, tenant: str | None, clock: int, lag: int) -> int:
-        """A tenant's position at the end of the cut at a clock: up to and including the first record that has come to it."""
+        """Return a tenant's position at the end of the cut at a clock.
+
+        The cut ends with the first record that has come to the clock.
+        """
         own = self.own[tenant].at_cut(clock) if tenant in self.own else NEVER
         return max(own, self.whole.at_cut(clock), self.every.at_cut(clock) - lag)
 
     def before_passing(self, tenant: str, time: int, lag: int) -> float:
-        """The position just before the record that took a tenant's position past a time."""
+        """Return the position just before the record that took a tenant's position past a time.
+
+        It is infinite where no record has yet.
+        """
         own = self.own[tenant].before_passing(time) if tenant in self.own else float("inf")
         return min(own, self.whole.before_passing(time), self.every.before_passing(time + lag))
 
     def keep_behind(self, lag: int) -> None:
-        """What every tenant has at the least under this lag, it keeps under another one."""
+        """Keep the lower bound of every tenant's position under `lag`, before the lag changes."""
         if self.every.values:
             self.whole.add(self.every.last() - lag, self.every.befores[-1])
 
 
 @dataclass
 class PartitionMerge:
-    """The state of one partition: what is unread, what waits for its tenant's clock, what is open, what is finished."""
+    """State of one partition: records that are unread or wait, merge records open or finished."""
 
     rules: MergeRules
     clock: int | None = None
     sources: dict[str, Reading] = field(default_factory=dict)
-    """By input."""
+    """State of each topic-partition, by input."""
     waiting: list[tuple[int, Record]] = field(default_factory=list)
-    """What was read and its tenant's clock has not reached, with the tenant's position there; none without tenants."""
+    """Records that were read, but not reached by their tenant's clock; none without tenants.
+
+    Each comes with its tenant's position there.
+    """
     open: dict[tuple[str, str], MergeRecord] = field(default_factory=dict)
-    """By tenant and key."""
+    """Open merge records by tenant and key."""
     timed_out: list[MergeRecord] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
     horizon: int | None = None
-    """The largest tenant clock - gap at the ends of the epochs before, for tenants that none of them had met: all that timed out
-    in them lies before it, and nothing else does."""
+    """The largest tenant clock - gap at the ends of the earlier epochs.
+
+    It is for tenants that none of these epochs had met. Everything that timed out in them lies
+    before it, and nothing else does.
+    """
     horizons: dict[str, int] = field(default_factory=dict)
-    """The same for the other tenants."""
+    """The horizons of the other tenants, by tenant."""
     begun_at: int = NEVER
-    """The clock at which this epoch began: what times out in it does so later."""
+    """The clock at which this epoch began; what times out in the epoch does so later."""
     is_plain: bool = True
-    """Whether the rules of this epoch and of all before it are plain."""
+    """True where the rules of this epoch and of all earlier ones are plain."""
     has_advanced: bool = False
-    """Whether this epoch has looked at anything; one that has not leaves no trace in the horizon."""
+    """True once this epoch has processed anything; otherwise it leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[PublishedRecord]] = field(default_factory=dict)
-    """After a lost lake: by key, the messages read back from the sink (`core.recovery`)."""
+    """Messages read back from the sink by key, after a lost lake (`core.recovery`)."""
     out: Collection[tuple[str, int]] = ()
-    """By input and offset, the parts of messages of earlier generations: they are passed over, and still move positions."""
+    """Input and offset of the parts of messages of earlier generations.
+
+    These records are passed over, and still move positions.
+    """
     since: int = NEVER
-    """After a lost lake with tenants: a record whose tenant's position is before this one is published, was rejected, or is
-    late, and is passed over."""
+    """First position of a tenant that counts, after a lost lake with tenants.
+
+    A record before it is passed over: it is published, was rejected, or is late.
+    """
     already_published: list[Record] = field(default_factory=list)
-    """What the sink holds, and what was passed over."""
+    """Records that the sink holds, and records that were passed over."""
 
     @property
     def heads(self) -> dict[str, int]:
-        """By input, the position of its last record; only inputs that have some."""
+        """Position of the last record of each input; only inputs that have records."""
         return {source: reading.head for source, reading in self.sources.items()}
 
     def arrive(self, *records: Record) -> None:
-        """A record waits in its topic-partition until the clock has come to its position."""
+        """Add records, each of which waits unread until the clock has come to its position."""
         for record in records:
             self.sources.setdefault(record.source, Reading()).arrive(record)
 
@@ -284,7 +328,10 @@ class PartitionMerge:
         self.is_plain = self.rules.is_plain
 
     def begin_epoch(self, gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None) -> None:
-        """From now on the window and the lag are others. What was late stays late, so that what is out stays first in order."""
+        """Change the window and the lag from now on.
+
+        What was late stays late, so that what is published stays first in order.
+        """
         if self.has_advanced and self.clock is not None:
             seen = {tenant for reading in self.sources.values() for tenant in reading.own}
             self.horizons = {tenant: self._horizon_after(tenant) for tenant in seen}
@@ -298,7 +345,10 @@ class PartitionMerge:
         self.has_advanced = False
 
     def advance(self) -> None:
-        """Reads everything that the clock has reached, merges what its tenant's clock has reached, times out what is too old."""
+        """Read what the clock has reached, merge what its tenant's clock has, and time out.
+
+        What times out are the open merge records that can no longer be joined.
+        """
         is_first, self.has_advanced = not self.has_advanced, True
         if len(self.sources) < len(self.rules.inputs):
             return  # the clock is undefined while an input has no record
@@ -317,22 +367,25 @@ class PartitionMerge:
             self._time_out(row)
 
     def advance_to(self, heads: Mapping[str, int], records: Mapping[str, Sequence[tuple[int, Record]]]) -> None:
-        """Advances to what a lake without tenants has seen: heads by source, some of the records up to there, with positions."""
+        """Advance to what a lake without tenants has seen.
+
+        `heads` is by source. `records` are some of the records up to there, with their positions.
+        """
         for source, head in heads.items():
             reading = self.sources.setdefault(source, Reading())
-            told = Record(source, 0, head, tenant=None)  # by what is left out
+            told = Record(source, 0, head, tenant=None)  # in place of the records left out
             reading.head, reading.unread = head, deque([*records.get(source, ()), (head, told)])
         self.advance()
 
     def tenants(self) -> set[str]:
-        """The tenants that have something open or waiting."""
+        """Return the tenants that have something open or waiting."""
         return {tenant for tenant, _ in self.open} | {_tenant(record) for _, record in self.waiting}
 
     def tenant_clock(self, tenant: str | None, clock: int | None = None) -> int:
-        """A tenant's clock, now or at an earlier clock of this epoch; None: of a tenant that nothing is known of. Without tenants
-        it is the clock.
+        """Return a tenant's clock, now or at an earlier clock of this epoch.
 
-        Raises ValueError while a source has no record.
+        The tenant None is one of which nothing is known. Without tenants it is the partition's
+        clock. Raise ValueError while a source has no record.
         """
         now = self.clock if clock is None else clock
         if now is None:
@@ -340,15 +393,21 @@ class PartitionMerge:
         return min(now, *(each.position_at_cut(tenant, now, self._lag) for each in self.sources.values()))
 
     def published_order(self) -> list[MergeRecord]:
-        """Finished records in the order of publication."""
+        """Return the finished merge records in the order of publication."""
         return sorted(self.timed_out, key=MergeRecord.place)
 
     def unread(self) -> dict[str, list[tuple[int, Record]]]:
-        """By input, what the clock has not reached, with positions; only inputs that have some."""
+        """Return by input the records that the clock has not reached, with their positions.
+
+        Only inputs that have some are included.
+        """
         return {source: list(reading.unread) for source, reading in self.sources.items() if reading.unread}
 
     def _judge(self, records: Iterator[tuple[int, Record]] | list[tuple[int, Record]]) -> None:
-        """The time at a record is its own position in its tenant, nothing else."""
+        """Tell late records from those that are to be merged, and drop heartbeats.
+
+        The time at a record is its own position in its tenant, nothing else.
+        """
         for position, record in records:
             if record.is_heartbeat:
                 continue
@@ -379,7 +438,10 @@ class PartitionMerge:
         self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
 
     def _is_held(self, position: int, message: PublishedRecord) -> bool:
-        """Whether a message that was read back, or an earlier one of its key, holds the key's record at a position."""
+        """Return True where a message that was read back holds its key's record at a position.
+
+        An earlier message of the key may hold it instead.
+        """
         return position <= (message.event_time + self.rules.gap_ms if message.due is None else message.due)
 
     def _due(self, row: MergeRecord) -> int:
@@ -402,10 +464,13 @@ class PartitionMerge:
 
 
 def horizon_after(before: int | None, clock: int, timeout_ms: int) -> int:
-    """The horizon (ms) after an epoch with this timeout that ended at this clock; `before`: that of the epochs before it."""
+    """Return the horizon (ms) after an epoch with this timeout that ended at this clock.
+
+    `before` is the horizon of the epochs before it.
+    """
     return clock - timeout_ms if before is None else max(before, clock - timeout_ms)
 
 
 def _tenant(record: Record) -> str:
-    """Of a record with a key; only a heartbeat may have no tenant."""
+    """Return the tenant of a record with a key; only a heartbeat may have no tenant."""
     return ALL if record.tenant is None else record.tenant

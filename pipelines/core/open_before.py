@@ -1,4 +1,7 @@
-"""The merge records that were open when the history of a lake begins, from which older rows have been deleted."""
+"""Merge records that were open where the history of a lake begins.
+
+Older rows of such a lake have been deleted.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,11 @@ from pipelines.core.types import DUE, TIME, own_columns
 
 
 def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]) -> pa.Table:
-    """What merge records held of the offsets before these ends (by topic-partition), as open rows; of those that held nothing,
-    nothing. `rows`: columns of silver, of merge records that were open then or opened later. Out: silver's columns.
+    """Return merge records as they were open before these ends, with silver's columns.
+
+    `rows`: columns of silver, of merge records that were open then or opened later. `ends`: the
+    exclusive end offset by topic-partition. A row keeps its parts before these, and is left out
+    where it has none.
     """
     count, (columns, is_left) = rows.num_rows, _left(rows, ends, sources)
     columns |= {
@@ -40,15 +46,20 @@ def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Seq
 
 
 def _without_due(rows: pa.Table) -> dict[str, pa.Array]:
-    """The columns of `DUE`, if there are any: no clock has closed these rows, and the merge sets what is due of open ones. The
-    same goes for the position of what waits.
+    """Return nulls for the columns of `DUE` and for `position`, where silver has them.
+
+    No clock has closed these rows. The merge sets `due` of open rows, and `position` of rows that
+    wait.
     """
     times = pa.schema([*DUE, ("position", TIME)])
     return {name: pa.nulls(rows.num_rows, TIME) for name in own_columns(rows.schema, times)}
 
 
 def _left(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]) -> tuple[dict[str, Any], Booleans]:
-    """Rows of silver with their parts before some offsets alone: the columns, and whether a row has such parts."""
+    """Return rows of silver with only their parts before some offsets.
+
+    The result is the columns, and True for each row with such parts.
+    """
     count = rows.num_rows
     first, last = np.full(count, NEVER), np.full(count, NO_TIME)
     columns = {name: rows[name] for name in rows.column_names}
@@ -67,7 +78,7 @@ def _left(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[
 def _is_before(
     source: str, parts: pa.ListArray, partitions: pa.ChunkedArray, ends: Mapping[TopicPartition, int]
 ) -> tuple[Booleans, Int64s]:
-    """Of each part, whether it is before the end of its topic-partition, and the row that holds it."""
+    """Return True for each part before the end of its topic-partition, and each part's row."""
     parents, flat = int64s(parts.value_parent_indices()), parts.flatten()
     inputs, since = input_names(source, flat), np.full(len(parents), NEVER)
     for name in pc.unique(inputs).to_pylist():

@@ -1,7 +1,8 @@
-"""Plans which Kafka offsets the next silver batch merges, and the clock of each partition after it.
+"""Plan of the next silver batch: the Kafka offsets that it merges, and the clocks after it.
 
-Lockstep comes from here. A batch takes, per topic-partition, exactly the records whose position the partition's clock has
-reached: all of the slow source's, and the fast one's up to the slow one, whatever their rates.
+Lockstep comes from here. A batch takes, per topic-partition, exactly the records whose position the
+partition's clock has reached. These are all records of the slow source, and those of the fast one
+up to the slow one, whatever their rates.
 """
 
 from __future__ import annotations
@@ -20,40 +21,50 @@ from pipelines.core.window import Window
 
 
 class TopicPartition(NamedTuple):
-    """A partition of an input; `source` is the input's name (`core.inputs`), which mostly is that of its source."""
+    """A partition of an input.
+
+    `source` is the input's name (`core.inputs`), which is mostly that of its source.
+    """
 
     source: str
     partition: int
 
 
 class OpenTransaction(NamedTuple):
-    """The oldest open transaction of a partition: its first offset, how many offsets there are from that one on, and Kafka's
-    timestamp of its first record (ms), which its producer may have set (None: it cannot be read just now, or is no time).
-    """
+    """The oldest open transaction of a partition."""
 
     offset: int
+    """Its first offset."""
     behind: int
+    """Number of offsets from its first one on."""
     since: int | None
+    """Kafka's timestamp of its first record (ms), which its producer may have set.
+
+    None where it cannot be read just now, or is no time.
+    """
 
     def as_row(self) -> dict[str, int | None]:
-        """Return what answers in JSON say of it."""
+        """Return the transaction as it is shown in JSON answers."""
         return {"since": self.since, "offset": self.offset, "behind": self.behind}
 
 
 class End(NamedTuple):
-    """Where a rebuild stops: the exclusive end offset, and the head (ms) then, whose record may still have been waiting."""
+    """The point where a rebuild stops."""
 
     until: int
+    """The exclusive end offset."""
     head: int | None
+    """The head (ms) then, whose record may still have been waiting."""
 
 
 NOTHING: Mapping[TopicPartition, int] = {}
 
 
 class Available(NamedTuple):
-    """The available records of one topic-partition in offset order: offsets, and event times in ms (`NO_TIME` where refused).
+    """The available records of one topic-partition in offset order.
 
-    Where `is_idle`, the row is a heartbeat of the idle policy. It has no offset of its own: the offset is the next record's.
+    Event times are in ms (`NO_TIME` where refused). Where `is_idle`, the row is a heartbeat of the
+    idle policy. It has no offset of its own: the offset is the next record's.
     """
 
     offsets: Int64s
@@ -61,20 +72,23 @@ class Available(NamedTuple):
     is_idle: Booleans | None = None
 
     def end(self, passed: int) -> int:
-        """The exclusive end offset of the first `passed` records."""
+        """Return the exclusive end offset of the first `passed` records."""
         if passed < len(self.offsets):
-            # Up to the first record that waits, over any hole before it: the next range must begin with that record, or
-            # it might hold none and the clock would go back.
+            # End at the first record that waits, after any hole before it. The next range must
+            # begin with that record: it might otherwise hold none, and the clock would go back.
             return int(self.offsets[passed])
         is_idle = self.is_idle is not None and bool(self.is_idle[-1])
         return int(self.offsets[-1]) + (not is_idle)
 
     def first(self, count: int) -> Available:
-        """The first `count` records."""
+        """Return the first `count` records."""
         return Available(self.offsets[:count], self.event_times[:count])
 
     def with_idle(self, heartbeats: Sequence[IdleDecision]) -> Available:
-        """These records with the idle policy's heartbeats among them, each before the record that it precedes."""
+        """Return these records with the idle policy's heartbeats among them.
+
+        Each heartbeat comes before the record that it precedes.
+        """
         if not heartbeats:
             return self
         offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)
@@ -89,10 +103,12 @@ NOTHING_AVAILABLE = Available(np.array([], dtype=np.int64), np.array([], dtype=n
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far the merge has passed a topic-partition: the next offset, and the position (ms) of the last record before it."""
+    """Progress of the merge in a topic-partition."""
 
     next_offset: int = 0
+    """The next offset to merge."""
     position: int | None = None
+    """Position (ms) of the last record before the next offset."""
 
 
 NO_HORIZONS: Mapping[tuple[int, str], int] = {}
@@ -100,27 +116,37 @@ NO_HORIZONS: Mapping[tuple[int, str], int] = {}
 
 @dataclass(frozen=True)
 class Rules:
-    """By which times (ms) a record is late, joins, and times out: the window, and what earlier epochs have left by partition.
+    """The times (ms) by which a record is late, joins, and times out.
 
-    `horizons`: the largest clock - gap of the epochs before, where there is one: what timed out in them sorts before whatever is
-    merged later, which is not older than that. `begun`: the clock at which this epoch began: what is closed in it is so later.
-    `is_plain`: whether there never was anything but timeouts.
-
-    `lag_ms`: how far a tenant's clock may be behind; None where there are no tenants. `tenant_horizons`: by partition and tenant,
-    where it is not that of all others. `since`: by partition the position of its tenant before which a record of a lost lake that
-    had tenants is passed over: what became of it was decided then.
+    They follow from the window, and from what earlier epochs have left in each partition.
     """
 
     window: Window
     horizons: Mapping[int, int] = field(default_factory=dict)
+    """The largest clock - gap of the earlier epochs by partition, where there is one.
+
+    What timed out in these epochs sorts before whatever is merged later, which is not older than
+    that.
+    """
     begun: Mapping[int, int] = field(default_factory=dict)
+    """The clock at which this epoch began, by partition; what the epoch closes is closed later."""
     is_plain: bool = True
+    """True where there never was anything but timeouts."""
     lag_ms: int | None = None
+    """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
     tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=lambda: NO_HORIZONS)
+    """The horizon by partition and tenant, where it is not that of all others."""
     since: Mapping[int, int] = field(default_factory=dict)
+    """The first tenant position that counts after a lost lake with tenants, by partition.
+
+    A record before it is passed over: what became of it was decided then.
+    """
 
     def late_before(self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None) -> Int64s:
-        """Per record, the event time (ms) before which it is late. `tenants`: theirs, where there are some."""
+        """Return per record the event time (ms) before which it is late.
+
+        `tenants` are those of the records, where there are some.
+        """
         oldest: Int64s = positions - self.window.gap_ms
         if self.horizons:
             oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME))
@@ -130,27 +156,33 @@ class Rules:
         return oldest
 
     def due(self, first: Int64s, last: Int64s) -> Int64s:
-        """The last moment (ms) at which merge records with these first and last event times can be joined."""
+        """Return the last moment (ms) at which merge records with these event times can be joined.
+
+        `first` and `last` are their first and last event times.
+        """
         until: Int64s = first + self.window.longest_ms
         return until if self.window.is_timeout else np.minimum(until, last + self.window.gap_ms)
 
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
-        """The first clock (ms) that closes merge records that could be joined up to this one."""
+        """Return the first clock (ms) to close merge records that can be joined up to `over`."""
         return np.maximum(over, looked_up(partitions, self.begun, NO_TIME)) + 1 if self.begun else over + 1
 
     def held_until(self, event_time: int, due: int | None = None) -> int:
-        """Return the last position (ms) at which a record of its key may be a part of a message that a lost lake has published,
-        or of an earlier one; times in ms, `due` where the message says it.
+        """Return the last position (ms) at which a message may hold a record of its key.
+
+        Up to there, a record of the key may be part of a message that a lost lake has published, or
+        of an earlier one. Times are in ms; `due` is None where the message does not say it.
         """
         return event_time + self.window.gap_ms if due is None else due
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """What one batch does with a topic-partition: the offsets `[from_offset, until_offset)`.
+    """The offsets `[from_offset, until_offset)` that one batch takes of a topic-partition.
 
-    `position_before` and `position` are the running maximum of event time (ms) on entering and on leaving the range; `head`
-    is the position of the last record that the batch considered, whether the clock has reached it or not.
+    `position_before` and `position` are the running maximum of event time (ms) on entering and on
+    leaving the range. `head` is the position of the last record that the batch considered, whether
+    the clock has reached it or not.
     """
 
     from_offset: int
@@ -161,22 +193,23 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """How many offsets the batch passes; not all of them need to hold a record."""
+        """Number of offsets that the batch passes; not all of them need to hold a record."""
         return self.until_offset - self.from_offset
 
     def spoken(self, decisions: Sequence[IdleDecision]) -> list[IdleDecision]:
-        """Of the idle policy's decisions those in the range, and at its end."""
+        """Return those of the idle policy's decisions that are in the range, or at its end."""
         return [each for each in decisions if self.from_offset <= each.after_offset + 1 <= self.until_offset]
 
     @property
     def is_empty(self) -> bool:
-        """Whether the batch passes no offset of the topic-partition."""
+        """True where the batch passes no offset of the topic-partition."""
         return self.size == 0
 
 
 def by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
-    """The numbers of the rows of each topic-partition of these inputs, in order of `then`; those of others are left out. The
-    column `source` has the input's name.
+    """Return the row numbers of each topic-partition of these inputs, in order of `then`.
+
+    Rows of other inputs are left out. The column `source` has the input's name.
     """
     count, of_source = len(sources), pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
     numbers = np.flatnonzero(of_source.is_valid())
@@ -187,21 +220,23 @@ def by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One silver batch: a range for every topic-partition and a clock (ms) for every partition that has one.
+    """A silver batch: a range for every topic-partition, and a clock (ms) for every partition.
 
-    `epoch`: the number of the epoch whose rules it follows. `generation`: the generation that it belongs to. `has_late`: whether
-    there may be late records.
+    A partition whose clock is undefined has none.
     """
 
     batch: int
     ranges: Mapping[TopicPartition, OffsetRange]
     clocks: Mapping[int, int]
     has_late: bool
+    """True where there may be late records."""
     generation: int = 0
+    """Number of the generation that the batch belongs to."""
     epoch: int = 0
+    """Number of the epoch whose rules the batch follows."""
 
     def cursors(self) -> dict[TopicPartition, Cursor]:
-        """Where the merge stands once this batch is done."""
+        """Return the progress of the merge once this batch is done."""
         return {tp: Cursor(r.until_offset, r.position) for tp, r in self.ranges.items()}
 
 
@@ -215,14 +250,19 @@ def plan_batch(
     *,
     begins_epoch: bool = False,
 ) -> BatchPlan | None:
-    """Plans the next batch, or returns None if nothing has changed. The clock of a partition is the smallest head considered.
+    """Plan the next batch, or return None if nothing has changed.
 
-    The first batch of an epoch (`begins_epoch`) is made where nothing else has changed, too: other rules may time records out.
+    The clock of a partition is the smallest head considered. The first batch of an epoch
+    (`begins_epoch`) is also made where nothing else has changed, since other rules may time records
+    out.
 
-    `cursors` names every topic-partition of every input; `available` holds rows from the cursor on, without a hole, of as
-    many topic-partitions as have any: all of them or only some (the clock is then the smallest head of those).
-    Refused records before a topic-partition's first position wait for no clock: a part of them alone would never give one.
-    `heads_beyond`: heads (ms) of what lies beyond `available` and is known to have been considered, for a rebuild.
+    `cursors` names every topic-partition of every input. `available` has, of each topic-partition
+    with available records, those from the cursor on, without a hole. It may have all of them or
+    only some; the clock is then the smallest head of those. `heads_beyond` has, for a rebuild,
+    heads (ms) of what lies beyond `available` and is known to have been considered.
+
+    Refused records before a topic-partition's first position wait for no clock: a batch that
+    considers only such records would never give one.
     """
     heads = {**heads_of(cursors, available), **heads_beyond}
     clocks = _clocks(heads)
@@ -248,13 +288,19 @@ def plan_batch(
 def heads_of(
     cursors: Mapping[TopicPartition, Cursor], available: Mapping[TopicPartition, Available]
 ) -> dict[TopicPartition, int | None]:
-    """A head (ms) is the position of the last of what is available, None while nothing has a time."""
+    """Return each topic-partition's head (ms), which is the position of its last available record.
+
+    It is None while nothing has a time.
+    """
     rows = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in cursors}
     return {tp: _last(positions_of(cursor, rows[tp]), cursor.position) for tp, cursor in cursors.items()}
 
 
 def positions_of(cursor: Cursor, rows: Available) -> Int64s:
-    """Running maxima of event time, from the committed position on; a refused record inherits, and moves nothing."""
+    """Return the running maxima of event time, from the committed position on.
+
+    A refused record has the position before it, and moves nothing.
+    """
     running: Int64s = np.maximum.accumulate(rows.event_times)
     return running if cursor.position is None else np.maximum(running, cursor.position)
 
@@ -264,7 +310,7 @@ def _last(positions: Int64s, otherwise: int | None) -> int | None:
 
 
 def _clocks(heads: Mapping[TopicPartition, int | None]) -> dict[int, int]:
-    """Undefined (absent) while any source has no head in the partition."""
+    """Return the clock of each partition; it is absent while any source has no head there."""
     by_partition: dict[int, list[int | None]] = {}
     for tp, head in heads.items():
         by_partition.setdefault(tp.partition, []).append(head)

@@ -1,4 +1,4 @@
-"""Where the records of a batch stand: their positions on their topic-partitions, or in their tenants."""
+"""Positions of a batch's records, on their topic-partitions or in their tenants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules
 from pipelines.core.tenants import TenantClocks
 
 NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
-"""The columns that say which merge record a row is of, but for its time; only with tenants there is one."""
+"""The columns that identify a row's merge record, except for its time.
+
+`tenant` is only there with tenants.
+"""
 
 Idle = Mapping[TopicPartition, Sequence[IdleDecision]]
 
@@ -28,7 +31,10 @@ class Positioned(NamedTuple):
 
     @classmethod
     def of(cls, records: pa.Table, plan: BatchPlan, idle: Idle, inputs: Sequence[str]) -> Positioned:
-        """Those of a batch's ranges. Positions need every record, heartbeats and the idle policy's decisions too."""
+        """Return the records of a batch's ranges.
+
+        Positions need every record there, including heartbeats, and the idle policy's decisions.
+        """
         offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
         kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
         for tp, rows in by_topic_partition(records, inputs, offsets).items():
@@ -44,22 +50,25 @@ class Positioned(NamedTuple):
 
     @classmethod
     def of_tenants(cls, records: pa.Table, clocks: TenantClocks) -> Positioned:
-        """Those of a batch's ranges, of which `clocks` were made, with their positions in their tenants."""
+        """Return the records of a batch's ranges, with their positions in their tenants.
+
+        `clocks` must have been made of these records.
+        """
         numbers = np.flatnonzero((clocks.positions != NO_TIME) & ~records["heartbeat"].to_numpy())
         return cls(records.take(pa.array(numbers)), times_ms(records["event_time"])[numbers], clocks.positions[numbers])
 
     @classmethod
     def of_waiting(cls, rows: pa.Table) -> Positioned:
-        """Rows of silver that wait for their tenants."""
+        """Return the records in rows of silver that wait for their tenants."""
         return cls(rows, times_ms(rows["event_time"]), times_ms(rows["position"]))
 
     @classmethod
     def nothing(cls, rows: pa.Table) -> Positioned:
-        """None of such rows."""
+        """Return an empty instance with the columns of these rows."""
         return cls(rows.slice(0, 0), np.array([], np.int64), np.array([], np.int64))
 
     def with_others(self, others: Positioned) -> Positioned:
-        """These, then others; of the rows at least `NAMES`."""
+        """Return these records, then others; the rows have at least the columns `NAMES`."""
         if not len(others.times):
             return self
         names = {name: kind for name, kind in NAMES.items() if name in self.rows.column_names}
@@ -68,19 +77,21 @@ class Positioned(NamedTuple):
         return Positioned(rows, times, positions)
 
     def where(self, keep: Booleans) -> Positioned:
-        """Only the rows that are to be kept, with their times and positions."""
+        """Return only the rows to keep, with their times and positions."""
         if keep.all():
             return self
         return Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
 
     def is_late(self, rules: Rules) -> Booleans:
-        """Rule 3."""
+        """Return True for each record that is late (rule 3)."""
         tenants = self.rows["tenant"] if rules.tenant_horizons else None
         return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions, tenants), np.bool_)
 
     def is_passed_over(self, rules: Rules, out: Mapping[TopicPartition, Int64s]) -> Booleans:
-        """Whether each one's fate was decided before: by a lost lake, or since it is among those that are `out`, by
-        topic-partition and offset.
+        """Return True for each record whose fate was decided before.
+
+        A lost lake has decided it, or the record is among those that are `out`, by topic-partition
+        and offset.
         """
         found = np.zeros(len(self.positions), np.bool_)
         if rules.since:
@@ -94,12 +105,12 @@ class Positioned(NamedTuple):
         return found
 
     def clocks(self, clocks: TenantClocks) -> Int64s:
-        """The clock of each one's tenant (ms)."""
+        """Return the clock of each record's tenant (ms)."""
         return clocks.clocks(int64s(self.rows["partition"]), self.rows["tenant"])
 
 
 def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
-    """The running maximum of event time along a range, from the position before it on."""
+    """Return the running maximum of event time along a range, from the position before it on."""
     spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
     rows = records.with_idle(spoken)
     positions = positions_of(Cursor(done.from_offset, done.position_before), rows)

@@ -1,28 +1,41 @@
-"""A lost lake is taken up from the sink alone: what a message must say for that, and what is read out of the messages then.
+"""Recovery of a lost lake from the sink alone: what messages must say for it, and how it is read.
 
-Let M be the last message that says from which offsets to begin, and E its event time. Whatever sorts after M has all of its
-parts at positions >= E, so nothing before the first offset at such a position is needed, and that offset's record (or the
-decision before it) sets its position itself. A part at a position w >= E of a record that is already out, with event time e,
-has w <= e + T; so e >= E - T, and messages so far back are enough to know it by. Conversely an on-time record of that key with
-w <= e + T was merged into that record, or into an earlier one of its key, which sorts before it and is out as well. Beginning
-earlier would do harm: some parts of a record that is out, but not read back, would be merged anew and take later ones in. So
-E must be the event time of the very message that carries the header, not that of another one of its batch.
+Let M be the last message that says from which offsets to begin, and E its event time. T is the
+timeout.
 
-A message that says nothing must have been made with no other idle decisions than the last one before it that does. So the last
-message of a transaction is enough to say it, but where a batch may come out in part (`at_least_once`), the first must as well:
-a record that timed out on a decision which the sink does not know would be out without the parts that it waits for now.
+*From where to read again.* Whatever sorts after M has all of its parts at positions >= E. So
+nothing before the first offset at such a position is needed, and that offset's record (or the
+decision before it) sets its position itself.
 
-Where there is a window by gap, M says when it was closed, C, and no merge record stayed open for longer than L. What
-sorts after M is closed at C or later, so that it has no part before X = C - 1 - L, which takes the place of E. A message that was
-closed at c holds what came up to c - 1 of its key, and nothing later; so those with c > X are read back.
+*Which messages to read back.* A part at a position w >= E of a record that is already published,
+with event time e, has w <= e + T. So e >= E - T, and messages so far back are enough to know the
+part by. Conversely, an on-time record of that key with w <= e + T was merged into that record, or
+into an earlier one of its key, which sorts before it and is published as well.
 
-With tenants, whose clocks are up to a lag behind, X is earlier by that lag. A tenant's position may come out too low only before
-X: so a record at such a position is passed over, since it is out, was late or was refused. When a merge record was closed depends
-on the position just before the record, or the decision, that took its tenant's past `due` there. So of the decisions after one
-offset, the message says each that may have closed something from M on (`idle_header`).
+*Why not to begin earlier.* It would do harm. Some parts of a record that is published, but not read
+back, would be merged anew and take later ones in. So E must be the event time of the very message
+that has the header, not that of another one of its batch.
 
-All that holds under one set of rules. M says by which rules everything from these offsets on was read and merged (`RULES`):
-whoever takes the lake up must have these, and no others, and is refused otherwise.
+*Which messages have the header.* A message without it used the same idle decisions as the last
+message before it that has it. So the last message of a transaction is enough. Where a batch may be
+published in part (`at_least_once`), the first message must have it as well. Otherwise, a record
+that timed out on a decision which the sink does not know would be published without the parts that
+it now waits for.
+
+*With a window by gap*, M says when it was closed, C, and no merge record stayed open for longer
+than L. What sorts after M is closed at C or later. So it has no part before X = C - 1 - L, which
+takes the place of E. A message that was closed at c holds what came up to c - 1 of its key, and
+nothing later. So the messages with c > X are read back.
+
+*With tenants*, whose clocks are up to a lag behind, X is earlier by that lag. A tenant's position
+may come out too low only before X. So a record at such a position is passed over: it is published,
+was late or was refused. When a merge record was closed depends on the position just before the
+record, or the decision, that took its tenant's position past `due` there. So of the decisions after
+one offset, the message has each that may have closed something from M on (`idle_header`).
+
+*One set of rules.* All that holds under one set of rules. M says by which rules everything from
+these offsets on was read and merged (`RULES`). A lake that is recovered must have these rules, and
+no others; otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -41,43 +54,51 @@ from pipelines.core.sequence import IDLE, IDLE_PACKED, LIVED, MIN_OFFSETS, NO_RE
 from pipelines.core.window import Window
 
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
-"""Those of the idle policy, by source."""
+"""The idle policy's decisions by source."""
 
 
 RECOVERY_BYTES: Final = 900 * 1024
-"""So many bytes the headers have at most from which a lost lake is taken up: the sink takes 1 MiB beside `max_bytes`."""
+"""Maximum bytes of the headers from which a lost lake is recovered.
+
+The sink takes 1 MiB beside `max_bytes`.
+"""
 
 PLAIN_BYTES: Final = 16 * 1024
-"""So many bytes of idle decisions are told as they are, more of them compressed."""
+"""Maximum bytes of idle decisions that a message has as they are; more are compressed."""
 
 
 _FINGERPRINT: Final = re.compile("[0-9a-f]{8}")
 
 
 class NotToldError(Exception):
-    """The last message that could say where a lost lake goes on says that it does not (`NO_RECOVERY`)."""
+    """The last message that could say where a lost lake goes on has the header `NO_RECOVERY`."""
 
 
 class Closings(NamedTuple):
-    """With tenants, the messages for which a header is: when the first and the last of them were closed, and the lag (ms)."""
+    """Closing times (ms) of the messages that a header is for, with tenants."""
 
     first: int
+    """The clock that closed the first of them."""
     last: int
+    """The clock that closed the last of them."""
     lag_ms: int
+    """Maximum by which a tenant's clock may be behind the global clock."""
 
     def step(self, position: int) -> int:
-        """By the positions (ms) just before two decisions: where this is the same, they can be told as one.
+        """Return a number that is equal for decisions that can be told as one.
 
-        A decision closes merge records just after that position, or later. All before the first message are out, and none after
-        the last one is.
+        `position` (ms) is the one just before a decision. The decision closes merge records just
+        after that position, or later. All messages before the first one are published, and none
+        after the last one is.
         """
         return min(max(position, self.first - 2), self.last)
 
 
 class ReadBack(NamedTuple):
-    """A message of the sink, as far as the merge must know it again; times in ms, `due` and `closed_at` where it says them.
+    """A message of the sink, as far as the merge must know it again; times in ms.
 
-    `tenant` is empty where there are no tenants.
+    `due` and `closed_at` are None where the message does not say them. `tenant` is empty without
+    tenants.
     """
 
     event_time: int
@@ -88,39 +109,46 @@ class ReadBack(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands in the order of publication."""
+        """The message's place in the order of publication."""
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
 @dataclass(frozen=True)
 class SinkState:
-    """What a lost lake takes from one sink partition.
-
-    `begin`: by source the offset to begin at (a source that is missing: the earliest); `decisions`: by source those of the idle
-    policy to take again; `read_back`: the messages already out that parts may still come for, in the sink's order; `rules`: the
-    fingerprints of the rules by which what lies from `begin` on was read and merged; `is_lived`: whether the lake had more behind
-    it than its records and one set of rules; `last`: the last of its messages in the order of publication, also of those before a
-    repeat, which come again as they were; `since`: with tenants, the position of its tenant (ms) before which a record is passed
-    over, None where the sink does not say where to begin.
-    """
+    """The facts that a lost lake takes from one sink partition."""
 
     begin: Mapping[str, int]
+    """The offset to begin at, by source; a source that is missing begins at the earliest."""
     decisions: Mapping[str, Sequence[IdleDecision]]
+    """The decisions of the idle policy to take again, by source."""
     read_back: Sequence[ReadBack]
+    """The messages already published that parts may still come for, in the sink's order."""
     rules: Collection[str] = frozenset()
+    """Fingerprints of the rules by which everything from `begin` on was read and merged."""
     is_lived: bool = False
+    """True where the lake had more behind it than its records and one set of rules."""
     last: Place | None = None
+    """The last of its messages in the order of publication.
+
+    The messages before a repeat count too; they come again as they were.
+    """
     since: int | None = None
+    """The tenant position (ms) before which a record is passed over, with tenants.
+
+    None where the sink does not say where to begin.
+    """
 
 
 # -- from the lake to a message
 
 
 def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[IdleDecision], event_time: int, next_offset: int) -> int:
-    """A source's first offset at a position >= `event_time`; where there is none yet, its `next_offset`.
+    """Return a source's first offset at a position >= `event_time`.
 
-    `records` are (offset, event time in ms) of what was not refused, heartbeats included, in any order; those before the event
-    time may be left out, since a position first reaches a time at a record, or after a decision, that has it.
+    Where there is none yet, it is `next_offset`. `records` are (offset, event time in ms) of what
+    was not refused, heartbeats included, in any order. Those before the event time may be left out:
+    a position first reaches a time at a record, or after a decision, whose own event time reaches
+    it.
     """
     reached = [offset for offset, time in records if time >= event_time]
     reached += [decision.after_offset + 1 for decision in decisions if decision.event_time >= event_time]
@@ -130,11 +158,14 @@ def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[IdleDecis
 def idle_header(
     decisions: Decisions, min_offsets: Mapping[str, int], closings: Closings | None = None
 ) -> dict[str, tuple[IdleDecision, ...]]:
-    """By source its decisions from the offset before its min_offset on, in order; only sources that have some.
+    """Return by source its decisions from the offset before its min_offset on, in order.
 
-    Of several decisions after one offset only the last counts, since nothing stands between them: so the header does not grow
-    while a source is silent. With tenants (`closings`) they are told as one up to the first that may have closed a message, and
-    again from the first on that can have closed none: with the largest time of each tenant, where that is not too old to count.
+    Only sources that have some are included. Of several decisions after one offset only the last
+    counts, since nothing stands between them. So the header does not grow while a source is silent.
+
+    With tenants (`closings`), the decisions after one offset are told as one up to the first that
+    may have closed a message, and again from the first that can have closed none. These have the
+    largest time of each tenant, where that is not too old to count.
     """
     header = {}
     for source, offset in min_offsets.items():
@@ -150,7 +181,7 @@ def idle_header(
 
 
 def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision:
-    """What both tell together; `other` comes later, after the same offset."""
+    """Return what both decisions tell, as one; `other` comes later, after the same offset."""
     event_time = max(one.event_time, other.event_time)
     told = dict(one.told)
     for tenant, time in other.told:
@@ -159,20 +190,21 @@ def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision
 
 
 def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
-    """The header `watersmeet.min_offsets`."""
+    """Return the header `watersmeet.min_offsets`."""
     return orjson.dumps(dict(min_offsets))
 
 
 def encode_idle(decisions: Decisions) -> bytes:
-    """The header `watersmeet.idle`; a message needs none where there are no decisions."""
+    """Return the header `watersmeet.idle`, which a message needs only where there are decisions."""
     return orjson.dumps({source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()})
 
 
 def recovery_headers(
     min_offsets: Mapping[str, int], idle: Decisions, rules: Collection[str], *, is_lived: bool
 ) -> list[tuple[str, bytes]]:
-    """The headers of a message from which a lost lake is taken up, of `RECOVERY_BYTES` at most. Where they would have more,
-    the message says that it does not say it (`NO_RECOVERY`).
+    """Return a message's headers from which a lost lake is recovered, of `RECOVERY_BYTES` at most.
+
+    Where they would have more, the message says instead that it does not have them (`NO_RECOVERY`).
     """
     headers = [(MIN_OFFSETS, encode_min_offsets(min_offsets))]
     if idle:
@@ -190,8 +222,10 @@ def _encoded(decision: IdleDecision) -> list[Any]:
 
 
 def read_again_from(time: int, longest_ms: int | None) -> int:
-    """The position (ms) from which a lost lake reads again after a message with this event time (ms); or closed at this time,
-    where a merge record could stay open for `longest_ms` at most.
+    """Return the position (ms) from which a lost lake reads again after a message.
+
+    `time` (ms) is the message's event time. With `longest_ms`, the longest time that a merge record
+    could stay open, it is the time at which the message was closed.
     """
     return time if longest_ms is None else time - 1 - longest_ms
 
@@ -200,7 +234,10 @@ def read_again_from(time: int, longest_ms: int | None) -> int:
 
 
 def parse_min_offsets(header: bytes | None) -> dict[str, int]:
-    """The inverse of `encode_min_offsets`. Raises ValueError where the header is no such thing."""
+    """Return what `encode_min_offsets` encoded.
+
+    Raise ValueError where the header is no such thing.
+    """
     by_source = _by_source(header, MIN_OFFSETS, lambda offset: _is_integer(offset, 0))
     if not by_source:
         raise ValueError(f"{MIN_OFFSETS} names no source")
@@ -208,13 +245,16 @@ def parse_min_offsets(header: bytes | None) -> dict[str, int]:
 
 
 def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
-    """The inverse of `encode_idle`. Raises ValueError where the header is no such thing."""
+    """Return what `encode_idle` encoded.
+
+    Raise ValueError where the header is no such thing.
+    """
     by_source = _by_source(header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine)))
     return {source: tuple(_decoded(*each) for each in mine) for source, mine in by_source.items()}
 
 
 def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
-    """The idle decisions that a message tells, in one way or the other."""
+    """Return the idle decisions that a message has, compressed or not."""
     if IDLE_PACKED not in headers:
         return parse_idle(headers[IDLE]) if IDLE in headers else {}
     try:
@@ -228,7 +268,10 @@ def _decoded(after_offset: int, event_time: int, told: Mapping[str, int] = Mappi
 
 
 def parse_rules(header: bytes | None) -> frozenset[str]:
-    """The fingerprints of rules in the header `watersmeet.rules`. Raises ValueError where the header is no such thing."""
+    """Return the fingerprints of rules in the header `watersmeet.rules`.
+
+    Raise ValueError where the header is no such thing.
+    """
     found = (header or b"").decode("ascii", errors="replace").split(",")
     if not all(_FINGERPRINT.fullmatch(each) for each in found):
         raise ValueError(f"{RULES} is not what a message of Watersmeet says of rules: {header!r}")
@@ -238,13 +281,18 @@ def parse_rules(header: bytes | None) -> frozenset[str]:
 def sink_state(
     messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], window: Window, lag_ms: int | None = None
 ) -> SinkState:
-    """What the last message with `min_offsets` says, and every message of which a record may be read again by this window; with
-    tenants, by this lag as well.
+    """Return what the last message with `min_offsets` says, and the messages to read back.
 
-    `messages` come with their headers, those of a sink partition from its end backwards; no more are asked for than are needed. A
-    sink without such a message is read whole. What sorts after the sink's last message is passed over: it was out before a repeat
-    (`at_least_once`), and since the sequence goes on behind the last message, it comes again as well. Raises ValueError where a
-    header is not what it should be, and NotToldError where the messages do not say where to begin.
+    These are all messages of which a record may be read again by this window and, with tenants, by
+    this lag. `messages` are those of a sink partition with their headers, from its end backwards;
+    no more are consumed than are needed. A sink without a message with `min_offsets` is read whole.
+
+    What sorts after the sink's last message is passed over. It was published before a repeat
+    (`at_least_once`), and it comes again as well, since the sequence goes on after the last
+    message.
+
+    Raise ValueError where a header is not what it should be, and NotToldError where the messages do
+    not say where to begin.
     """
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
@@ -273,7 +321,7 @@ def sink_state(
 
 
 def _last_position(message: ReadBack, longest_ms: int) -> int:
-    """The last position (ms) at which a message may hold a record."""
+    """Return the last position (ms) at which a message may hold a record."""
     return message.event_time + longest_ms if message.closed_at is None else message.closed_at - 1
 
 

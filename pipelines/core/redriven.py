@@ -1,4 +1,4 @@
-"""What a record says that was redriven: refused once, and sent to its source topic again."""
+"""Redriven records: refused once, and sent to their source topic again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 REDRIVEN = "watersmeet.redriven"
-"""Of a refused record that was sent to its source again: `topic/partition/offset` of the refused one."""
+"""Header of a refused record that was sent again: `topic/partition/offset` of the refused one."""
 
 _TOO_MANY_DIGITS: Final = 20
-"""No offset has so many; Python refuses to make a number of some thousand."""
+"""A number of digits that no offset has; Python refuses to parse some thousand."""
 
 Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
 
 
 def redriven_offsets(topic: str, partition: int, headers: Headers) -> Iterator[tuple[int, int]]:
-    """The offsets, in this partition of a topic, of the refused records that a record with these headers says that it was, each
-    with how many headers it had then. Whoever writes to the topic may say so: `fingerprint` tells whether it is true.
+    """Yield the offsets of the refused records that a record with these headers claims to be.
+
+    Only records that were in this partition of the topic count. Each offset comes with the number
+    of headers that the record had then. Anybody who writes to the topic may make the claim:
+    `fingerprint` tells whether it is true.
     """
     for count, (name, value) in enumerate(headers):
         of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
@@ -26,7 +29,10 @@ def redriven_offsets(topic: str, partition: int, headers: Headers) -> Iterator[t
 
 
 def fingerprint(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """A digest of what a record is, whatever its place and time: equal for a refused record and the same one sent again."""
+    """Return a digest of a record's content, whatever its place and time.
+
+    It is equal for a refused record and the same one sent again.
+    """
     found = hashlib.sha256()
     for part in (key, value, *(each for name, content in headers for each in (name.encode(), content))):
         found.update(b"null" if part is None else b"%d:" % len(part))

@@ -1,13 +1,16 @@
-"""Repartitioning: which records of a topic are written next, to which partitions of another topic, and as what.
+"""Repartitioning of a topic: the order of its records, their new partitions, and their messages.
 
-*Order*: a record's position is the largest event time of its own partition up to and including itself, as in the merge. Records
-are written in order of (position, topic, partition, offset): reading always goes on in the partition that is furthest behind, so
-that none is late among the others that was not late in its own partition. That holds for what is there; what comes later is
-written later. Where there are tenants, a record may still be late that was not so in its own partition, if its tenant is further
-in another one; no order that leaves each partition's own as it is could prevent that.
+*Order*: records are written in order of (position, topic, partition, offset). A record's position
+is the largest event time of its own partition up to and including itself, as in the merge. So
+reading always goes on in the partition that is furthest behind, and no record is late among the
+others that was not late in its own partition. That holds for what is there; what comes later is
+written later. With tenants, a record may still be late that was not so in its own partition, if its
+tenant is further in another one. No order that leaves each partition's own as it is could prevent
+that.
 
-*Place*: the partition that Java's default partitioner gives the record's merge key. A heartbeat goes to every partition. A record
-whose key cannot be read goes to its own partition's number, modulo the number of partitions.
+*Place*: a record goes to the partition that Java's default partitioner gives its merge key. A
+heartbeat goes to every partition. A record whose key cannot be read goes to its own partition's
+number, modulo the number of partitions.
 """
 
 from __future__ import annotations
@@ -29,19 +32,28 @@ from pipelines.core.redriven import REDRIVEN
 from pipelines.core.types import HEADERS, TIME
 
 ORIGIN = "watersmeet.origin"
-"""Where a record was before: `topic/partition/offset`."""
+"""Header with the place where a record was before: `topic/partition/offset`."""
 
 FROM = "watersmeet.from"
-"""A topic that records come from, and Kafka's own identity of it; the two headers behind it are about that topic."""
+"""Header with a topic that records come from, and Kafka's own identity of it.
+
+The two headers after it are about that topic.
+"""
 
 POSITIONS = "watersmeet.positions"
-"""How far in event time (epoch ms) each partition of that topic was written, as far as it has a time: a JSON object."""
+"""Header with the event time (epoch ms) up to which each partition of that topic was written.
+
+It is a JSON object; partitions without a time are left out.
+"""
 
 ROUTED: Final = pa.schema([*KAFKA, ("event_time", TIME), ("heartbeat", pa.bool_()), ("hash", pa.int64())])
-"""Kafka's columns, and what decides where a record goes: `hash` is that of its merge key, null where none can be read."""
+"""Kafka's columns, and those that decide where a record goes.
+
+`hash` is that of its merge key, null where none can be read.
+"""
 
 PIECE_ROWS: Final = 10_000
-"""So many messages are made at a time."""
+"""Number of messages that are made at a time."""
 
 Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
 
@@ -62,13 +74,16 @@ class Origin(NamedTuple):
 
 
 _PARTITIONS: Final = 2**32
-"""More than a topic has partitions."""
+"""A number larger than a topic's number of partitions."""
 
 _SEED, _FACTOR, _ALL = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of Kafka's default partitioner for Java, its sign cut off; modulo the number of partitions, a key's partition."""
+    """Return the hash of Kafka's default partitioner for Java, its sign cut off.
+
+    Modulo the number of partitions, it is a key's partition.
+    """
     h = _SEED ^ len(key)
     whole = len(key) & ~3
     for (k,) in struct.iter_unpack("<I", key[:whole]):
@@ -82,10 +97,11 @@ def murmur2(key: bytes) -> int:
 
 
 def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
-    """Each record of `KAFKA` columns with the columns of `ROUTED`, in the same order. Raises as `read_records` does.
+    """Return records of `KAFKA` columns with the columns of `ROUTED`, in the same order.
 
-    Position and place follow from the source's own rules. A refused record has no event time, but goes where its key says as far
-    as it has one: it may be sent there once more.
+    Position and place follow from the source's own rules. A refused record has no event time, but
+    goes where its key says, if it has one: it may be sent there once more. Raise what
+    `read_records` raises.
     """
     read = _named(read_records(kafka, rules)).select([*KAFKA.names, "merge_key", "event_time", "heartbeat"])
     keys = read["merge_key"].combine_chunks()
@@ -100,8 +116,9 @@ def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
 
 
 def _named(read: pa.Table) -> pa.Table:
-    """Records of which those that are too large have as their value why they are refused: so they are refused in the copy, too,
-    whatever becomes of records without a value there.
+    """Return the records, with the reason of its refusal as the value of each too large one.
+
+    So such a record is refused in the copy, too, whatever becomes of records without a value there.
     """
     is_large = pc.fill_null(pc.equal(read["reason"], Reason.TOO_LARGE.value), False)
     if not pc.any(is_large).as_py():
@@ -112,19 +129,20 @@ def _named(read: pa.Table) -> pa.Table:
 
 @dataclass
 class Lockstep:
-    """Records of some topics that were read and are not written yet, and which of them come next.
-
-    `heads`: by input partition the position (ms) of the last record that was added; absent where there was none.
-    """
+    """Records of some topics that were read and not yet written, and which of them come next."""
 
     topics: Sequence[str]
     """All topics, in ascending order."""
     heads: dict[InputPartition, int]
+    """Position (ms) of the last record added, by input partition; absent where there was none."""
     _waiting: pa.Table = field(default_factory=ROUTED.empty_table)
     _positions: Int64s = field(default_factory=lambda: np.array([], np.int64))
 
     def add(self, rows: pa.Table) -> None:
-        """Takes the next records of some input partitions: the columns of `ROUTED`, of each in order of offset."""
+        """Add the next records of some input partitions, of each in order of offset.
+
+        `rows` has the columns of `ROUTED`.
+        """
         times = times_ms(rows["event_time"])
         positions = np.empty_like(times)
         for number, mine in groups(self._numbers(rows), int64s(rows["offset"])).items():
@@ -135,10 +153,11 @@ class Lockstep:
         self._positions = np.concatenate([self._positions, positions])
 
     def take(self, unread: Iterable[InputPartition]) -> tuple[pa.Table, dict[InputPartition, int]]:
-        """The records that are written next, in their order, and by input partition the position (ms) of the last of them.
+        """Remove and return the records that are written next, in their order.
 
-        `unread`: the input partitions of which more is there than was added. Nothing is taken that could come after such a
-        record.
+        Return with them, by input partition, the position (ms) of the last of them. `unread` are
+        the input partitions that have more records than were added. Nothing is taken that could
+        come after such a record.
         """
         numbers = self._numbers(self._waiting)
         order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
@@ -153,13 +172,16 @@ class Lockstep:
         return taken, {self._input(number): position for number, position in reached.items() if position != NO_TIME}
 
     def first_offsets(self) -> dict[InputPartition, int]:
-        """By input partition, the offset of the first record that waits."""
+        """Return by input partition the offset of the first record that waits."""
         found = self._waiting.group_by(["topic", "partition"]).aggregate([("offset", "min")])
         inputs = map(InputPartition, found["topic"].to_pylist(), found["partition"].to_pylist())
         return dict(zip(inputs, found["offset_min"].to_pylist(), strict=True))
 
     def _numbers(self, rows: pa.Table) -> Int64s:
-        """By row a number for its input partition; they are ordered as the partitions are."""
+        """Return a number for the input partition of each row.
+
+        The numbers are ordered as the input partitions are.
+        """
         topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
         return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
 
@@ -173,16 +195,17 @@ class Lockstep:
 
 @dataclass(frozen=True)
 class Written:
-    """How much was written: of which topics (each by its name, what it is called together with its identity), by input
-    partition the next offset, and the position (ms) there where there is one.
-    """
+    """Progress of a repartitioning, as its messages say it."""
 
     topics: Mapping[str, str]
+    """The topics that were read: by name, the name together with the topic's identity."""
     offsets: Mapping[InputPartition, int]
+    """The next offset by input partition."""
     positions: Mapping[InputPartition, int]
+    """The position (ms) there by input partition, where there is one."""
 
     def headers(self) -> list[tuple[str, bytes]]:
-        """As a message says it: three headers for each topic."""
+        """Return the headers that say it in a message: three for each topic."""
         found = []
         for topic, identified in sorted(self.topics.items()):
             found.append((FROM, identified.encode()))
@@ -193,8 +216,10 @@ class Written:
 
 
 def written(headers: Headers) -> Written:
-    """What a message says of how much was written, behind the last `ORIGIN`; what comes before it is the record's own. Raises
-    ValueError where it says no such thing.
+    """Return what a message says of how much was written.
+
+    It is in the headers after the last `ORIGIN`; those before are the record's own. Raise
+    ValueError where they say no such thing.
     """
     begin = max((i for i, (name, _) in enumerate(headers, 1) if name == ORIGIN), default=0)
     said = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
@@ -212,22 +237,28 @@ def written(headers: Headers) -> Written:
 
 
 def origin_of(headers: Headers) -> Origin:
-    """Where the record was of which a message with these headers is a copy. Raises ValueError where it says no such thing."""
+    """Return the place of the record that a message with these headers is a copy of.
+
+    Raise ValueError where the header `ORIGIN` is no such place.
+    """
     topic, partition, offset = next(value or b"" for name, value in reversed(headers) if name == ORIGIN).decode().rsplit("/", 2)
     return Origin(topic, int(partition), int(offset))
 
 
 def is_redriven(headers: Headers) -> bool:
-    """Whether a message was sent by a redrive: among messages that say how much was written, one that says nothing of it."""
+    """Return True where a message was sent by a redrive.
+
+    Among messages that say how much was written, it is one that says nothing of it.
+    """
     return bool(headers) and headers[-1][0] == REDRIVEN
 
 
 def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table]:
-    """The messages that records of `ROUTED` columns become in a topic of so many partitions, in the same order: the columns of
-    `LETTERS`, a piece at a time.
+    """Yield the messages that records of `ROUTED` columns become in a topic of so many partitions.
 
-    Key, value, timestamp and headers are the record's own; then comes `ORIGIN`, and on the last message of each partition what
-    was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
+    They are in the same order and have the columns of `LETTERS`, one chunk at a time. Key, value,
+    timestamp and headers are the record's own. Then comes `ORIGIN`, and on the last message of each
+    partition what was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
     """
     is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
     home = int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
@@ -253,7 +284,10 @@ def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table
 
 
 def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
-    """By row the record's own headers, then `ORIGIN`, then on the last rows what is `said`; `rows` in one piece."""
+    """Return by row the record's own headers, then `ORIGIN`, then on the last rows what is `said`.
+
+    `rows` must be in one chunk.
+    """
     had = rows["headers"].combine_chunks()
     own, counts = had.flatten(), int64s(had.value_lengths().fill_null(0))
     places = pc.binary_join_element_wise(*(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/")

@@ -1,8 +1,9 @@
-"""What may change in the schema of a source, JSON Schema or Avro, while its lake goes on.
+"""Changes that the schema of a source, JSON Schema or Avro, may have while its lake goes on.
 
-A schema may gain optional fields, make a required field optional, let a field be null, drop a field, and add symbols to an enum;
-one of Avro may also widen int to long and float to double, which are one column each. Everything else would make another column
-of silver, or leave records behind that were read by other rules than they look to have been.
+A schema may gain optional fields, make a required field optional, let a field be null, drop a
+field, and add symbols to an enum. An Avro schema may also widen int to long and float to double,
+since each pair has one column type. Any other change would make another column of silver, or leave
+behind records that were read by other rules than they look to have been.
 
 Both kinds of schema are described in one way (`_Part`), and the rules are about the description.
 """
@@ -23,23 +24,27 @@ _WIDER: Final = {"int": "long", "float": "double"}
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a schema. `kind`: what stays, but may be widened; `is_nullable`: whether it may be null; `parts`: what is in it,
-    by the step that leads there; `needed`: the fields that a value must have; `symbols`: what it may be, None where that is open;
-    `facts`: all else that must stay, by the name that a sentence has for it.
-    """
+    """A part of a schema."""
 
     kind: Hashable
+    """The type, which must stay but may be widened."""
     is_nullable: bool = False
+    """True where the part may be null."""
     parts: Mapping[str, _Part] = field(default_factory=dict)
+    """The parts in it, by the step that leads there."""
     needed: frozenset[str] = frozenset()
+    """The fields that a value must have."""
     symbols: frozenset[str] | None = None
+    """The values that it may have; None where that is open."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else that must stay, by its name in a sentence."""
 
 
 def refused_changes(before: str | None, after: str | None, *, is_avro: bool = False) -> list[str]:
-    """A sentence with the path for each change of a schema (as text; None: without one) that a living lake does not take.
+    """Return a sentence with the path for each change that an existing lake does not take.
 
-    `is_avro`: both are Avro schemas that fit a table, else JSON Schemas.
+    `before` and `after` are schemas as text, None without one. With `is_avro` both are Avro schemas
+    that fit a table, otherwise JSON Schemas.
     """
     if before is None or after is None:
         said = "a schema cannot be added" if before is None else "the schema cannot be removed"
@@ -92,7 +97,7 @@ def _of_json(schema: Any) -> _Part:
 
 
 def _of_avro(found: Parsed, schema: Any = None) -> _Part:
-    """The description of a schema, or of a part of it."""
+    """Return the description of a schema, or of a part of it."""
     schema = found.schema if schema is None else schema
     if isinstance(schema, list):
         [part] = [_of_avro(found, choice) for choice in schema if choice not in ("null", {"type": "null"})]
@@ -105,7 +110,7 @@ def _of_avro(found: Parsed, schema: Any = None) -> _Part:
     if is_logical(schema):
         facts = {word: schema[word] for word in ("logicalType", "precision") if word in schema}
         facts |= {"scale": schema.get("scale", 0)} if "precision" in schema else {}
-    if "name" in schema:  # resolution compares it
+    if "name" in schema:  # schema resolution compares it
         facts["name"] = schema["name"].rpartition(".")[2]
     match kind:
         case "record" | "error":

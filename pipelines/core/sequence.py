@@ -1,7 +1,8 @@
-"""The publication sequence of a partition: the headers of its messages, and its last one, which says where it stands.
+"""The publication sequence of a partition: its messages' headers, and its last message.
 
-A tombstone, by which `forget` tells consumers that a key is gone, is no part of the sequence. It repeats where the sequence
-stands, so that a partition that ends with it still says so.
+The last message says how far the sequence has come. A tombstone, by which `forget` tells consumers
+that a key is deleted, is no part of the sequence. It repeats how far the sequence has come, so that
+a partition that ends with it still says so.
 """
 
 from __future__ import annotations
@@ -19,45 +20,63 @@ SEQ = "watersmeet.seq"
 ID = "watersmeet.id"
 CLOSED_AT = "watersmeet.closed_at"
 DUE = "watersmeet.due"
-"""Where the merge has a window by gap, or tenants: the first clock that closed the merge record, and until when it could be
-joined (ms)."""
+"""Headers of a merge with a window by gap or with tenants; times in ms.
+
+`CLOSED_AT` is the first clock that closed the merge record, `DUE` the last moment at which it could
+be joined.
+"""
 TENANT = "watersmeet.tenant"
-"""Where the merge has tenants: the merge record's. It also says that there is one in the id."""
+"""Header with the merge record's tenant, where the merge has tenants.
+
+It also says that there is a tenant in the id.
+"""
 MIN_OFFSETS = "watersmeet.min_offsets"
 IDLE = "watersmeet.idle"
 IDLE_PACKED = "watersmeet.idle.zlib"
-"""The same as `IDLE`, compressed with zlib: where it is long, as with thousands of tenants."""
+"""Header `IDLE`, compressed with zlib where it is long, as with thousands of tenants."""
 NO_RECOVERY = "watersmeet.no_recovery"
-"""How many bytes the headers from which a lost lake is taken up would have had: more than fit into a message."""
+"""Header with the size in bytes that the headers for recovering a lost lake would have had.
+
+It is more than fits into a message.
+"""
 RULES = "watersmeet.rules"
 """The fingerprints of the rules by which everything from `min_offsets` on was read and merged, separated by commas."""
 LIVED = "watersmeet.lived"
-"""Where the lake has had an idle decision, other rules of reading or grouping, or a jump: Kafka alone does not tell it."""
+"""Header of a lake that has had an idle decision, other rules of reading or grouping, or a jump.
+
+Kafka alone does not tell it.
+"""
 FORGOTTEN = "watersmeet.forgotten"
-"""Of a tombstone: a JSON object with `seq` and `id` of the last message before it that has them, when that was closed, and its
-tenant."""
+"""Header of a tombstone: a JSON object about the last message before it that has `seq` and `id`.
+
+It has these two, `due` and `closed_at` of that message, and its tenant.
+"""
 
 
 class Place(NamedTuple):
-    """What a sequence is ordered by, as tuples are: when a merge record was closed, its tenant (empty without tenants), until
-    when it could be joined, and its key; times in ms, texts as UTF-8 bytes. One that a timeout closed before there was anything
-    else has `PLAIN`, and its event time.
-    """
+    """The sort key of a sequence, compared as a tuple; times in ms, texts as UTF-8 bytes."""
 
     closed_at: int
+    """The first clock that closed the merge record.
+
+    It is `PLAIN` for one that a timeout closed before there was anything else.
+    """
     tenant: bytes
+    """The merge record's tenant; empty without tenants."""
     time: int
+    """The last moment at which it could be joined; with `PLAIN`, its event time."""
     key: bytes
 
 
 PLAIN = -1
-"""Before any time (ms) at which a merge record can be closed."""
+"""A time (ms) before any at which a merge record can be closed."""
 
 
 class Tail(NamedTuple):
-    """The last message of a sink partition: what the next one follows. Times in ms; `due` and `closed_at` where it says them.
+    """The last message of a sink partition, which the next one follows; times in ms.
 
-    `tenant` is empty where there are no tenants.
+    `due` and `closed_at` are None where the message does not say them. `tenant` is empty without
+    tenants.
     """
 
     seq: int
@@ -70,34 +89,44 @@ class Tail(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands in the order of publication."""
+        """The message's place in the order of publication."""
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
 def place_of(event_time: int, key: str, due: int | None = None, closed_at: int | None = None, tenant: str | None = None) -> Place:
-    """The place of a merge record; times in ms, no tenant (or an empty one) where there are none."""
+    """Return the place of a merge record; times in ms.
+
+    Without tenants, `tenant` is None or empty.
+    """
     if due is None or closed_at is None:
         return Place(PLAIN, b"", event_time, key.encode())
     return Place(closed_at, (tenant or "").encode(), due, key.encode())
 
 
 def message_id(partition: int, event_time: int, key: str, tenant: str = "") -> str:
-    """Stable for a record, and unique: no two merge records of a partition share tenant, key and event time.
+    """Return the id of a merge record, which is stable and unique.
 
-    A tenant is percent-encoded, whatever is no ASCII letter, digit or one of `_.-~`, so that it ends at the next slash.
+    No two merge records of a partition share tenant, key and event time. In a tenant, everything
+    but ASCII letters, digits and `_.-~` is percent-encoded, so that it ends at the next slash.
     """
     return f"{partition}/{event_time}/{quote(tenant, safe='') + '/' if tenant else ''}{key}"
 
 
 def parse_message_id(text: str, *, has_tenant: bool = False) -> tuple[int, int, str, str]:
-    """Partition, event time (ms), key and tenant (empty for none) of a `message_id`. Raises ValueError where it is none."""
+    """Return partition, event time (ms), key and tenant (empty for none) of a `message_id`.
+
+    Raise ValueError where the text is no such id.
+    """
     partition, event_time, rest = text.split("/", 2)
     tenant, key = rest.split("/", 1) if has_tenant else ("", rest)
     return int(partition), int(event_time), key, unquote(tenant)
 
 
 def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """`due` and `closed_at` (ms) as headers say them, None where they do not. Raises ValueError where they are no numbers."""
+    """Return `due` and `closed_at` (ms) as headers say them, None without `CLOSED_AT`.
+
+    Raise ValueError where they are no numbers, or `DUE` is missing beside it.
+    """
     if CLOSED_AT not in headers:
         return None, None
     try:
@@ -107,8 +136,10 @@ def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def standing(headers: Mapping[str, Any]) -> Tail:
-    """Where a sequence stands after a message with these headers: the last one that has a number, without its offset. Raises
-    ValueError where they are not those of a message of Watersmeet.
+    """Return how far a sequence has come after a message with these headers.
+
+    The tail is the last message that has a number, without its offset. Raise ValueError where the
+    headers are not those of a message of Watersmeet.
     """
     try:
         if FORGOTTEN not in headers:
@@ -131,7 +162,10 @@ def standing(headers: Mapping[str, Any]) -> Tail:
 
 
 def _number(said: Any, least: int = 0) -> int:
-    """A number that a header says, and that a column can have: a topic's writers may say anything. Raises ValueError."""
+    """Return a number that a header says, if it fits into a column.
+
+    Raise ValueError otherwise: a topic's writers may say anything.
+    """
     number = int(said)
     if not least <= number < 2**63:
         raise ValueError(f"a number of a header is out of its bounds: {number}")
@@ -139,7 +173,10 @@ def _number(said: Any, least: int = 0) -> int:
 
 
 def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:
-    """A message without a value for a key in each of these partitions, which stand where the tails say; as `Publisher` sends."""
+    """Return a message without a value for a key in each of these partitions, as `Publisher` sends.
+
+    `tails` say how far the sequence of each partition has come.
+    """
     rows = [
         {
             "partition": p,

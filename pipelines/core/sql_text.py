@@ -1,4 +1,4 @@
-"""What can be seen in the text of an SQL expression: the functions that it calls, and the texts of dates that are not fixed."""
+"""Checks on the text of an SQL expression: functions that it calls, dates that are not fixed."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ weekofyear when width_bucket xpath xpath_boolean xpath_double xpath_float xpath_
 xpath_string xxhash64 year zeroifnull zip_with
 """
 PURE: Final = frozenset(_PURE.split())
-"""What may stand before a bracket: Spark's functions of a row that give the same for the same arguments, on every machine and at
-any time, with the settings that are pinned; types; and words of SQL. `aes_encrypt` is looked at in the plan.
+"""Names that may stand before a bracket: functions of Spark, types, and words of SQL.
+
+The functions work on a row and give the same for the same arguments, on every machine and at any
+time, with the settings that are pinned. `aes_encrypt` is checked in the plan.
 """
 _WORDS = """
 all as by character dec distinct else from interval is numeric on similar then timestampadd timestampdiff try_cast varchar
 """
 WORDS: Final = frozenset(_WORDS.split())
-"""Those of `PURE` that are no functions of Spark's: a function of that name is somebody's own."""
+"""The names in `PURE` that are no functions of Spark's; a function of that name is somebody's own.
+"""
 
 _TOKEN: Final = re.compile(
     r"""(?P<comment>--(?:\\\n|[^\r\n])*)"""
@@ -65,14 +68,16 @@ _FIXED: Final = re.compile(r"\s*(?:epoch\s*|[+-]?\d{4,7}(?:-\d{1,2}(?:-\d{1,2}(?
 
 
 class SqlText(NamedTuple):
-    """The texts of an expression, each with what stands before it, and all else: without comments, with `''` for each text."""
+    """The string literals of an expression, and everything else."""
 
     texts: tuple[tuple[str, str], ...]
+    """Each literal with what stands before it."""
     rest: str
+    """The expression without comments, with `''` for each literal."""
 
 
 def read_sql(sql: str) -> SqlText:
-    """Return the parts of an expression, as Spark's lexer takes it apart with the settings that are pinned."""
+    """Return the parts of an expression, split as Spark's lexer does with the pinned settings."""
     texts: list[tuple[str, str]] = []
     rest, at = "", 0
     for token in _TOKEN.finditer(sql):
@@ -84,7 +89,7 @@ def read_sql(sql: str) -> SqlText:
             rest += token["name"] if re.fullmatch(r"`\w*`", token["name"]) else "`?`"
         else:
             found = token["raw"][2:-1] if token["raw"] else _unescaped(token["text"][1:-1])
-            if texts and rest.rstrip().endswith("''"):  # texts side by side are one
+            if texts and rest.rstrip().endswith("''"):  # adjacent texts are one
                 texts[-1] = texts[-1][0] + found, texts[-1][1]
                 continue
             texts.append((found, rest[-40:]))
@@ -94,7 +99,7 @@ def read_sql(sql: str) -> SqlText:
 
 def _unescaped(text: str) -> str:
     def character(escape: re.Match[str]) -> str:
-        """The character that an escape stands for."""
+        """Return the character that an escape stands for."""
         code = escape[1] or escape[2]
         return chr(int(code, 16) % 0x110000) if code else chr(int(escape[3], 8)) if escape[3] else escape[4]
 
@@ -102,7 +107,10 @@ def _unescaped(text: str) -> str:
 
 
 def impurities(sql: str) -> Iterator[str]:
-    """Yield what may make an expression give something else in another run, as far as its text tells."""
+    """Yield each reason why an expression may give another result in another run.
+
+    Only what can be seen in its text is found.
+    """
     found = read_sql(sql)
     if "/*" in found.rest or "$" in found.rest:
         yield "it has a comment in brackets, or `$` outside of a text, in which something else could hide"
@@ -116,10 +124,10 @@ def impurities(sql: str) -> Iterator[str]:
 
 
 def is_fixed_time(text: str) -> bool:
-    """Whether a text, or a number, stands for the same date or time in every run."""
+    """Return True where a text, or a number, stands for the same date or time in every run."""
     return _FIXED.fullmatch(text) is not None or re.fullmatch(r"[+-]?[\d.]*", text) is not None
 
 
 def is_moment(text: str) -> bool:
-    """Whether Spark takes a text for another date or time in every run, if it takes it for one."""
+    """Return True where Spark, if it reads a text as a date or time, reads another in every run."""
     return re.match(r"\s*(?:now|today|tomorrow|yesterday|T?\d{1,2}:)", text, re.IGNORECASE) is not None

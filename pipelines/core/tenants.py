@@ -1,9 +1,17 @@
-"""The clocks of tenants over a batch: where each record stands in its tenant, how far each tenant's clock has come, and when.
+"""Clocks of tenants over a batch: positions of records in their tenants, and moves of the clocks.
 
-A tenant's position on a topic-partition is the largest of its own event times there, of those of heartbeats that speak for
-everybody, and of what the position of all is less the lag. Its clock is the smallest, over the sources, of what its position was
-at the cut: up to and including the first record that had come to the clock of all. (`core.model` has the rules record by record,
-and is what these functions are compared with.) Times are ms; those of tenants are kept only where they exceed what all have.
+The moves are how far each tenant's clock has come, and when.
+
+A tenant's position on a topic-partition is the largest of:
+
+- its own event times there,
+- the event times of heartbeats that count for all tenants,
+- the position of all less the lag.
+
+Its clock is the smallest, over the sources, of what its position was at the cut. The cut ends with
+the first record that had come to the global clock. `core.model` has the rules record by record;
+these functions are compared with it. Times are in ms. Those of tenants are kept only where they
+exceed what all tenants have.
 """
 
 from __future__ import annotations
@@ -24,25 +32,29 @@ from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition, by_topic
 HEADS = pa.schema(
     {"source": pa.string(), "partition": pa.int32(), "tenant": pa.string(), "own": pa.int64(), "at_cut": pa.int64()}
 )
-"""What a batch leaves to the next one, by topic-partition and tenant: the largest event time (ms) of the tenant's own records and
-heartbeats so far, and up to the end of the cut at the last clock (`NO_TIME`: none). The tenant null has the heartbeats that speak
-for everybody."""
+"""Schema of what a batch leaves to the next one, by topic-partition and tenant.
+
+`own` is the largest event time (ms) of the tenant's own records and heartbeats so far. `at_cut` is
+the largest up to the end of the cut at the last clock (`NO_TIME`: none). The tenant null has the
+heartbeats that count for all tenants.
+"""
 
 _ALL = -1
-"""The number of no tenant: of heartbeats that speak for everybody."""
+"""The number of no tenant, for heartbeats that count for all tenants."""
 
 
 @dataclass(frozen=True)
 class TenantClocks:
-    """What a batch makes of the clocks of tenants.
-
-    `positions`: by record its position in its tenant, `NO_TIME` where the batch does not pass it, or it has no tenant. `names`:
-    the tenants by their numbers.
-    """
+    """The clocks of tenants as a batch moves them."""
 
     plan: BatchPlan
     positions: Int64s
+    """Each record's position in its tenant.
+
+    It is `NO_TIME` where the batch does not pass the record, or it has no tenant.
+    """
     names: pa.Array
+    """The tenants by their numbers."""
     _courses: Mapping[int, Sequence[_Course]]
 
     @classmethod
@@ -55,9 +67,12 @@ class TenantClocks:
         lag_ms: int,
         partitions: Collection[int] | None = None,
     ) -> TenantClocks:
-        """`records`: source, partition, offset, event_time and tenant of at least every record in the batch's ranges, and of the
-        first one behind each range, in any order; others are passed over. `heads`: as the batch before has left them (`HEADS`).
-        `partitions`: those that are looked at, with these records; all without.
+        """Compute the clocks of tenants over a batch.
+
+        `records` has source, partition, offset, event_time and tenant of at least every record in
+        the batch's ranges, and of the first one after each range, in any order; others are passed
+        over. `heads` is what the batch before has left (`HEADS`). `partitions` limits these records
+        to some partitions; without it, all are considered.
         """
         spoken = {tp: done.spoken(idle.get(tp, ())) for tp, done in plan.ranges.items()}
         told = [tenant for decisions in spoken.values() for decision in decisions for tenant, _ in decision.told]
@@ -87,7 +102,10 @@ class TenantClocks:
         return cls(plan, positions, names, courses)
 
     def clocks(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
-        """The clock of each of these tenants in its partition; `NO_TIME` where the partition has none."""
+        """Return the clock of each of these tenants in its partition.
+
+        It is `NO_TIME` where the partition has none.
+        """
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
         for p, rows in groups(partitions).items():
             if p in self._courses:
@@ -96,9 +114,11 @@ class TenantClocks:
         return found
 
     def passed(self, partitions: Int64s, tenants: pa.ChunkedArray, times: Int64s) -> Int64s:
-        """The smallest clock of all but one at which each of these tenants' clocks had not yet passed a time that it has passed
-        now: the largest, over the sources, of the position just before the record that took the tenant's position past it.
-        Sources that had passed it before the batch do not count: others had not.
+        """Return, per tenant, the largest global clock at which its clock was not yet past `times`.
+
+        The tenant's clock has passed that time now. The result is the largest, over the sources, of
+        the position just before the record that took the tenant's position past the time. Sources
+        that had passed it before the batch do not count, since others had not.
         """
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
         for p, rows in groups(partitions).items():
@@ -108,13 +128,13 @@ class TenantClocks:
         return found
 
     def of_nobody(self) -> dict[int, int]:
-        """By partition the clock (ms) of a tenant of which nothing is known."""
+        """Return by partition the clock (ms) of a tenant of which nothing is known."""
         partitions = np.array(sorted(self._courses), np.int64)
         nobody = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
         return dict(zip(partitions.tolist(), self.clocks(partitions, nobody).tolist(), strict=True))
 
     def of_tenants(self) -> dict[tuple[int, str], int]:
-        """By partition and tenant the clocks (ms) of those of which something is known there."""
+        """Return by partition and tenant the clocks (ms) of the tenants that are known there."""
         heads = self.heads()
         known = heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
         clocks = self.clocks(int64s(known["partition"]), known["tenant"])
@@ -123,8 +143,10 @@ class TenantClocks:
         )
 
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
-        """By partition, of each tenant that is known there its smallest position (ms) after all records, where it is more than
-        that of a tenant of which nothing is known, in order of their names.
+        """Return by partition each known tenant with its smallest position (ms) after all records.
+
+        Only tenants are included whose position is larger than that of a tenant of which nothing is
+        known. They are in order of their names.
         """
         found = {}
         for p, courses in self._courses.items():
@@ -137,7 +159,10 @@ class TenantClocks:
         return found
 
     def looked_at(self) -> dict[TopicPartition, int]:
-        """The position (ms) of the last record that the batch has looked at, also that of the first one that waits."""
+        """Return the position (ms) of the last record considered, by topic-partition.
+
+        The first record that waits counts, too.
+        """
         return {
             TopicPartition(course.source, p): int(course.positions[max(course.passed, course.cut or 0)])
             for p, courses in self._courses.items()
@@ -145,7 +170,7 @@ class TenantClocks:
         }
 
     def heads(self) -> pa.Table:
-        """What the batch leaves to the next one."""
+        """Return what the batch leaves to the next one (`HEADS`)."""
         pieces = [HEADS.empty_table()]
         for p, courses in self._courses.items():
             for course in courses:
@@ -157,7 +182,7 @@ class TenantClocks:
         return pa.concat_tables(pieces)
 
     def _numbers(self, tenants: pa.ChunkedArray) -> Int64s:
-        """Of names, their numbers; one that the batch does not know has that after the last."""
+        """Return the numbers of names; one that the batch does not know has that after the last."""
         return int64s(pc.fill_null(pc.index_in(tenants.cast(pa.string()), value_set=self.names), len(self.names)))
 
 
@@ -171,21 +196,27 @@ class _Before(NamedTuple):
 
 @dataclass(frozen=True)
 class _Course:
-    """A topic-partition over a batch, row by row: up to the first one that waits. Row 0 is how the batch found it.
+    """A topic-partition over a batch, row by row, up to the first row that waits.
 
-    `positions`: of all records. `numbers`, `rows`, `rises`: by tenant, in order of rows, the rows at which it had an event time
-    of its own, and the largest one then. `cut`: the last row of the cut; None where that was passed before.
+    Row 0 is the state before the batch. `numbers`, `rows` and `rises` are about events: each is a
+    row at which a tenant had an event time of its own. Events are sorted by tenant, then by row.
     """
 
     source: str
     done: OffsetRange
     lag_ms: int
     positions: Int64s
+    """The position of all records at each row."""
     passed: int
+    """The last row that the clock has reached."""
     cut: int | None
+    """The last row of the cut; None where the cut was passed before."""
     numbers: Int64s
+    """The tenant's number, by event."""
     rows: Int64s
+    """The row, by event."""
     rises: Int64s
+    """The largest of the tenant's own event times up to then, by event."""
     before: _Before
     of_records: Int64s
     """The events of the records, in order of offset."""
@@ -204,9 +235,13 @@ class _Course:
         decisions: Sequence[IdleDecision],
         numbers: Mapping[str, int],
     ) -> _Course:
-        """The records of the range in order of offset, and the one behind it, if it is there."""
+        """Build it from a range's records in order of offset, and the one after it, if it is there.
+
+        Raise ValueError where the first record at the clock is missing.
+        """
         at = NO_TIME if done.position_before is None else done.position_before
-        if done.position is not None and done.position >= clock:  # nothing waits: what is behind came after the plan
+        # Where nothing waits, what follows the range came after the plan.
+        if done.position is not None and done.position >= clock:
             known = int(np.searchsorted(offsets, done.until_offset))
             offsets, times, tenants = offsets[:known], times[:known], tenants[:known]
         count = len(decisions)
@@ -220,7 +255,7 @@ class _Course:
         told_rows, told_numbers, told_times = (np.array([each[i] for each in told], np.int64) for i in range(3))
         of_rows = np.concatenate([np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows])
         of_tenants = np.concatenate([before.numbers, tenants, told_numbers])
-        by_row = np.argsort(of_rows, kind="stable")  # which they nearly are already
+        by_row = np.argsort(of_rows, kind="stable")  # nearly sorted already
         by_tenant = by_row[np.argsort(of_tenants[by_row], kind="stable")]
         rises = _running(of_tenants[by_tenant], np.concatenate([before.own, times, told_times])[by_tenant])
         place_of = np.empty(len(by_tenant), np.int64)
@@ -234,33 +269,42 @@ class _Course:
         return cls(source, done, lag_ms, positions, passed, cut, *by_rows, before, of_records)
 
     def own_positions(self) -> Int64s:
-        """Of each record its position in its tenant; `NO_TIME` where it is not passed, or has no tenant."""
+        """Return each record's position in its tenant.
+
+        It is `NO_TIME` where the record is not passed, or has no tenant.
+        """
         rows = self.rows[self.of_records]
         found = np.maximum(self.rises[self.of_records], np.maximum(self._of_all[rows], self.positions[rows] - self.lag_ms))
         return np.where((rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NO_TIME)
 
     @cached_property
     def _of_all(self) -> Int64s:
-        """By row the largest event time of heartbeats that speak for everybody."""
+        """The largest event time of heartbeats that count for all tenants, up to each row."""
         is_mine = self.numbers == _ALL
         found = np.full(len(self.positions), NO_TIME)
         np.maximum.at(found, self.rows[is_mine], self.rises[is_mine])
         return np.asarray(np.maximum.accumulate(found), np.int64)
 
     def at_cut(self, tenants: Int64s, count: int) -> Int64s:
-        """The positions of tenants at the end of the cut."""
+        """Return the positions of tenants at the end of the cut."""
         return self._positions(tenants, self._own_at_cut(count), self.cut or 0)
 
     def at_end(self, tenants: Int64s, count: int) -> Int64s:
-        """The positions of tenants after all rows."""
+        """Return the positions of tenants after all rows."""
         return self._positions(tenants, _last(self.numbers, self.rises, count), -1)
 
     def _positions(self, tenants: Int64s, own: Int64s, row: int) -> Int64s:
-        """`own`: as `_last` gives it, of the events up to a row."""
+        """Return the positions of tenants at a row.
+
+        `own` is as `_last` returns it for the events up to that row.
+        """
         return np.asarray(np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms), np.int64)
 
     def before_passing(self, tenants: Int64s, times: Int64s, count: int) -> Int64s:
-        """The position of all just before each tenant's passed a time; `NO_TIME` where that was in the cut of a batch before."""
+        """Return the position of all just before each tenant's position passed a time.
+
+        It is `NO_TIME` where that was in the cut of an earlier batch.
+        """
         at_cut = _last(self.before.numbers, self.before.at_cut, count)
         befores = np.concatenate([[NO_TIME], self.positions[:-1], [NEVER]])
         last = len(befores) - 1
@@ -273,13 +317,13 @@ class _Course:
         of_own = np.where(is_own, np.append(self.rows, last)[found], last)
         found = befores[of_every]
         for rows, was_at_cut in ((of_all, at_cut[_ALL]), (of_own, at_cut[tenants])):
-            # What came after the cut, while the clock stood, counts from the clock's next step on.
+            # A record after the cut came while the clock stood: it counts from the next step on.
             is_after_cut = (rows == 0) & (was_at_cut <= times)
             found = np.minimum(found, np.where(is_after_cut, self.positions[0], befores[rows]))
         return np.asarray(found, np.int64)
 
     def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
-        """What is left to the next batch: tenants, and of each the two columns of `HEADS`."""
+        """Return what is left to the next batch: tenants, and for each the times of `HEADS`."""
         is_passed = self.rows <= self.passed
         own, at_cut = _last(self.numbers[is_passed], self.rises[is_passed], count), self._own_at_cut(count)
         position = self.done.position
@@ -288,7 +332,10 @@ class _Course:
         return numbers, own[left], at_cut[left]
 
     def _own_at_cut(self, count: int) -> Int64s:
-        """By tenant its own largest event time at the end of the cut; `NO_TIME` at the number after the last."""
+        """Return by tenant its own largest event time at the end of the cut.
+
+        At the number after the last it is `NO_TIME`.
+        """
         if self.cut is None:
             return _last(self.before.numbers, self.before.at_cut, count)
         is_in = self.rows <= self.cut
@@ -299,18 +346,24 @@ _NO_ROWS: Int64s = np.array([], np.int64)
 
 
 def _last(numbers: Int64s, values: Int64s, count: int) -> Int64s:
-    """By tenant the last of its values, `NO_TIME` where it has none; the last one of all is that of no tenant."""
+    """Return by tenant the last of its values, `NO_TIME` where it has none.
+
+    The last element is that of no tenant.
+    """
     found = np.full(count + 2, NO_TIME)
     found[numbers] = values  # of several, numpy takes the last
     return found
 
 
 def _running(by: Int64s, values: Int64s) -> Int64s:
-    """The running maximum of values within each group; the rows of a group are together, and groups ascend."""
+    """Return the running maximum of values within each group.
+
+    The rows of a group must be together, and groups ascend.
+    """
     if not len(values):
         return values
     nth, low, span = np.cumsum(np.diff(by, prepend=by[:1]) != 0), int(values.min()), int(values.max()) - int(values.min()) + 1
-    if span * (int(nth[-1]) + 1) >= NEVER:  # times too far apart, of too many
+    if span * (int(nth[-1]) + 1) >= NEVER:  # overflow: too many groups, times too far apart
         known, ranks = np.unique(values, return_inverse=True)
         return known[_running(by, np.asarray(ranks, np.int64))]
     starts = nth * span - low
@@ -318,7 +371,7 @@ def _running(by: Int64s, values: Int64s) -> Int64s:
 
 
 def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
-    """Numbers the names in columns of text, `_ALL` where null, and says which name has which number."""
+    """Return columns of names as numbers, `_ALL` where null, and the names by number."""
     chunks = [chunk.cast(pa.string()) for column in columns for chunk in column.chunks]
     coded = pa.chunked_array(chunks, pa.string()).combine_chunks().dictionary_encode()
     numbers = int64s(coded.indices.fill_null(_ALL))
@@ -327,5 +380,5 @@ def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
 
 
 def _times(column: pa.ChunkedArray) -> Int64s:
-    """Event times (ms), as bronze has them or as an answer to a question does."""
+    """Return a column of event times in ms, as bronze or as the answer of a question has them."""
     return int64s(column.fill_null(NO_TIME)) if pa.types.is_integer(column.type) else times_ms(column)

@@ -17,16 +17,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def parse_iso_8601(text: str) -> int | None:
-    """Epoch ms of an ISO 8601 calendar date or date and time; UTC without a zone; finer than a millisecond is cut off.
+    """Return the epoch ms of an ISO 8601 calendar date, or date and time.
 
-    None where the text is something else: digits alone, a week or ordinal date, a 25th hour, a 61st second.
+    Without a zone it is in UTC. What is finer than a millisecond is cut off. Return None where the
+    text is something else: digits alone, a week or ordinal date, a 25th hour, a 61st second.
     """
     found = _parsed(text)
     return None if found is None else found[0] * 1000 + int(found[1][:3].ljust(3, "0"))
 
 
 def parse_microseconds(text: str) -> int:
-    """Epoch microseconds of a time as `parse_iso_8601` takes it. Raises ValueError where it is none, or is finer."""
+    """Return the epoch microseconds of a time that `parse_iso_8601` takes.
+
+    Raise ValueError where the text is no such time, or is finer.
+    """
     found = _parsed(text)
     if found is None or found[1][6:].strip("0"):
         raise ValueError("not an ISO 8601 time in whole microseconds")
@@ -34,7 +38,7 @@ def parse_microseconds(text: str) -> int:
 
 
 def _parsed(text: str) -> tuple[int, str] | None:
-    """Epoch seconds, and the digits of the fraction; None where the text is no time."""
+    """Return epoch seconds and the digits of the fraction; None where the text is no time."""
     match = _EXTENDED.fullmatch(text) or _BASIC.fullmatch(text)
     if match is None:
         return None

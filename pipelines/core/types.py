@@ -28,39 +28,48 @@ _DDL: Final = {kind: name.upper() for name, kind in _KINDS.items()}
 
 
 def schema_of(columns: str) -> pa.Schema:
-    """The schema of columns that are spelled as in DDL, with no lists and structs: `partition int, merge_key string`."""
+    """Return the schema of columns spelled as in DDL: `partition int, merge_key string`.
+
+    Lists and structs are not supported.
+    """
     return pa.schema([(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))])
 
 
 DUE = schema_of("due timestamp, closed_at timestamp")
-"""Until when a merge record can be joined, and the first clock that closed it (null while it is open): what the order of
-publication goes by where merge records are not closed by a timeout alone. Both are null for those that were, before there was
-anything else."""
+"""Columns with the times when a merge record can be joined last, and when it was closed.
+
+`closed_at` is the first clock that closed it, null while it is open. The order of publication goes
+by these columns where merge records are not closed by a timeout alone. Both are null for merge
+records that a timeout closed before there was anything else.
+"""
 
 TENANT = schema_of("tenant string")
-"""Whose a record is, where the merge has tenants."""
+"""The column with a record's tenant, where the merge has tenants."""
 
 
 def own_columns(columns: pa.Schema, wanted: pa.Schema) -> list[str]:
-    """Those of the wanted columns that are among these. Where they are not, a source may have the name of one; it is a list."""
+    """Return those of the wanted columns that are among these.
+
+    A column that is a list does not count: it belongs to a source of that name.
+    """
     return [name for name in wanted.names if name in columns.names and not pa.types.is_nested(columns.field(name).type)]
 
 
 def has_due(columns: pa.Schema) -> bool:
-    """Whether rows of silver with these columns say until when they can be joined, and when they were closed."""
+    """Return True where rows of silver have the columns `due` and `closed_at`."""
     return bool(own_columns(columns, DUE))
 
 
 def has_tenants(columns: pa.Schema) -> bool:
-    """Whether rows of silver with these columns have tenants."""
+    """Return True where rows of silver with these columns have tenants."""
     return bool(own_columns(columns, TENANT))
 
 
 def ddl(kind: pa.DataType) -> str:
-    """The Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
+    """Return the Spark DDL text of an Arrow type, such as `ARRAY<STRUCT<offset: BIGINT>>`.
 
-    Known are string, binary, int32, int64, float64, bool, `TIME`, date32, decimal128, and lists, structs and maps of them. Raises
-    TypeError for others.
+    Supported are string, binary, int32, int64, float64, bool, `TIME`, date32, decimal128, and
+    lists, structs and maps of them. Raise TypeError for others.
     """
     if kind in _DDL:
         return _DDL[kind]
@@ -76,9 +85,10 @@ def ddl(kind: pa.DataType) -> str:
 
 
 def widened(before: pa.DataType, after: pa.DataType) -> pa.DataType:
-    """The type of a column that holds values of both types: structs have the fields of the first, then what the second adds.
+    """Return the type of a column that holds values of both types.
 
-    Raises ValueError with the path of the first field whose types differ.
+    Structs have the fields of the first, then what the second adds. Raise ValueError with the path
+    of the first field whose types differ.
     """
     return _widened(before, after, "")
 
@@ -97,18 +107,19 @@ def _widened(before: pa.DataType, after: pa.DataType, where: str) -> pa.DataType
 
 
 def columns_ddl(columns: Iterable[pa.Field]) -> str:
-    """The Spark DDL text of columns (a schema, or the fields of a struct), such as `partition INT, merge_key STRING`.
+    """Return the Spark DDL text of columns, such as `partition INT, merge_key STRING`.
 
-    Raises TypeError where a column has a type that `ddl` does not know.
+    `columns` is a schema, or the fields of a struct. Raise TypeError where a column has a type that
+    `ddl` does not know.
     """
     return ", ".join(f"{quoted(column.name)} {ddl(column.type)}" for column in columns)
 
 
 def is_identifier(name: str) -> bool:
-    """Whether Spark's SQL takes a name as it is, without backticks."""
+    """Return True where Spark's SQL takes a name as it is, without backticks."""
     return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
 
 
 def quoted(name: str) -> str:
-    """A name as Spark's SQL and DDL take it: in backticks unless it is an identifier."""
+    """Return a name as Spark's SQL and DDL take it: in backticks unless it is an identifier."""
     return name if is_identifier(name) else "`" + name.replace("`", "``") + "`"

@@ -1,8 +1,9 @@
-"""The values of a source in silver: from bronze's bytes to a column, and from a column to the JSON of a message.
+"""Values of a source: from bronze's bytes to silver's column, and from there to a message's JSON.
 
-Without a schema they are JSON text, with one a struct. JSON is written as Spark's writer, Jackson, writes it: no spaces, nulls
-kept, escapes for quotation marks, backslashes and control characters only, doubles in the notation of Java. What JSON has no type
-for is written as docs/messages.md says.
+Without a schema they are JSON text, with one a struct. JSON is written as Spark's writer, Jackson,
+writes it: no spaces, nulls kept, escapes for quotation marks, backslashes and control characters
+only, doubles in the notation of Java. What JSON has no type for is written as docs/messages.md
+says.
 """
 
 from __future__ import annotations
@@ -42,13 +43,19 @@ def typed_values(
     decode: Callable[..., Any] | None = None,
     places: Iterator[tuple[int, ...]] = _NOWHERE,
 ) -> Any:
-    """Bronze's values (binary) as silver keeps them: as JSON text, or as the struct of the source's schema.
+    """Return bronze's values (binary) as silver keeps them.
 
-    Chunks stay as they are; a null stays null. With `decode` the values are what it makes of their bytes, and of the partition
-    and offset of each (`places`, in order), where it needs them. Else they are JSON: integers may be spelled 1.0 or 1e3, and are
-    exact beyond 2**53; a field that is missing is null, one that the type does not have is dropped. A field that does not fit its
-    type is null: its record was read before the schema had the field. A value that cannot be read is a defect of the reader: it
-    raises ValueError.
+    They are JSON text, or the struct of the source's schema. Chunks stay as they are; a null stays
+    null.
+
+    With `decode`, the values are what it makes of their bytes, and of the partition and offset of
+    each (`places`, in order), where it needs them.
+
+    Without it, they are JSON. Integers may be spelled 1.0 or 1e3, and are exact beyond 2**53. A
+    field that is missing is null, and one that the type does not have is dropped. A field that does
+    not fit its type is null: its record was read before the schema had the field.
+
+    A value that cannot be read is a defect of the reader, and raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type)
@@ -65,8 +72,13 @@ def typed_values(
 
 
 _Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | pa.DataType | None"
-"""Where a type has numbers: by field of a struct, as the one item of a list, as that of a tuple for the values of a map, or the
-number's Python type; the type itself where `is_exact`; None: nowhere.
+"""The places where a type has numbers; None where it has none.
+
+- A struct is a dict by field.
+- A list is a list with the outline of its items.
+- A map is a tuple with the outline of its values.
+- A number is its Python type.
+- A type that `is_exact` is the type itself.
 """
 
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
@@ -95,7 +107,7 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
 
 
 def fitting(found: Any, kind: pa.DataType) -> Any:
-    """A value in the fields of a type: null where it has none, or another that does not fit."""
+    """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
     if pa.types.is_struct(kind):
         return {field.name: fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
     if pa.types.is_list(kind):
@@ -110,7 +122,10 @@ def fitting(found: Any, kind: pa.DataType) -> Any:
 
 
 def _has_fractional_integer(found: Any, where: _Outline) -> bool:
-    """Whether an integer is spelled with a fraction or an exponent, or what JSON has no type for is there."""
+    """Return True where an integer is spelled with a fraction or an exponent.
+
+    Return True also where there is something that JSON has no type for.
+    """
     if isinstance(where, type):
         return where is int and type(found) is float
     if found is None or where is None:
@@ -143,7 +158,7 @@ def _converted(found: Any, where: _Outline) -> Any:
     if isinstance(where, tuple):
         return {name: _converted(each, where[0]) for name, each in found.items()} if isinstance(found, dict) else None
     if isinstance(found, Decimal):
-        # What the schema took for an integer, as a double, may have a fraction of its own beyond 2**52.
+        # The schema tests a double, which may hide the fraction of a number beyond 2**52.
         return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))
     return float(found) if where is float and isinstance(found, int) else found
 
@@ -156,10 +171,10 @@ _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
 def json_texts(values: pa.Array) -> pa.Array:
-    """The JSON of each value, as large_string without nulls: a null is the text `null`.
+    """Return the JSON of each value, as large_string without nulls: a null is the text `null`.
 
-    Known are strings, int64, float64, bool, binary, decimal128, date32, `TIME`, and lists, structs and maps of them. Raises
-    TypeError for another type.
+    Supported are strings, int64, float64, bool, binary, decimal128, date32, `TIME`, and lists,
+    structs and maps of them. Raise TypeError for another type.
     """
     kind = values.type
     if pa.types.is_struct(kind):
@@ -191,28 +206,38 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
-    """By list the texts of its items, with commas in between (large_string); `items` belong to `lists.flatten()`."""
+    """Return by list the texts of its items, with commas in between (large_string).
+
+    `items` belong to `lists.flatten()`.
+    """
     return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(_offsets(lists)), items), pa.scalar(",", pa.large_string()))
 
 
 def concatenated(*pieces: pa.Array | str) -> pa.Array:
-    """Row by row the pieces one after the other (large_string); a string is the same in each row. At least one is an array."""
+    """Return row by row the pieces one after the other (large_string).
+
+    A string is the same in each row. At least one piece is an array.
+    """
     columns = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
     return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string()))
 
 
 def number_text(number: float) -> str:
-    """A double in JSON's words: `double_text`, or `NaN`, `Infinity` and `-Infinity`, which JSON has no number for."""
+    """Return a double in JSON's words.
+
+    It is `double_text`, or `NaN`, `Infinity` and `-Infinity`, for which JSON has no number.
+    """
     if isfinite(number):
         return double_text(number)
     return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def double_text(number: float) -> str:
-    """A finite double as Java writes it since version 19: the shortest digits that mean it.
+    """Return a finite double as Java writes it since version 19: the shortest digits that mean it.
 
-    Decimal with at least one digit on either side of the point from 1e-3 to below 1e7, else in scientific notation with `E`. Of a
-    number that one digit would mean, the two digits closest to it: 4.9E-324.
+    From 1e-3 to below 1e7 it is decimal, with at least one digit on either side of the point,
+    otherwise in scientific notation with `E`. For a number that one digit would mean, these are the
+    two digits closest to it: 4.9E-324.
     """
     size = abs(number)
     if 1e-3 <= size < 1e7 or size == 0:
@@ -233,7 +258,7 @@ def _each(text_of: Callable[[Any], str], values: pa.Array) -> pa.Array:
 
 
 def _entries(maps: pa.MapArray) -> pa.Array:
-    """Maps as lists of their pairs: of a slice, too, those of its rows alone."""
+    """Return maps as lists of their pairs; for a slice, only those of its rows."""
     return maps.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])))
 
 
@@ -249,7 +274,10 @@ def _name(field: pa.Field) -> str:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """Few texts need an escape, so those alone pass through Python."""
+    """Return texts with JSON's escapes.
+
+    Few texts need one, so only those pass through Python.
+    """
     needed = pc.fill_null(pc.match_substring_regex(texts, _TO_ESCAPE), False)
     awkward = texts.filter(needed)
     if not len(awkward):
@@ -262,7 +290,7 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 
 def largest_sizes(values: pa.Array) -> Int64s:
-    """An upper bound of the bytes that the JSON of each value takes, without writing it."""
+    """Return an upper bound of the bytes that the JSON of each value takes, without writing it."""
     kind = values.type
     if pa.types.is_struct(kind):
         names = sum(len(_name(field).encode()) + 1 for field in kind)
@@ -283,15 +311,18 @@ def largest_sizes(values: pa.Array) -> Int64s:
 
 
 def sizes(texts: pa.Array) -> Int64s:
-    """The bytes of each text; 0 for a null."""
+    """Return the bytes of each text; 0 for a null."""
     return int64s(pc.fill_null(pc.binary_length(texts), 0))
 
 
 def sums(lists: pa.Array, of_items: Int64s) -> Int64s:
-    """By list the sum of a number for each of its items; `of_items` belong to `lists.flatten()`."""
+    """Return by list the sum of a number for each of its items.
+
+    `of_items` belong to `lists.flatten()`.
+    """
     return np.diff(np.concatenate([[0], np.cumsum(of_items)])[_offsets(lists)])
 
 
 def _offsets(lists: pa.Array) -> Int64s:
-    """Where in `lists.flatten()` each list begins, and where the last one ends."""
+    """Return where in `lists.flatten()` each list begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(int64s(pc.fill_null(pc.list_value_length(lists), 0)))])

@@ -16,40 +16,52 @@ _KEY = ["partition", "tenant", "merge_key"]
 
 
 class Leaving(NamedTuple):
-    """What becomes of rows that wait, by row: whether a row enters the merge; whether it is written anew, and waits on. And of
-    each key of which some leave, `gone`: up to which position its rows that wait are gone (partition, tenant, merge_key, passes).
-    """
+    """Outcome for rows that wait."""
 
     enters: Booleans
+    """True for each row that enters the merge."""
     stays: Booleans
+    """True for each row that is written anew and waits on."""
     gone: pa.Table
+    """The position up to which a key's waiting rows are deleted, for keys with rows that leave.
+
+    The columns are partition, tenant, merge_key and passes.
+    """
 
 
 def leaving(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Leaving:
-    """Rows leave where the tenant's clock has reached them, or where they are late by the rules of another epoch.
+    """Decide which rows leave, among all that wait of the keys that are there.
 
-    `rows`: of silver, all that wait of the keys that are there.
+    A row leaves where the tenant's clock has reached it, or where it is late by the rules of
+    another epoch. `rows` are those of silver.
     """
     leave = is_reached | is_late
     short = rows.select([*_KEY, "position"]).append_column("row", pa.array(np.arange(rows.num_rows)))
     gone = short.filter(pa.array(leave)).group_by(_KEY).aggregate([("position", "max")])
     gone = gone.rename_columns([*_KEY, "passes"]).select([*_KEY, "passes"])
     stays = np.zeros(rows.num_rows, np.bool_)
-    if is_late.any():  # else each that stays lies behind all of its key that leave
+    if is_late.any():  # else all rows that stay come after those of their key that leave
         both = short.filter(pa.array(~leave)).join(gone, _KEY, join_type="inner")
         stays[both.filter(pc.less_equal(both["position"], both["passes"]))["row"].to_numpy()] = True
     return Leaving(is_reached & ~is_late, stays, gone)
 
 
 def gone_rows(gone: pa.Table, schema: pa.Schema) -> pa.Table:
-    """What is gone as rows of a batch's changes (`core.merge.merge`): without a status, and without anything else."""
+    """Return deletion markers for a batch's changes (`core.merge.merge`): rows without a status.
+
+    The columns that `gone` lacks are null.
+    """
     columns = {name: gone[name] for name in gone.column_names}
     nothing = {name: pa.nulls(gone.num_rows, kind) for name, kind in zip(schema.names, schema.types, strict=True)}
     return pa.table(nothing | columns).select(schema.names).cast(schema)
 
 
 def placed(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
-    """Where rows that wait come from: source (the input), partition, offset, and the position of the record in its tenant."""
+    """Return the places that rows which wait come from.
+
+    The columns are source (the input), partition, offset, and position, which is that of the record
+    in its tenant.
+    """
     places = []
     for source in sources:
         mine = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
@@ -60,7 +72,7 @@ def placed(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
 
 
 def found_in(records: pa.Table, places: pa.Table) -> pa.Table:
-    """The records at these places (`placed`), with their positions."""
+    """Return the records at these places (`placed`), with their positions."""
     at = ["source", "partition", "offset"]
     short = records.select(at).append_column("row", pa.array(np.arange(records.num_rows)))
     both = short.join(places, at, join_type="inner").sort_by("row")

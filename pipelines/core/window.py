@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """A merge record can be joined for `gap_ms` after its last part, but no longer than `max_ms` after its first (event time).
+    """The time, in event time, for which a merge record can be joined.
 
+    It can be joined for `gap_ms` after its last part, but no longer than `max_ms` after its first.
     Without `max_ms` it is a timeout: `gap_ms` after its first part, whatever comes then.
     """
 
@@ -19,14 +20,20 @@ class Window(NamedTuple):
 
     @property
     def is_timeout(self) -> bool:
-        """Whether merge records are finished in the order of their event times, so that no other time has to be kept."""
+        """True where merge records finish in the order of their event times.
+
+        No other time has to be kept then.
+        """
         return self.max_ms is None
 
     @property
     def longest_ms(self) -> int:
-        """How long after its first part a merge record can be joined at most."""
+        """The longest time after its first part at which a merge record can be joined."""
         return self.gap_ms if self.max_ms is None else self.max_ms
 
     def due(self, first: int, last: int) -> int:
-        """The last moment (ms) at which a merge record with these first and last event times can be joined."""
+        """Return the last moment (ms) at which a merge record with these event times can be joined.
+
+        `first` and `last` are its first and last event times.
+        """
         return min(first + self.longest_ms, last + self.gap_ms)

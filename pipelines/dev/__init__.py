@@ -1,1 +1,1 @@
-"""What a developer starts with: an example to write, an embedded broker, a demo."""
+"""The first steps of a developer: an example to write, an embedded broker, a demo."""

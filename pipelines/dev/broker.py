@@ -1,9 +1,11 @@
-"""The embedded broker for development and tests: the real Apache Kafka, one node in KRaft mode, in one directory.
+"""The embedded broker for development and tests: the real Apache Kafka, one node in KRaft mode, in
+one directory.
 
-A broker's directory holds all there is to it: `data` (what it keeps), `server.properties` (written anew by each start),
-`broker.log` (what it says), `broker.json` (its ports, and its process while it runs) and, for a secured one, `secure` (see
-`dev.secure`). The process is known by its id together with its start time, so an id that the system has given away since is
-never taken for the broker.
+A broker's directory holds all there is to it: `data` (what it keeps), `server.properties` (written
+anew by each start), `broker.log` (what it says), `broker.json` (its ports, and its process while it
+runs) and, for a secured one, `secure` (see `dev.secure`). The process is known by its id together
+with its start time, so another process that has got the same id since is never taken for the
+broker.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from pipelines.jvm.java import java_command, missing_java
 from pipelines.kafka.permissions import Permission
 
 _LAUNCHED = b"--- launched ---\n"
-"""Divides the log: what follows the last one is about the last launch."""
+"""The divider of the log: what follows the last one is about the last launch."""
 # A process's start time is derived from the time of boot, which the system states in whole seconds.
 _SAME_START_S = 2.0
 _TEMPLATES = Path(__file__).parent / "templates" / "kafka"
@@ -52,23 +54,26 @@ _DEFAULT_HEAP = "-Xms256m -Xmx1g"
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """The state of the broker of one directory; `port` is the one it has, or comes back on, if there was one yet."""
+    """The state of the broker of one directory.
+
+    `port`: the one that it has, or comes back on; None where there was none yet.
+    """
 
     running: bool
     port: int | None
     pid: int | None
     directory: Path
     admin_port: int | None = None
-    """Of a secured broker: where its administrator is let in by a certificate."""
+    """The port of a secured broker at which its administrator is let in by a certificate."""
 
     @property
     def is_secured(self) -> bool:
-        """Whether clients need a password."""
+        """True where clients need a password."""
         return self.admin_port is not None
 
     @property
     def bootstrap_servers(self) -> str | None:
-        """Where clients reach the broker; None while it does not run."""
+        """The address where clients reach the broker; None while it does not run."""
         return f"{HOST}:{self.port}" if self.running else None
 
 
@@ -84,7 +89,7 @@ class _Record(BaseModel):
     create_time: float | None = None
 
     def stopped(self) -> _Record:
-        """These ports, without a process."""
+        """Return these ports, without a process."""
         return _Record(port=self.port, controller_port=self.controller_port, admin_port=self.admin_port)
 
 
@@ -98,13 +103,18 @@ def start(
     cluster_id: str | None = None,
     timeout_s: float = 60,
 ) -> BrokerStatus:
-    """Starts the directory's broker, and returns once it answers on `port`; it outlives its starter.
+    """Start the directory's broker, and return once it answers on `port`; it outlives its starter.
 
-    Without a port the broker comes back on the one it had, or takes a free one the first time. A broker that runs already is
-    left alone. What the directory held is there again. `secure`: clients need a password and permissions, over TLS; a directory
-    that was secured once stays so. `allowed`: what its user may do from now on. `settings` are Kafka's, and replace the broker's
-    own until the next start; `cluster_id` is for a new directory. Raises BrokerError or ArtifactsError, and leaves
-    nothing new running.
+    Without a port the broker comes back on the one it had, or takes a free one the first time. A
+    broker that runs already is left alone. What the directory held is there again.
+
+    - `secure`: clients need a password and permissions, over TLS; a directory that was secured once
+      stays so.
+    - `allowed`: what its user may do from now on.
+    - `settings`: Kafka's; they replace the broker's own until the next start.
+    - `cluster_id`: for a new directory.
+
+    Raises BrokerError or ArtifactsError, and leaves nothing new running.
     """
     directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
@@ -132,7 +142,7 @@ def start(
 
 
 def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
-    """Stops the directory's broker and keeps its data; never signals another process.
+    """Stop the directory's broker and keep its data; never signal another process.
 
     The broker is asked to end; one that has not within `timeout_s` is killed.
     """
@@ -150,7 +160,9 @@ def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
 
 
 def status(directory: Path) -> BrokerStatus:
-    """Says that the broker runs only if the very process that was started in the directory is alive."""
+    """Return the broker's state: it runs only if the very process that was started in the directory
+    is alive.
+    """
     directory = directory.expanduser().absolute()
     record = _read(directory)
     process = _find(record)
@@ -163,7 +175,9 @@ def status(directory: Path) -> BrokerStatus:
 
 
 def _ports(directory: Path, port: int | None, known: _Record | None, *, secure: bool) -> _Record:
-    """Where the broker will listen: on the ports it had, as far as they are free, and on `port`, where one is given."""
+    """Return the ports on which the broker will listen: those it had, as far as they are free, and
+    `port`, where one is given.
+    """
     port = port or (known.port if known is not None else free_port())
     problem = port_problem(port)
     if problem is not None:
@@ -191,7 +205,7 @@ def _launch(
     cluster_id: str,
     deadline: float,
 ) -> None:
-    """Leaves a broker that answers, or neither a process nor a changed record."""
+    """Start the broker: leave one that answers, or neither a process nor a changed record."""
     if ports.admin_port is not None:
         securing.prepare(directory)
         securing.keep_private(directory / "data", directory / "broker.log")
@@ -201,7 +215,8 @@ def _launch(
 
     process = _spawn(directory, *java, "kafka.Kafka", "server.properties")
     try:
-        # Before the broker answers: a starter that dies while waiting leaves a broker that can be found and stopped.
+        # Before the broker answers: a starter that dies while waiting leaves a broker that can be
+        # found and stopped.
         _write(directory, ports.model_copy(update={"pid": process.pid, "create_time": process.create_time()}))
         _await_answer(directory, ports, process, deadline)
         if ports.admin_port is not None:
@@ -218,23 +233,29 @@ def _launch(
 
 
 def _properties(ports: _Record, settings: Mapping[str, str]) -> str:
-    """The broker's settings: where one comes twice, the last counts."""
+    """Return the broker's settings: where one comes twice, the last counts."""
     names = ["server.properties", *(["secure.properties"] if ports.admin_port is not None else [])]
     own = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
     return own.format(**ports.model_dump()) + "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 INHERITED: Final = frozenset(["PATH", "HOME", "USER", "TMPDIR", "TZ", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "LD_LIBRARY_PATH"])
-"""The environment variables that the broker has of ours: it outlives us, and passwords among the others are not for it."""
+"""The environment variables that the broker inherits. It outlives us, and others may hold
+passwords, which are not for it.
+"""
 
 
 def _new_cluster_id() -> str:
-    """As Kafka makes them, but never with a leading dash, which would look like an option."""
+    """Return a new id as Kafka makes them, but never with a leading dash, which would look like an
+    option.
+    """
     return base64.urlsafe_b64encode(b"w" + os.urandom(15)).decode("ascii").rstrip("=")
 
 
 def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) -> None:
-    """Gives an empty directory a cluster id; one that was being formatted when the machine died is formatted again."""
+    """Give an empty directory a cluster id; one that was being formatted when the machine died is
+    formatted again.
+    """
     process = _spawn(directory, *java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
     try:
         process.wait(max(deadline - time.monotonic(), 0))
@@ -248,7 +269,7 @@ def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) 
 
 
 def _spawn(directory: Path, *command: str) -> psutil.Popen:
-    """A detached process in the directory that writes to the broker's log."""
+    """Start a detached process in the directory that writes to the broker's log."""
     environment = {name: value for name, value in os.environ.items() if name in INHERITED}
     if sys.platform == "linux":
         environment["LC_ALL"] = "C.UTF-8"  # the JVM finds files of any name under it
@@ -266,7 +287,7 @@ def _spawn(directory: Path, *command: str) -> psutil.Popen:
 
 
 def _java() -> list[str]:
-    """The command that runs a class of the broker's jars.
+    """Return the command that runs a class of the broker's jars.
 
     Raises BrokerError where there is no Java, ArtifactsError where the jars cannot be had.
     """
@@ -279,12 +300,14 @@ def _java() -> list[str]:
 
 
 def _await_answer(directory: Path, ports: _Record, process: psutil.Process, deadline: float) -> None:
-    """Returns when this broker, and no other on its port, has answered a client."""
+    """Return once this broker, and no other on its port, has answered a client."""
     cluster_id, port = _cluster_id(directory), ports.admin_port or ports.port
     options = {} if ports.admin_port is None else securing.admin_options(directory)
 
     def ready() -> bool:
-        """Whether the broker that was started answers. Raises BrokerError where its process has ended."""
+        """Return True where the broker that was started answers. Raises BrokerError where its
+        process has ended.
+        """
         if not alive(process):
             raise _early_death(directory)
         return _answering_cluster(port, options) == cluster_id
@@ -294,12 +317,13 @@ def _await_answer(directory: Path, ports: _Record, process: psutil.Process, dead
 
 
 def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
-    """The id of the cluster that answers on the port now, if one does."""
+    """Return the id of the cluster that answers on the port now, if one does."""
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:
         return None
-    # While the broker is still coming up, librdkafka's log is of no interest: it goes to a queue that nobody reads.
+    # While the broker is still coming up, librdkafka's log is of no interest: it goes to a queue
+    # that nobody reads.
     admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", **options, "log_level": 0, "log.queue": True})
     try:
         metadata = admin.list_topics(timeout=1)
@@ -309,7 +333,9 @@ def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
 
 
 def _early_death(directory: Path) -> BrokerError:
-    """One sentence with the root cause that the log gives for the end of what was launched last."""
+    """Return an error of one sentence, with the root cause that the log gives for the end of what
+    was launched last.
+    """
     log = directory / "broker.log"
     words = log.read_bytes().rpartition(_LAUNCHED)[2].decode("utf-8", "replace")
     lines = [line.strip() for line in words.splitlines() if line.strip()]
@@ -326,7 +352,7 @@ def _early_death(directory: Path) -> BrokerError:
 
 
 def _find(record: _Record | None) -> psutil.Process | None:
-    """The live process of the record, never another one that has its id now."""
+    """Return the live process of the record, never another one that has its id now."""
     if record is None or record.pid is None or record.create_time is None:
         return None
     try:
@@ -341,7 +367,9 @@ def _find(record: _Record | None) -> psutil.Process | None:
 
 
 def _cluster_id(directory: Path) -> str | None:
-    """The id of the formatted storage, which Kafka writes as the last step of formatting; None until then."""
+    """Return the id of the formatted storage, which Kafka writes as the last step of formatting;
+    None until then.
+    """
     try:
         text = (directory / "data" / "meta.properties").read_text(encoding="latin-1")
     except FileNotFoundError:
@@ -351,7 +379,7 @@ def _cluster_id(directory: Path) -> str | None:
 
 
 def _read(directory: Path) -> _Record | None:
-    """What `broker.json` says; a file that is missing or was tampered with says nothing."""
+    """Return what `broker.json` says; None where the file is missing or was tampered with."""
     try:
         return _Record.model_validate_json((directory / "broker.json").read_bytes())
     except (OSError, ValueError):
@@ -359,7 +387,7 @@ def _read(directory: Path) -> _Record | None:
 
 
 def _write(directory: Path, record: _Record) -> None:
-    """Replaces `broker.json` as a whole: no reader sees half of it."""
+    """Replace `broker.json` as a whole: no reader sees half of it."""
     draft = directory / "broker.json.new"
     draft.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
     draft.replace(directory / "broker.json")
@@ -367,13 +395,14 @@ def _write(directory: Path, record: _Record) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, deadline: float) -> Iterator[None]:
-    """One start or stop at a time in a directory; the system frees the lock of a holder that dies.
+    """Allow one start or stop at a time in a directory; the system frees the lock of a holder that
+    dies.
 
     Raises BrokerError where the directory cannot be used.
     """
 
     def taken() -> bool:
-        """Takes the lock of the directory, if nobody has it, and says whether it did."""
+        """Take the lock of the directory, if nobody has it, and return whether that was done."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

@@ -12,11 +12,13 @@ from cryptography.x509.oid import NameOID
 
 VALID_FOR = timedelta(days=3650)
 _SKEW = timedelta(hours=1)
-"""A machine whose clock is this far behind takes a new certificate, too."""
+"""Largest delay of a machine's clock with which a new certificate is valid there."""
 
 
 class Authority:
-    """Signs certificates for this machine; whoever trusts `certificate` (PEM) trusts them."""
+    """An authority that signs certificates for this machine; whoever trusts `certificate` (PEM)
+    trusts them.
+    """
 
     def __init__(self, name: str) -> None:
         self._name, self._key = _named(name), _new_key()
@@ -26,7 +28,8 @@ class Authority:
         self.certificate = _pem(own.sign(self._key, hashes.SHA256()))
 
     def signed(self, name: str, valid_for: timedelta = VALID_FOR) -> bytes:
-        """A new private key and a certificate of that common name for 127.0.0.1 and localhost, together as PEM.
+        """Return a new private key and a certificate of that common name for 127.0.0.1 and
+        localhost, together as PEM.
 
         It is valid since an hour ago; with a negative `valid_for`, it has expired.
         """

@@ -1,4 +1,6 @@
-"""The demo's input: shop sessions as two topics, in event-time order, with the heartbeats that a live system would send."""
+"""The demo's input: shop sessions as two topics, in event-time order, with the heartbeats that a
+live system would send.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from pipelines.settings import KafkaSettings
 SESSIONS = Path(__file__).with_name("otto") / "sessions.jsonl"
 PARTITIONS = 2
 HEARTBEAT_EVERY_MS = 3_600_000
-"""Each topic says hourly how late it is: orders are rare, and without a word of theirs the clock would stand still."""
+"""Interval at which each topic says how late it is: orders are rare, and without a word of theirs
+the clock would stand still.
+"""
 
 TOPICS = ("tracking", "orders")
 _TYPES = {"clicks": ("tracking", "click"), "carts": ("tracking", "cart"), "orders": ("orders", "order")}
@@ -31,7 +35,10 @@ class Event(NamedTuple):
 
 
 def events() -> list[Event]:
-    """Everything in order of event time; the last heartbeats carry the time of the newest event, so that it stays open."""
+    """Return all records in order of event time.
+
+    The last heartbeats carry the time of the newest event, so that it stays open.
+    """
     found = []
     for line in map(json.loads, SESSIONS.read_text().splitlines()):
         for event in line["events"]:
@@ -45,7 +52,7 @@ def events() -> list[Event]:
 
 
 def produce(kafka: KafkaSettings) -> Counter[str]:
-    """Creates both topics and fills them; returns how many records each got."""
+    """Create both topics and fill them; return how many records each got."""
     cluster = Cluster(kafka)
     for topic in TOPICS:
         # The data are years old and carry their own time: retention by age would delete them.

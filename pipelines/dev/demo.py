@@ -1,4 +1,6 @@
-"""Runs the demo and shows it: what went in, what the layers made of it, what came out, and what to try next."""
+"""The demo: it runs the layers and shows what went in, what they made of it, what came out, and
+what to try next.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ _MARK = "# The demo's configuration"
 
 
 def run_demo(directory: Path, engine: str) -> None:
-    """Leaves the lake, its configuration and the broker's data in `directory`, and no process behind.
+    """Run the demo; leave the lake, its configuration and the broker's data in `directory`, and no
+    process behind.
 
-    A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder holds something else.
+    A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder
+    holds something else.
     """
     console = Console()
     _make_room(directory)
@@ -75,7 +79,7 @@ def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -
 
 
 def _show(console: Console, settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
-    """What came out; returns the key of a merge record that is worth a closer look."""
+    """Show what came out; return the key of a merge record that is worth a closer look."""
     questions, topic = engine.questions, settings.publish.topic
     messages = _messages(settings)
     _headline(console, "Where the records went")
@@ -97,7 +101,9 @@ def _show(console: Console, settings: Settings, engine: Engine, produced: dict[s
 
 
 def _messages(settings: Settings) -> list[dict[str, Any]]:
-    """Every committed message of the sink, by partition, in order; its headers by name."""
+    """Return every committed message of the sink, by partition, in order, with its
+    headers by name.
+    """
     topic = settings.publish.topic
     bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
     ranges = [Range(topic, partition, *found) for partition, found in sorted(bounds.items())]
@@ -110,7 +116,7 @@ def _headline(console: Console, text: str) -> None:
 
 
 def _outcomes(questions: Questions, settings: Settings, produced: dict[str, int]) -> Table:
-    """Every record of a topic ends in exactly one column."""
+    """Return a table of counts in which every record of a topic has exactly one outcome."""
     table = Table("topic", box=None, header_style="dim")
     for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
@@ -133,7 +139,9 @@ def _counts(questions: Questions, table: str, by: str) -> Counter[Any]:
 
 
 def _with_orders(questions: Questions) -> list[dict[str, Any]]:
-    """A few finished records that have both, the ones with most orders first."""
+    """Return a few finished records that have parts of both sources, the ones with most orders
+    first.
+    """
     columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
     rows = questions.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
     found = [row for row in rows if row["orders"] and row["tracking"]]
@@ -160,7 +168,7 @@ def _ms(time: datetime) -> int:
 
 
 def _sequence(messages: list[dict[str, Any]]) -> Table:
-    """The first messages of each partition, and its last one."""
+    """Return a table of the first messages of each partition, and its last one."""
     table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
     for partition in range(clickstream.PARTITIONS):
         mine = [message for message in messages if message["partition"] == partition]
@@ -175,7 +183,7 @@ _READ = {
     "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', deltalake.DeltaTable('{0}')); "
     "print(pyarrow.table(found.execute('SELECT * FROM silver LIMIT 3')))",
 }
-"""How silver is read with what an engine brings along."""
+"""By engine, a Python program that reads silver with what the engine brings along."""
 
 
 def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str, read: str) -> None:

@@ -1,4 +1,6 @@
-"""The example to start from: a commented configuration, records to try it with, and the schemas and suites that it names."""
+"""The example to start from: a commented configuration, records to try it with, and the schemas and
+suites that it names.
+"""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ _SUITES: Final = ("completeness.json", "event_times.json", "freshness.json", "qu
 
 
 _ENGINE: Final = "engine: spark                         # or embedded: one process without a JVM, a lake with a path"
-"""The template's line, and what it is with the other engine."""
+"""The line of the template that `_EMBEDDED` replaces for the other engine."""
 _EMBEDDED: Final = "engine: embedded                      # one process without a JVM; or spark: any lake"
 
 
@@ -41,10 +43,11 @@ def choose_engine() -> Choice:
 
 
 def write_example(directory: Path, engine: str = "spark") -> list[Path]:
-    """Writes all files of the example to `directory`, the configuration first, or none: nothing that exists is overwritten.
+    """Write all files of the example to `directory`, or none: nothing that exists is overwritten.
 
-    `engine`: the one that the configuration names. Returns their paths. Raises ConfigurationError where one already exists or the
-    folder cannot be written to.
+    `engine`: the one that the configuration names. Returns the paths of the files, the
+    configuration first. Raises ConfigurationError where one already exists or the folder cannot be
+    written to.
     """
     texts = {directory / name: source.read_text(encoding="utf-8") for name, source in _example_files().items()}
     if engine == "embedded":
@@ -64,13 +67,17 @@ def write_example(directory: Path, engine: str = "spark") -> list[Path]:
 
 
 def init_view(facts: Mapping[str, Any]) -> str:
-    """What was written, for people: a line for each file, and one for the engine where it is not Spark."""
+    """Return what was written, for people: a line for each file, and one for the engine where it is
+    not Spark.
+    """
     engine = f"engine: {facts['engine']}, since {facts['reason']}"
     return "\n".join([*facts["written"], *([engine] if facts["reason"] else [])])
 
 
 def schemas_directory() -> Path:
-    """The example's schemas and all suites: inside an installed package, else at the top of the repository."""
+    """Return the folder of the example's schemas and all suites: inside an installed package, else
+    at the top of the repository.
+    """
     packaged = PACKAGE / "_schemas"
     return packaged if packaged.is_dir() else PACKAGE.parent / "schemas"
 
@@ -82,7 +89,9 @@ def _schema_of_messages() -> str:
 
 
 def _example_files() -> dict[str, Path]:
-    """Where each file of the example comes from, by its path in the folder it is written to."""
+    """Return where each file of the example comes from, by its path in the folder that it is
+    written to.
+    """
     schemas = {f"schemas/{name}": schemas_directory() / name for name in _SCHEMAS}
     suites = {f"expectations/{name}": schemas_directory() / "expectations" / name for name in _SUITES}
     templates = {name: PACKAGE / "dev" / "templates" / name for name in ("watersmeet.yml", "examples.jsonl")}

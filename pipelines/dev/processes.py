@@ -15,31 +15,34 @@ from pipelines.errors import BrokerError
 HOST = "127.0.0.1"
 _POLL_S = 0.05
 KILL_AFTER_S = 5.0
-# Below the range from which Linux and macOS take the ports of outgoing connections: such a port stays free while
-# the JVM comes up, and between a stop and the next start.
+# Below the range from which Linux and macOS take the ports of outgoing connections: such a port
+# stays free while the JVM comes up, and between a stop and the next start.
 _FREE_PORTS = range(20_000, 32_768)
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether the process still does anything: one that only waits to be collected does not. A child of this process that has
-    ended is collected by the very call that says so.
+    """Return True where the process still does anything: one that only waits to be collected does
+    not.
+
+    A child of this process that has ended is collected by the very call that says so.
     """
     if not process.is_running():
         return False
     try:
-        # Where nobody collects it, an ended process stays a zombie; but a first thread is one too while others end.
+        # Where nobody collects it, an ended process stays a zombie; but a first thread is one too
+        # while others end.
         is_over = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
         is_over = True
     try:
-        process.wait(0)  # after the look: one that ends between the two is collected, and not just said to be over
+        process.wait(0)  # after the look, so that one that ends between the two is collected too
     except psutil.TimeoutExpired:
         return not is_over
     return False
 
 
 def end(process: psutil.Process, deadline: float) -> None:
-    """Leaves the process ended and collected, by force once the deadline has passed."""
+    """End the process and collect it, by force once the deadline has passed."""
     with contextlib.suppress(psutil.NoSuchProcess):
         try:
             process.terminate()
@@ -53,7 +56,7 @@ def end(process: psutil.Process, deadline: float) -> None:
 
 
 def until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Whether the condition came true by the deadline; it is asked at least once."""
+    """Return True where the condition came true by the deadline; it is asked at least once."""
     while not condition():
         if time.monotonic() >= deadline:
             return False
@@ -62,7 +65,7 @@ def until(condition: Callable[[], bool], deadline: float) -> bool:
 
 
 def port_problem(port: int) -> str | None:
-    """Why nobody can listen on the port now; None if one can."""
+    """Return why nobody can listen on the port now; None if one can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As the JVM does: connections of an earlier broker that are still closing are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +78,7 @@ def port_problem(port: int) -> str | None:
 
 
 def free_port(*others: int | None) -> int:
-    """A port on which one can listen now, different from the others."""
+    """Return a port on which one can listen now, different from the others."""
     for candidate in random.sample(_FREE_PORTS, 200):
         if candidate not in others and port_problem(candidate) is None:
             return candidate

@@ -1,8 +1,10 @@
-"""What an embedded broker has beyond when it is secured: certificates, a user with a password, and that user's permissions.
+"""The additions of a secured embedded broker: certificates, a user with a password, and that user's
+permissions.
 
-The directory's folder `secure` holds `ca.crt` (the authority that signed all certificates), `broker.pem` and `admin.pem` (each a
-private key with its certificate), `watersmeet.password`, and `client.yml`, the section `kafka` of a configuration, in which
-`${KAFKA_PASSWORD}` stands for the password. They are made once and stay; only their owner can read them.
+The directory's folder `secure` holds `ca.crt` (the authority that signed all certificates),
+`broker.pem` and `admin.pem` (each a private key with its certificate), `watersmeet.password`, and
+`client.yml`, the section `kafka` of a configuration, in which `${KAFKA_PASSWORD}` stands for the
+password. They are made once and stay; only their owner can read them.
 """
 
 from __future__ import annotations
@@ -42,22 +44,22 @@ _KINDS = {
 
 
 def folder(directory: Path) -> Path:
-    """Where a broker keeps what is secret, and what goes with it."""
+    """Return the folder where a broker keeps what is secret, and what goes with it."""
     return directory / "secure"
 
 
 def password_file(directory: Path) -> Path:
-    """Holds the password of `USER` and nothing else."""
+    """Return the file that holds the password of `USER` and nothing else."""
     return folder(directory) / f"{USER}.password"
 
 
 def client_file(directory: Path) -> Path:
-    """The section `kafka` of a configuration that logs in as `USER`."""
+    """Return the file with the section `kafka` of a configuration that logs in as `USER`."""
     return folder(directory) / "client.yml"
 
 
 def prepare(directory: Path) -> None:
-    """Makes the folder's certificates and password, unless it has them."""
+    """Make the folder's certificates and password, unless it has them."""
     from pipelines.dev.certificates import Authority  # it needs the extra `broker`
 
     here = folder(directory)
@@ -72,7 +74,9 @@ def prepare(directory: Path) -> None:
 
 
 def keep_private(data: Path, log: Path) -> None:
-    """Make what a broker keeps, and what it says, readable by its owner alone, whether it is there already or comes."""
+    """Make what a broker keeps, and what it says, readable by its owner alone, whether it exists
+    already or will.
+    """
     data.mkdir(mode=0o700, exist_ok=True)
     data.chmod(0o700)
     log.touch(mode=0o600)
@@ -80,7 +84,9 @@ def keep_private(data: Path, log: Path) -> None:
 
 
 def admin_options(directory: Path) -> dict[str, str]:
-    """librdkafka's options of the administrator, who may do everything, at the broker's `admin_port`."""
+    """Return librdkafka's options of the administrator, who may do everything, at the broker's
+    `admin_port`.
+    """
     here = folder(directory)
     return {
         "security.protocol": "SSL",
@@ -91,7 +97,7 @@ def admin_options(directory: Path) -> dict[str, str]:
 
 
 def user_options(directory: Path, password: str = f"${{{PASSWORD_VARIABLE}}}") -> dict[str, str]:
-    """librdkafka's options of `USER`."""
+    """Return librdkafka's options of `USER`."""
     return {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-512",
@@ -102,29 +108,30 @@ def user_options(directory: Path, password: str = f"${{{PASSWORD_VARIABLE}}}") -
 
 
 def admit(directory: Path, admin_port: int, user: str, password: bytes) -> None:
-    """Makes a user known to the broker, or changes its password."""
+    """Make a user known to the broker, or change its password."""
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
     admin = _admin(directory, admin_port)  # held: a client that is collected cancels what it was asked
-    # By a request: on the command line of Kafka's storage tool the password would be in the list of processes.
+    # By a request: on the command line of Kafka's storage tool the password would be in the list of
+    # processes.
     _done(admin.alter_user_scram_credentials([UserScramCredentialUpsertion(user, mechanism, password)]))
 
 
 def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
-    """Makes `USER` known to the broker, and writes the file for its clients."""
+    """Make `USER` known to the broker, and write the file for its clients."""
     admit(directory, admin_port, USER, password_file(directory).read_bytes())
     section = {"bootstrap_servers": f"{HOST}:{port}", "options": user_options(directory)}
     _write(client_file(directory), yaml.safe_dump({"kafka": section}, sort_keys=False).encode())
 
 
 def grant(directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER) -> None:
-    """Allows a user these; what it was allowed before stays."""
+    """Grant a user these permissions; what it was allowed before stays."""
     if bindings := list(dict.fromkeys(_binding(AclBinding, user, one) for one in allowed)):  # some have several reasons
         admin = _admin(directory, admin_port)
         _done(admin.create_acls(bindings))
 
 
 def revoke(directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER) -> None:
-    """Takes these from a user."""
+    """Take these permissions from a user."""
     admin = _admin(directory, admin_port)
     _done(admin.delete_acls(list(dict.fromkeys(_binding(AclBindingFilter, user, one) for one in no_longer))))
 
@@ -144,7 +151,7 @@ def _done(asked: dict[Any, Any]) -> None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """A file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     draft = file.with_name(f"{file.name}.new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:

@@ -1,4 +1,4 @@
-"""What the command line tells of the embedded broker."""
+"""The answers of the command line about the embedded broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pipelines.kafka.permissions import Permission
 
 
 def broker_facts(found: BrokerStatus, allowed: Sequence[Permission] | None = None) -> dict[str, Any]:
-    """The answer of `broker --json`. Of a secured broker, where its secrets are, and nothing of what they are."""
+    """Return the answer of `broker --json`.
+
+    For a secured broker it says where its secrets are, and nothing of what they are.
+    """
     names = ("running", "port", "pid")
     facts = {name: getattr(found, name) for name in names} | {"directory": str(found.directory), "secure": found.is_secured}
     if found.is_secured:
@@ -24,7 +27,7 @@ def broker_facts(found: BrokerStatus, allowed: Sequence[Permission] | None = Non
 
 
 def broker_view(facts: dict[str, Any]) -> str:
-    """What `broker_facts` answers, for people: a line for each fact."""
+    """Return the answer of `broker_facts` for people: a line for each fact."""
     state = f"running at 127.0.0.1:{facts['port']} (process {facts['pid']})" if facts["running"] else "not running"
     lines = [f"{state}; data in {facts['directory']}"]
     if facts["secure"]:

@@ -1,4 +1,4 @@
-"""Whether a schema of a catalog can hold a lake, found out by doing there what a run does."""
+"""A check that a schema of a catalog can hold a lake, made by doing there what a run does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _OWN = "spark_catalog"
 
 
 def check_catalog(spark: SparkSession, lake: Lake) -> None:
-    """Raises ConfigurationError where the catalog is not there, forgets its tables, or refuses what a run does to its tables.
+    """Raise ConfigurationError where the catalog is missing, forgets its tables, or refuses what a
+    run does to its tables.
 
-    An empty table like silver and a view of it are made in the schema, and dropped again. A schema that is not there yet is not
-    made, and so not tried.
+    An empty table like silver and a view of it are created in the schema, and dropped again. A
+    schema that does not exist yet is not created, and so not tested.
     """
     name = f"probe_{uuid.uuid4().hex}"
     schema, _, _ = lake.address(name).rpartition(".")

@@ -1,4 +1,6 @@
-"""What a Spark session and its executors must have, looked at before anything starts: what is missing is told in one sentence."""
+"""Checks of a Spark session and its executors before anything starts; what is missing is reported
+in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,20 @@ from pipelines.errors import ConfigurationError, root_cause
 from pipelines.lake.location import Lake, local_path, scheme_of
 
 OLDEST: Final = (4, 2)
-"""Spark's first release whose Python data sources have what bronze needs: limits of a batch, AvailableNow, Arrow."""
+"""The first release of Spark whose Python data sources have what bronze needs: limits of a batch,
+AvailableNow, Arrow.
+"""
 
 _WITHOUT_DELTA: Final = frozenset(
     ["TABLE_OR_VIEW_NOT_FOUND", "PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG"]
 )
-"""What a session answers that does not know Delta's statements, or lacks its catalog."""
+"""Error conditions of a session that does not know Delta's statements, or lacks its catalog."""
 
 
 def check_session(spark: SparkSession) -> None:
-    """Raises ConfigurationError where Spark is too old, or another one than the driver's pyspark, or lacks Delta Lake."""
+    """Raise ConfigurationError where Spark is too old, differs from the driver's pyspark, or lacks
+    Delta Lake.
+    """
     check_versions(spark.version, pyspark.__version__)
     try:
         spark.sql(f"DESCRIBE DETAIL delta.`/nowhere-{uuid.uuid4()}`")
@@ -47,7 +53,9 @@ def check_session(spark: SparkSession) -> None:
 
 
 def check_versions(spark: str, of_driver: str) -> None:
-    """Raises ConfigurationError where a Spark of this version is too old, or not the one of the driver's pyspark."""
+    """Raise ConfigurationError where a Spark of this version is too old, or differs from the
+    driver's pyspark.
+    """
     oldest = ".".join(map(str, OLDEST))
     if _release(spark) < OLDEST:
         raise ConfigurationError(f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer; use a newer one")
@@ -60,7 +68,9 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _check_delta_package() -> None:
-    """Importing it makes Delta's conflicts errors of classes of their own (`lake.conflicts`)."""
+    """Import Delta's package, by which Delta's conflicts become errors of classes of their own
+    (`lake.conflicts`).
+    """
     try:
         importlib.import_module("delta.connect" if is_remote() else "delta.exceptions")
     except ImportError as error:
@@ -71,8 +81,8 @@ def _check_delta_package() -> None:
 
 
 def check_executors(spark: SparkSession, lake: Lake) -> None:
-    """Raises ConfigurationError where Spark's executors cannot run the layers' tasks, or do not see a lake that is a folder: what
-    they write would be lost.
+    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, or do not see
+    a lake that is a folder: what they write would be lost.
     """
     if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
         return
@@ -83,7 +93,9 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         marker.touch()
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor: for each batch the version of Watersmeet there, and whether the marker file is seen."""
+        """Run on an executor: yield for each batch the version of Watersmeet there, and whether the
+        marker file is seen.
+        """
         for name in ("pipelines.kafka.reading", "pipelines.engine.spark"):  # with all that they import
             importlib.import_module(name)
         version = importlib.import_module("pipelines").__version__
@@ -116,7 +128,9 @@ def _unfit(why: str) -> ConfigurationError:
 
 
 def _cause(error: Exception) -> str:
-    """The sentence of a Python worker's traceback, or of what an executor's JVM says first, or the error's own."""
+    """Return the sentence of a Python worker's traceback, else of the first cause that an
+    executor's JVM names, else the error's own.
+    """
     traceback = str(error).partition("Traceback (most recent call last):")[2]
     found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(r"(?:\): |Caused by: )[\w.]+: (.+)", str(error))
     return found[0].strip().rstrip(".") if found else root_cause(error)

@@ -1,4 +1,4 @@
-"""Opens the engine that the configuration names."""
+"""The choice of the engine that the configuration names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) -> Engine:
-    """The engine for the lake of a configuration; the tables in `borrowed` are another lake's, which is only read.
+    """Open the engine for the lake of a configuration; the tables in `borrowed` are another lake's,
+    which is only read.
 
-    Raises MissingPackageError where Spark is needed and not installed, WatersmeetError where the engine cannot start, or where
-    the lake is one that it cannot open.
+    Raises MissingPackageError where Spark is needed and not installed, and WatersmeetError where
+    the engine cannot start, or cannot open the lake.
     """
     lake = Lake(settings, borrowed or {})
     if settings.engine == "spark":
@@ -32,7 +33,9 @@ def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) 
 
 
 def create_tables(engine: Engine) -> None:
-    """Afterwards every table of the lake's layout that is its own exists, those that did as they were."""
+    """Create every table of the lake's layout that is its own and does not exist; those that do
+    stay as they are.
+    """
     lake = engine.lake
     missing = [
         table for table in lake.layout.values() if table.name not in lake.borrowed and not engine.questions.exists(table.name)

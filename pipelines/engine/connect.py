@@ -1,6 +1,8 @@
-"""The Spark engine through Spark Connect: what streams elsewhere is read in batches here, by threads of this process.
+"""The Spark engine over Spark Connect: threads of this process read in batches what other engines
+stream.
 
-Spark Connect runs foreachBatch on its server, in a process that has nothing of a run's state. Everything else is as elsewhere.
+Spark Connect runs foreachBatch on its server, in a process that has nothing of a run's state.
+Everything else is as in `SparkEngine`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from pipelines.engine.threads import RunningThread
 from pipelines.kafka.ranges import share
 
 FROM_KAFKA_S: Final = 1.0
-"""How often bronze asks Kafka for new records."""
+"""Seconds between two requests of bronze to Kafka for new records."""
 
 FROM_TABLES_S: Final = 0.5
-"""How often a layer looks for new commits."""
+"""Seconds between two looks of a layer for new commits."""
 
 
 class ConnectEngine(SparkEngine):
@@ -31,7 +33,9 @@ class ConnectEngine(SparkEngine):
         position = dict(source.offsets)
 
         def take(until: Mapping[int, int]) -> bool:
-            """Hands the next batch up to these end offsets to `work`; False where nothing is new."""
+            """Pass the next batch up to these end offsets to `work`; return False where nothing is
+            new.
+            """
             backlog = {p: max(until[p] - offset, 0) for p, offset in position.items()}
             wanted = share(backlog, source.max_offsets_per_batch)
             reached = {p: offset + wanted[p] for p, offset in position.items()}
@@ -48,6 +52,8 @@ class ConnectEngine(SparkEngine):
         return followed_versions(name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S)
 
     def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
-        """Run a statement about rows in another session than theirs: on Spark Connect it takes their plan along."""
+        """Run a statement about rows in another session than theirs: on Spark Connect it takes
+        their plan along.
+        """
         with_braces = statement("\0").replace("{", "{{").replace("}", "}}")
         session.sql(with_braces.replace("\0", "{changed}"), changed=rows)

@@ -1,7 +1,8 @@
-"""The embedded engine: one process without a JVM, for a lake with a path. delta-rs reads and writes the tables, librdkafka reads
-Kafka, and rows are Arrow tables in memory: batches are bounded, so memory is, too.
+"""The embedded engine: one process without a JVM, for a lake with a path.
 
-The user's SQL expressions are Spark SQL on every engine. A local Spark session starts with the first one that is asked for.
+delta-rs reads and writes the tables, librdkafka reads Kafka, and rows are Arrow tables in memory.
+Batches are bounded, and so is memory. The user's SQL expressions are Spark SQL on every engine: a
+local Spark session starts with the first one.
 """
 
 from __future__ import annotations
@@ -44,34 +45,46 @@ if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
 
 FROM_KAFKA_S: Final = 0.4
-"""How often bronze asks Kafka for new records: each answer is a commit, and with twice as many no message comes sooner."""
+"""Seconds between two requests of bronze to Kafka for new records. Each answer is a commit, and
+with twice as many no message comes sooner.
+"""
 
 FROM_TABLES_S: Final = 0.1
-"""How often a layer looks for new commits: each look asks whether a table has the file of the next one."""
+"""Seconds between two looks of a layer for new commits: each look asks whether a table has the file
+of the next one.
+"""
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
-"""About so many bytes of decoded records are read at a time: twice as much takes no less time."""
+"""Approximate number of bytes of decoded records that are read at a time: twice as many take no
+less time.
+"""
 
 CLEAN_UP_EVERY: Final = 50
-"""After so many commits to a table, the files of its log that are older than the retention are deleted."""
+"""Number of commits to a table after which the files of its log that are older than the retention
+are deleted.
+"""
 
 PIECES: Final = 4
-"""So many pieces of open rows have about as many bytes as a batch may have: of each there are several copies in memory."""
+"""Number of pieces for as many bytes of open rows as a batch may have: memory holds several copies
+of a piece.
+"""
 
 _ORDER: Final = ("partition", "event_time", "offset")
-"""By which columns rows are near one another once a table was rewritten as a whole."""
+"""The columns by which rows are near one another once a table was rewritten as a whole."""
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""So many bytes of large rows, as they are in memory, go into a row group of a file."""
+"""Number of bytes of large rows, as they are in memory, in a row group of a file."""
 
 _ROWS_AT_ONCE: Final = 8_192
-"""So many rows readers unpack at a time: DataFusion's default."""
+"""Number of rows that readers unpack at a time: DataFusion's default."""
 
 _WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)  # as Spark writes them
 
 
 class EmbeddedEngine:
-    """`Engine` in this process. `expressions` opens the engine that answers SQL expressions, at the first that is asked for.
+    """`Engine` in this process.
+
+    `expressions` opens the engine that evaluates SQL expressions; it is called for the first one.
     `questions`: those of the lake, where another engine has them.
     """
 
@@ -79,7 +92,7 @@ class EmbeddedEngine:
     merge_bytes = 64 * 1024 * 1024  # a merge costs little by itself
 
     def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine], questions: DeltaRsQuestions | None = None) -> None:
-        # What Arrow's own allocators keep for later made a fifth of the memory of a run.
+        # Memory that Arrow's own allocators keep for later was a fifth of all memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
         self.lake, self._open_expressions = lake, expressions
         self.questions = questions or DeltaRsQuestions(lake)
@@ -168,7 +181,7 @@ class EmbeddedEngine:
                 partition_by=list(table.partitioned_by),
                 configuration=dict(table.properties),
                 storage_options=dict(self.lake.storage),
-                raise_if_key_not_exists=False,  # `watersmeet.layout`
+                raise_if_key_not_exists=False,  # for `watersmeet.layout`, a key of our own
             )
 
     def widen(self, table: Table) -> None:
@@ -198,7 +211,7 @@ class EmbeddedEngine:
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
 
         def write(found: DeltaTable, how: _How) -> None:
-            """Merges the changed rows into the table, in one commit with these properties."""
+            """Merge the changed rows into the table, in one commit with these properties."""
             merge = found.merge(rows, condition, "changed", "kept", writer_properties=_writer(_size_of(rows)), **how)
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
@@ -214,11 +227,14 @@ class EmbeddedEngine:
         judge: Callable[[pa.Table], pa.Table],
         commit: Commit,
     ) -> bool:
-        """See `Engine.merge_in_pieces`. delta-rs's own writers, among them its MERGE, hold all rows in memory: so all rows with
-        these statuses are written anew.
+        """See `Engine.merge_in_pieces`. All rows with these statuses are written anew, since
+        delta-rs's own writers, among them its MERGE, hold all rows in memory.
 
-        Not where somebody follows the changes, who would meet rows that did not change; nor where others have added columns, or
-        Spark has left deletion vectors, which delta-rs does not name where a file goes.
+        Return False in three cases:
+
+        - Somebody follows the changes, and would meet rows that did not change.
+        - Others have added columns.
+        - Spark has left deletion vectors, which delta-rs does not name where it removes a file.
         """
         table, schema = tables.SILVER, self.lake.schema(tables.SILVER)
         opened = self.questions.opened(table)
@@ -231,7 +247,9 @@ class EmbeddedEngine:
         batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // pieces))
 
         def write(found: DeltaTable, how: _How) -> None:
-            """Writes new files, and commits them in place of those that are there, with these properties."""
+            """Write new files, and commit them in place of those that are there, with these
+            properties.
+            """
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
                 rows = streamed(found, schema, replaced, batch_rows)
                 if has_tenants(schema):  # else a key has one row
@@ -258,8 +276,10 @@ class EmbeddedEngine:
         self._commit(table, commit, lambda found, how: found.update(updates, None, condition, writer, **how))
 
     def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]) -> None:
-        """One commit, unless the table has seen its transaction version. Of one that another process makes meanwhile for the
-        same application, delta-rs tells as of a conflict.
+        """Make one commit, unless the table has seen its transaction version.
+
+        Where another process makes one for the same application meanwhile, delta-rs reports a
+        conflict.
         """
         found = self.questions.opened(table)
         if commit is None:
@@ -278,8 +298,10 @@ class EmbeddedEngine:
 
     @contextmanager
     def _naming_features(self, table: str) -> Iterator[None]:
-        """Inside, what delta-rs refuses because of a feature that was turned on meanwhile is told by the feature's name; its own
-        class for it is that of a conflict.
+        """Raise, inside the `with` block, an error that names the feature for which delta-rs
+        refuses an operation, where one was turned on meanwhile.
+
+        The class that delta-rs raises for it is that of a conflict.
         """
         try:
             yield
@@ -294,7 +316,9 @@ class EmbeddedEngine:
         position, span = dict(source.offsets), source.max_offsets_per_batch
 
         def take(until: Mapping[int, int]) -> bool:
-            """Hands the next batch up to these end offsets to `work`, bounded in records and bytes; False where none is."""
+            """Pass the next batch up to these end offsets to `work`, bounded in records and bytes;
+            return False where there is none.
+            """
             nonlocal span
             wanted = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
             if not any(wanted.values()):
@@ -302,7 +326,8 @@ class EmbeddedEngine:
             ranges = [Range(source.topic, p, offset, offset + wanted[p]) for p, offset in position.items()]
             rows, reached = self._read_ranges(source, ranges, BATCH_BYTES)
             taken = sum(reached[p] - offset for p, offset in position.items())
-            # Where records are large, the next batch asks for as many as there was room for, and then for a few more each time.
+            # Where records are large, the next batch asks for as many as there was room for. Each
+            # batch after it asks for a few more.
             span = taken if taken < sum(wanted.values()) else min(span + span // 8 + 1, source.max_offsets_per_batch)
             work(rows)
             position.update(reached)
@@ -323,7 +348,9 @@ class EmbeddedEngine:
             found.optimize.compact(target_size=file_bytes, writer_properties=writer, **_how(found, None))
 
     def purge(self, table: str) -> None:
-        """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some, delta-rs rewrites all files."""
+        """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some,
+        delta-rs rewrites all files.
+        """
         found = self.questions.opened(table)
         if _has_deletion_vectors(found):
             columns = [name for name in _ORDER if name in self.lake.schema(table).names]
@@ -331,7 +358,10 @@ class EmbeddedEngine:
             found.optimize.z_order(columns, target_size=FILE_BYTES, writer_properties=writer, **_how(found, None))
 
     def _writer_of(self, table: str) -> WriterProperties:
-        """How files with rows of this table are written anew, whose values the files may have packed."""
+        """Return the properties for writing anew files with rows of this table.
+
+        The size of a row is that of its records in memory: in the files, values may be packed.
+        """
         if RECORD_BYTES.name not in self.questions.columns(table).names:
             return _WRITER
         sums = {"bytes": ("sum", RECORD_BYTES.name), "rows": ("count", RECORD_BYTES.name)}
@@ -339,8 +369,10 @@ class EmbeddedEngine:
         return _writer((size["bytes"] or 0) // max(1, size["rows"]))
 
     def vacuum(self, table: str) -> int:
-        """See `Engine.vacuum`. delta-rs finds the files; it knows data files alone, so that it would remove deletion vectors of
-        Spark's, too, which may be in use.
+        """See `Engine.vacuum`. delta-rs finds the files.
+
+        It knows data files alone, so it would also remove deletion vectors of Spark's, which may be
+        in use.
         """
         files = self.questions.opened(table).vacuum(dry_run=True, full=True)
         # The checksums of Hadoop's local file system go with their files.
@@ -352,7 +384,10 @@ class EmbeddedEngine:
         return len(named)
 
     def _uses_deletion_vectors(self, table: str) -> bool:
-        """Whether the table, or what it was when the retention began, has deletion vectors. Those since are young files."""
+        """Return True where the table has deletion vectors, or had some when the retention began.
+
+        Those made since then are young files.
+        """
         if _has_deletion_vectors(self.questions.opened(table)):
             return True
         began = self.questions.version_at(table, time.time_ns() // 1_000_000 - self.lake.settings.retention_ms)
@@ -372,9 +407,11 @@ def _has_deletion_vectors(found: DeltaTable) -> bool:
 
 
 def _with_added(found: DeltaTable, rows: pa.Table) -> pa.Table:
-    """Rows with the columns that others have added to a table, as nulls: delta-rs appends whole rows alone.
+    """Return rows with the columns that others have added to a table, as nulls: delta-rs appends
+    only whole rows.
 
-    The table is asked as it is: brought up to date now, it would no longer tell of a commit made since it was looked at.
+    The table is not brought up to date for this: it would then no longer report a commit made since
+    it was looked at.
     """
     for field in columns_of(found):
         if field.name not in rows.column_names:
@@ -383,8 +420,10 @@ def _with_added(found: DeltaTable, rows: pa.Table) -> pa.Table:
 
 
 def _writer(row_bytes: int) -> WriterProperties:
-    """How files with rows of this size, as they are in memory, are written: in row groups that fit into memory, since readers
-    unpack up to thousands of rows of one at a time.
+    """Return the properties for writing files with rows of this size in memory.
+
+    Large rows go into row groups that fit into memory, since readers unpack up to thousands of rows
+    of one at a time.
     """
     if row_bytes * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
         return _WRITER
@@ -393,20 +432,22 @@ def _writer(row_bytes: int) -> WriterProperties:
 
 
 def _size_of(rows: pa.Table) -> int:
-    """How many bytes each of some rows has in memory, on average."""
+    """Return the mean size of a row in memory, in bytes."""
     return int(rows.nbytes // max(1, rows.num_rows))
 
 
 class _How(TypedDict):
-    """How delta-rs makes a commit."""
+    """The arguments with which delta-rs makes a commit."""
 
     commit_properties: CommitProperties | None
     post_commithook_properties: PostCommitHookProperties
 
 
 def _how(found: DeltaTable, properties: CommitProperties | None) -> _How:
-    """With these properties; after some commits, what the log's retention lets go is deleted. To look for it lists the log, and
-    delta-rs would do it after each commit.
+    """Return the arguments of a commit with these properties.
+
+    Every `CLEAN_UP_EVERY` commits, what the log's retention lets go is deleted: looking for it
+    lists the log, and delta-rs would do so after each commit.
     """
     is_due = (found.version() + 1) % CLEAN_UP_EVERY == 0
     return {

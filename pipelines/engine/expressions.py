@@ -1,4 +1,6 @@
-"""Whether an SQL expression of the configuration can be used: it must say the same of a merge record in every run."""
+"""Checks of SQL expressions of the configuration: one must say the same of a merge record in every
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +22,38 @@ from pipelines.core.types import columns_ddl, ddl
 from pipelines.errors import ConfigurationError, lines_of
 
 _OF_THE_MOMENT = re.compile(r"\b(current_\w+|localtimestamp|session_user|user|now|variablereference)\(")
-"""What Spark replaces by a value of the moment, or of its session, before it runs a query, as its plans spell it."""
+"""Calls that Spark replaces by a value of the moment, or of its session, before it runs a query, as
+its plans spell them.
+"""
 _CALLED_WORD = re.compile(rf"'({'|'.join(sorted(WORDS))})\(", re.IGNORECASE)
-"""How a parsed plan spells a call of a function that is called like a word of SQL; the word itself has no such quote."""
+"""A call, as a parsed plan spells it, of a function that is named like a word of SQL. The word
+itself has no such quote.
+"""
 _ID = re.compile(r"#\d+L?|(?<=\b_common_expr_)\d+")
 _ENCRYPTION = re.compile(r"aes_encrypt\((?:[^()]|\([^()]*\))*, ECB, ")
 _AS_TIME = re.compile(
     r" as (?:date|(?:[^()]|\([\d,]+\))*\btimestamp(?:_ntz)?\b(?:[^()]|\([\d,]+\))*)\)|, None, (?:Some|Timestamp\w*)"
 )
-"""How an analyzed or optimized plan ends what becomes a date or a time without a pattern."""
+"""The end, in an analyzed or optimized plan, of what becomes a date or a time without a pattern."""
 _TO_TIME = re.compile(r"\b(?:try_)?(?:cast|to_date|to_timestamp\w*)\(")
 _HAS_COLUMN = re.compile(r"#\d")
-"""How a plan spells a column or the variable of a lambda."""
+"""A column, or the variable of a lambda, as a plan spells it."""
 _NOT_TEXT = re.compile(
     r"(?:try_)?(?:cast\(.* as (?:date|timestamp\w*|\w*int|decimal\([\d,]+\)|double)|to_(?:date|timestamp\w*)\(.*)\)"
     r"|[^()]+ [+-] make_interval\(.*\)"
 )
-"""How plans spell what is no text, and is not how SQL spells it."""
+"""What is no text, in spellings of plans that are not those of SQL."""
 _READS_TEXTS = re.compile(r"\b(?=from_(?:csv|json|xml)\()")
 _HIDES_CASTS = re.compile(r"\b(between|date_?part|decode|equal_null|extract|nullif|try_add)\(")
-"""Functions that have their casts in the optimized plan alone, where a text without a column is a time already."""
+"""Functions whose casts are in the optimized plan alone, where a text without a column is a time
+already.
+"""
 
 
 def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
-    """What is wrong with an expression over these columns that must give one of `kinds`, in words; None where nothing is."""
+    """Return what is wrong with an expression over these columns that must give one of `kinds`, in
+    words; None where nothing is.
+    """
     rows, shown = _no_rows(spark, columns_ddl(columns)), " ".join(text.split())
     try:
         selected = rows.select(F.expr(text).alias("value"))
@@ -60,8 +70,11 @@ def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds
 
 
 def pure(rows: DataFrame, text: str) -> Column:
-    """The column of an expression, of a lake's rules perhaps, over these rows. Raises ConfigurationError for one that may give
-    something else in every run: whoever may write to the lake's epochs is not trusted to evaluate anything else.
+    """Return the column of an expression over these rows; the expression may be one of a lake's
+    rules.
+
+    Raises ConfigurationError for one that may give something else in every run: whoever may write
+    to the lake's epochs is not trusted to have anything else evaluated.
     """
     known = rows.schema.simpleString(), text
     if known not in _known_as_pure:
@@ -73,18 +86,22 @@ def pure(rows: DataFrame, text: str) -> Column:
 
 
 def _no_rows(spark: SparkSession, schema: StructType | str) -> DataFrame:
-    """No rows, of which the optimizer does not know: else Spark Connect's would leave nothing of an expression over them."""
+    """Return an empty DataFrame that the optimizer does not know to be empty: that of Spark Connect
+    would leave nothing of an expression over it.
+    """
     return spark.createDataFrame([], schema).mapInArrow(lambda batches: batches, schema)
 
 
 _known_as_pure: set[tuple[str, str]] = set()
-"""Columns and expressions."""
+"""Pairs of columns and an expression."""
 
 _IN_EVERY_RUN: Final = "gives something else in every run, so a replay would not give the same messages"
 
 
 def _impurity(rows: DataFrame, text: str) -> str | None:
-    """Why an expression over these rows, of which there are none, may give something else in another run."""
+    """Return why an expression over these rows, of which there are none, may give something else in
+    another run; None where it may not.
+    """
     if (found := next(impurities(text), None)) is not None:
         return f"gives something else in every run, or may: {found}"
     try:
@@ -109,8 +126,9 @@ def _impurity(rows: DataFrame, text: str) -> str | None:
 def _moments(rows: DataFrame, plan: str) -> Iterator[str]:
     """Yield, in words, what becomes a date or a time in a plan and may be another one in each run.
 
-    Without a column in it, Spark works it out when it plans, and knows `now` and `today` then: it must be written out. A text of
-    a record without a date is today's where no pattern reads it. (As a date, or a time without a zone, Spark does not take it.)
+    Spark evaluates what has no column in it when it plans, and knows `now` and `today` then: it
+    must be written out. A text of a record that has no date gets today's where no pattern reads it.
+    (Spark does not take such a text for a date, or for a time without a zone.)
     """
     for end in _AS_TIME.finditer(plan):
         begins = [begin.end() for begin in _TO_TIME.finditer(plan, 0, end.start())]
@@ -135,7 +153,9 @@ def _moments(rows: DataFrame, plan: str) -> Iterator[str]:
 
 
 def _may_be_text(rows: DataFrame, source: str) -> bool:
-    """Whether what a plan spells so may be a text, or have one in it: unless Spark reads it as SQL, and gives it another type."""
+    """Return True where a part of a plan may be a text, or have one in it: unless Spark reads its
+    spelling as SQL, and gives it another type.
+    """
     if _NOT_TEXT.fullmatch(source):
         return False
     try:
@@ -146,7 +166,9 @@ def _may_be_text(rows: DataFrame, source: str) -> bool:
 
 
 def _is_deterministic(rows: DataFrame, text: str) -> bool:
-    """Whether Spark calls an expression deterministic: it takes no condition of a join that is not."""
+    """Return True where Spark calls an expression deterministic: it refuses a condition of a join
+    that is not.
+    """
     try:
         rows.alias("one").join(rows.sparkSession.range(1).select(F.lit(1).alias("_other")), F.expr(text).isNotNull())
     except AnalysisException:
@@ -158,7 +180,9 @@ _SUBQUERY: Final = "UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY.HIGHER_ORDER_FUNCTI
 
 
 def _has_subquery(rows: DataFrame, text: str) -> bool:
-    """Whether an expression that can be used has a subquery, which Spark takes everywhere but in the function of an array."""
+    """Return True where an expression that can be used has a subquery, which Spark takes everywhere
+    but in the function of an array.
+    """
     try:
         rows.select(F.transform(F.array(F.lit(0)), lambda _: F.expr(text)))
     except AnalysisException as error:
@@ -167,7 +191,7 @@ def _has_subquery(rows: DataFrame, text: str) -> bool:
 
 
 def _plan_of(rows: object) -> str:
-    """The plan as Spark explains it, which is printed only."""
+    """Return the plan as Spark explains it; Spark only prints it."""
     said = io.StringIO()
     with redirect_stdout(said):
         rows.explain("extended")  # type: ignore[attr-defined]

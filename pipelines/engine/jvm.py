@@ -1,4 +1,6 @@
-"""Starts the JVM of a local Spark session, without anything of its settings on a command line, which every user can read."""
+"""The start of the JVM of a local Spark session, with nothing of its settings on a command line,
+which every user can read.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ _SUBMIT_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
 
 
 def start_jvm(settings: Mapping[str, str]) -> None:
-    """Start this process's JVM with what it must have from the start (memory, class path, Java's options), unless it runs.
+    """Start this process's JVM with what it must have from the start (memory, class path, Java's
+    options), unless it runs.
 
-    The settings reach it in two files that only their owner can read, and that are gone when the call returns: one is for
-    `spark-submit`, the other one, with Java's options, for the command `java`.
+    The settings reach it in two files that only their owner can read, and that are gone when the
+    call returns: one is for `spark-submit`, the other one, with Java's options, for the command
+    `java`.
     """
     given = os.environ.get(_SUBMIT_ARGUMENTS)
-    with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:  # as `mkstemp`, for nobody but its owner
+    # Only its owner can read the folder, as with `mkstemp`.
+    with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
         java_file, properties_file = Path(folder, "java"), Path(folder, "spark.properties")
         options = shlex.split(settings.get(SPARK_JAVA_OPTIONS, ""))
         _write(java_file, "".join(f"{_java_argument(option)}\n" for option in options))
@@ -36,7 +41,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         arguments = ["--properties-file", shlex.quote(str(properties_file)), "--load-spark-defaults", given or "pyspark-shell"]
         with _environment(_SUBMIT_ARGUMENTS, " ".join(arguments)):
             try:
-                # Of the public calls the one that starts the JVM and no session.
+                # The public call that starts the JVM and no session.
                 SparkContext.setSystemProperty("watersmeet", "started")
             except OSError as error:
                 home = os.environ.get("SPARK_HOME")
@@ -59,13 +64,15 @@ def _write(file: Path, text: str) -> None:
 
 
 def _java_argument(option: str) -> str:
-    """An argument as a file for `java @FILE` has it."""
+    """Return an argument as it is written in a file for `java @FILE`."""
     escaped = option.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
 
 def _escaped(text: str) -> str:
-    """A name or a value as a file of Java properties has it, whatever characters it holds."""
+    """Return a name or a value as it is written in a file of Java properties, whatever characters
+    it holds.
+    """
     units = text.encode("utf-16-be", "surrogatepass")
     return "".join(_unit(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
 
@@ -76,7 +83,7 @@ def _unit(code: int) -> str:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """An environment variable with another value for a while."""
+    """Give an environment variable another value inside the `with` block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

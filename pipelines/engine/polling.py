@@ -1,4 +1,4 @@
-"""Following by asking again and again, in a thread: for engines that have no streams."""
+"""Following by polling, in a thread, for engines that have no streams."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from pipelines.lake import tables
 def followed_source(
     source: KafkaInput, take: Callable[[Mapping[int, int]], bool], *, once: bool, every_s: float
 ) -> RunningThread:
-    """Takes what a source has: up to where Kafka ends now (`once`), or on and on, asking again after `every_s`.
+    """Follow a source in a thread: up to where Kafka ends now (`once`), or without end, asking
+    again after `every_s`.
 
-    `take` takes the next batch up to these exclusive end offsets, by partition, and answers whether there was one.
+    `take` processes the next batch up to these exclusive end offsets, by partition, and returns
+    whether there was one.
     """
     cluster = Cluster(source.kafka)
 
     def follow(stopping: threading.Event) -> None:
-        """Takes batch after batch until `stopping` is set; with `once`, only up to the ends at the start."""
+        """Take batch after batch until `stopping` is set; with `once`, only up to the ends at the
+        start.
+        """
         last = _ends(cluster, source)
         while not stopping.is_set():
             if take(last):
@@ -35,20 +39,25 @@ def followed_source(
 
 
 def has_news(source: KafkaInput) -> bool:
-    """Whether Kafka has offsets of a source beyond where reading begins. Raises KafkaTransientError and the like."""
+    """Return True where Kafka has offsets of a source beyond where reading begins.
+
+    Raises KafkaTransientError and the like.
+    """
     return any(end > source.offsets[p] for p, end in _ends(Cluster(source.kafka), source).items())
 
 
 def _ends(cluster: Cluster, source: KafkaInput) -> dict[int, int]:
-    """By partition of the source the exclusive end offset that Kafka has now."""
+    """Return the exclusive end offset that Kafka has now, by partition of the source."""
     return {p: end for p, (_, end) in cluster.bounds_of(source.topic, source.offsets).items()}
 
 
 def followed_versions(name: str, versions: Callable[[], list[int]], work: Callable[[], None], *, every_s: float) -> RunningThread:
-    """Calls `work` at once, and again whenever the tables' versions are others, asking after `every_s`."""
+    """Call `work` in a thread, at once and again whenever a table has another version, looking
+    after `every_s`.
+    """
 
     def follow(stopping: threading.Event) -> None:
-        """Calls `work` whenever a version has changed, until `stopping` is set."""
+        """Call `work` whenever a version has changed, until `stopping` is set."""
         seen = None
         while not stopping.is_set():
             found = versions()

@@ -1,9 +1,10 @@
 """The Spark session that the layers work in.
 
-A session that is there already (a notebook's, a Databricks job's, one made by `spark-submit`) is used as it is and never changed:
-the layers work in a copy of it, which has its cluster and catalogs and settings of its own. Without one, a local session is made,
-with the settings under `spark:` of the configuration. With `spark.remote` among them, or the environment variable SPARK_REMOTE,
-it is one of Spark Connect.
+A session that exists already (a notebook's, a Databricks job's, one made by `spark-submit`) is used
+as it is and never changed: the layers work in a copy of it, with its cluster and catalogs, and
+settings of their own. Without one, a local session is made, with the settings under `spark:` of the
+configuration. With `spark.remote` among them, or the environment variable SPARK_REMOTE, it is one
+of Spark Connect.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ JAVA_OPTIONS = "WATERSMEET_JAVA_OPTIONS"
 """The environment variable with further options for the JVM of a local session."""
 
 CONNECT_PORT = 15002
-"""Where a server of Spark Connect listens, where nothing else is said."""
+"""The port of a server of Spark Connect whose address names none."""
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -43,9 +44,9 @@ _REMOTE = "spark.remote"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 LAYER_SETTINGS: Mapping[str, str] = {
-    # `${...}` in a key or an expression is a text, and no variable of this machine.
+    # `${...}` in a key or an expression is text, and not a variable of this machine.
     "spark.sql.variable.substitute": "false",
-    # What the user's expressions give must not depend on where they run.
+    # The results of the user's expressions must not depend on where they run.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.jsonGenerator.ignoreNullFields": "true",
@@ -54,29 +55,33 @@ LAYER_SETTINGS: Mapping[str, str] = {
     "spark.sql.legacy.sizeOfNull": "true",
     "spark.sql.legacy.castComplexTypesToString.enabled": "false",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # An expression that meets a value it cannot handle (orders[0] of none) gives null instead of stopping the stream: a null
-    # `valid` counts as false.
+    # An expression that meets a value it cannot handle (orders[0] of none) gives null instead of
+    # stopping the stream: a null `valid` counts as false.
     "spark.sql.ansi.enabled": "false",
-    # Whether an expression gives the same in every run is read in the whole plan (`engine.expressions`).
+    # The whole plan tells whether an expression gives the same in every run (`engine.expressions`).
     "spark.sql.maxPlanStringLength": str(2**31 - 16),
     "spark.sql.debug.maxToStringFields": str(2**31 - 1),
-    # Records of a file that is gone, or that cannot be read, would be merged as if they had never come.
+    # Records of a file that is gone, or that cannot be read, would be merged as if they had never
+    # come.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
-    # Batches are small and their shape is known: planning again between stages costs more than it saves.
+    # Batches are small and their shape is known: planning again between stages costs more than it
+    # saves.
     "spark.sql.adaptive.enabled": "false",
     # MERGE reads its source twice; without this the whole merge would run twice.
     "spark.databricks.delta.merge.materializeSource": "all",
     "spark.databricks.delta.snapshotPartitions": "1",
     # Spark's default is a type of twelve bytes that other readers call deprecated.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A batch of bronze is kept for as long as it takes to write it: packing it costs more than it saves.
+    # A batch of bronze is kept for as long as it takes to write it: packing it costs more than it
+    # saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Nearly all values differ, and so do keys: looking for repetitions costs a tenth of a backlog.
     "parquet.enable.dictionary#value": "false",
     "parquet.enable.dictionary#merge_key": "false",
     "parquet.statistics.truncate.length": str(STATISTICS_BYTES),
-    # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table of a few files.
+    # VACUUM lists files in as many tasks: ten thousand by default, which takes minutes for a table
+    # of a few files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 
@@ -90,27 +95,32 @@ CHANGING_VALUES = (
     "spark.sql.path.",
     "spark.sql.session.collation.",
 )
-"""How the names of settings begin that may change what an expression gives. In a session of the layers, those that
-`LAYER_SETTINGS` does not name have Spark's own defaults, whatever a cluster, a notebook or the configuration says.
+"""Beginnings of the names of settings that may change what an expression gives.
+
+In a session of the layers, those that `LAYER_SETTINGS` does not name have Spark's own defaults,
+whatever a cluster, a notebook or the configuration says.
 """
 
 LAYER_DEFAULTS: Mapping[str, str] = {
-    # The vectorised reader unpacks 4,096 rows at a time, however large they are: of records of 900 kB that pack well, more than a
-    # heap of 2 GiB holds. The other one takes no longer (docs/performance.md).
+    # The vectorised reader unpacks 4,096 rows at a time, however large they are. With records of
+    # 900 kB that pack well, that is more than a heap of 2 GiB holds. The other reader takes no
+    # longer (docs/performance.md).
     "spark.sql.parquet.enableVectorizedReader": "false",
-    # Rows go to Python in batches bounded by their number alone. Bounded by bytes, as Spark's default has it, their size is
-    # computed after every row, in time that grows with the rows whose lists are null: every record.
+    # Rows go to Python in batches bounded by their number alone. With Spark's default, a bound in
+    # bytes, the size is computed after every row, in time that grows with the rows whose lists are
+    # null: every record.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }
 """Settings of the layers that those under `spark:` may change."""
 
 _OWN_JAVA_OPTIONS = (
-    # In any other zone, Delta reads the whole log again after each commit to compare its own statistics with.
+    # In any other zone, Delta reads the whole log again after each commit, to compare its own
+    # statistics with it.
     "-Duser.timezone=UTC",
     "-XX:-UsePerfData",
-    # Most code runs a few times in a start. With Java's own thresholds, a third of all processor time of a small run went into
-    # optimising it; these are ten times as high.
+    # Most code runs only a few times. With Java's own thresholds, optimising it took a third of all
+    # processor time of a small run; these are ten times as high.
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
@@ -118,8 +128,8 @@ _OWN_JAVA_OPTIONS = (
 )
 
 _FEW_CORES = 4
-"""With so many cores, or fewer, one thread collects garbage: a backlog of a million records then takes 2.8 GiB of memory, where
-G1 takes 3.5, and no longer.
+"""Number of cores up to which one thread collects garbage: a backlog of a million records then
+takes 2.8 GiB of memory, where G1 takes 3.5 GiB, and no more time.
 """
 
 _OWN_SETTINGS = {
@@ -132,7 +142,8 @@ _OWN_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 1, 16) * 2),
-    # A cycle of the layers generates more classes than the hundred that Spark keeps: each was compiled again in every cycle.
+    # A cycle of the layers generates more classes than the hundred that Spark keeps: each was
+    # compiled again in every cycle.
     "spark.sql.codegen.cache.maxEntries": "3000",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -140,10 +151,11 @@ _OWN_SETTINGS = {
 
 
 def spark_session(settings: Mapping[str, str]) -> SparkSession:
-    """A session for the layers, with `LAYER_SETTINGS`; `settings` are those of a session that is made here.
+    """Return a session for the layers, with `LAYER_SETTINGS`; `settings` are those of a session
+    that is made here.
 
-    Raises ArtifactsError where the JVM artifacts of a local session cannot be had, ConfigurationError where a session is not one
-    that the layers can work in.
+    Raises ArtifactsError where the JVM artifacts of a local session cannot be had, and
+    ConfigurationError where the layers cannot work in a session.
     """
     # Python workers must be this Python, or they start one from PATH that lacks the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -151,7 +163,8 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
         os.environ.setdefault("SPARK_REMOTE", settings[_REMOTE])
     given = SparkSession.getActiveSession()
     if given is None and "PYSPARK_GATEWAY_PORT" in os.environ:
-        given = SparkSession.builder.getOrCreate()  # spark-submit's: before it is asked for, its settings cannot be seen
+        # The session of spark-submit: before it is asked for, its settings cannot be seen.
+        given = SparkSession.builder.getOrCreate()
     is_own = given is None and "SPARK_REMOTE" not in os.environ
     if is_own:
         session = _own_session(settings)
@@ -168,9 +181,11 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def session_with(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Inside, there is a session with the same cluster and catalogs, and these settings more, for one statement at a time.
+    """Provide a session with the same cluster and catalogs, and these further settings, for one
+    statement at a time.
 
-    It is another session than `spark`, in which all else is done meanwhile and which never has these settings.
+    It is another session than `spark`, in which all else is done meanwhile and which never has
+    these settings.
     """
     with _opening:
         beside = _beside.setdefault(spark, _Beside())
@@ -206,7 +221,9 @@ _opening = threading.Lock()
 
 
 def _remote_session(remote: str) -> SparkSession:
-    """A session of Spark Connect, stopped when the process ends: one that is left open may keep the process from ending."""
+    """Return a session of Spark Connect that is stopped when the process ends: one that is left
+    open may keep the process from ending.
+    """
     _check_reachable(remote)
     try:
         session = SparkSession.builder.getOrCreate()
@@ -220,7 +237,9 @@ def _remote_session(remote: str) -> SparkSession:
 
 
 def _check_reachable(remote: str) -> None:
-    """Raises ConfigurationError where no server answers: the client itself would go on trying for minutes."""
+    """Raise ConfigurationError where no server answers: the client itself would go on trying for
+    minutes.
+    """
     server = urlsplit(remote)  # a token may follow the port
     host, port = server.hostname or "", server.port or CONNECT_PORT
     try:
@@ -236,7 +255,7 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
     log4j = Path(__file__).with_name("log4j2.properties")
     said = [os.environ.get(JAVA_OPTIONS, ""), settings.get(SPARK_JAVA_OPTIONS, "")]
     collector = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(said)) else []
-    # The last word is the user's; but of two collectors, Java takes neither.
+    # The user's options come last, and so win. But of two collectors, Java takes neither.
     java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", *_OWN_JAVA_OPTIONS, *collector, *said]
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, jars(SPARK)))}
     used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
@@ -249,10 +268,10 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _copy_of(given: SparkSession) -> SparkSession:
-    """A session with the same cluster and catalogs, and settings of its own.
+    """Return a session with the same cluster and catalogs, and settings of its own.
 
-    Spark runs each stream in such a copy, and hands it to foreachBatch: so the copy is that of a stream of one batch. (Spark
-    Connect runs foreachBatch on its server, and has a call of its own.)
+    Spark runs each stream in such a copy, and hands it to foreachBatch: so the copy is that of a
+    stream of one batch. (Spark Connect runs foreachBatch on its server, and has a call of its own.)
     """
     check_session(given)
     if is_remote():
@@ -262,7 +281,7 @@ def _copy_of(given: SparkSession) -> SparkSession:
     copies: list[SparkSession] = []
 
     def keep(batch: DataFrame, _: int) -> None:
-        """Keeps the session in which Spark calls a function for each batch of a stream."""
+        """Keep the session in which Spark calls a function for each batch of a stream."""
         copies.append(batch.sparkSession)
 
     with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:

@@ -1,12 +1,15 @@
-"""The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are DataFrames.
+"""The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are
+DataFrames.
 
-Spark writes records. Tables are made, and what a run itself says is written, by delta-rs wherever it can open the lake: a commit
-takes hundredths of a second, and with Spark a whole one. On S3, two processes cannot both make it, while Spark looks whether
-there is a commit of that number, and then writes its own; so no table is written by both at once.
+Spark writes records. Wherever delta-rs can open the lake, it creates the tables, and writes what a
+run itself has to say: its commit takes hundredths of a second, and one of Spark a whole second. No
+table is written by both at once: on S3, two processes cannot both make the same commit with
+delta-rs, while Spark looks whether there is a commit of that number, and then writes its own.
 
-Only documented calls are used. MERGE, DELETE and UPDATE have no options, and take a commit's transaction version and
-metadata from a session's settings: so they run in a session beside the layers' own, one at a time, and no other
-statement meets what is set there. An append says its own as options.
+Only documented calls are used. MERGE, DELETE and UPDATE have no options, and take a commit's
+transaction version and metadata from a session's settings. So they run in a session beside the
+layers' own, one at a time, and no other statement meets what is set there. An append takes them as
+options.
 """
 
 from __future__ import annotations
@@ -55,18 +58,23 @@ from pipelines.lake.questions import Where, answer, row_count
 from pipelines.lake.tables import Table, has_records
 
 FROM_KAFKA = "1 second"
-"""How often bronze asks Kafka: each batch costs about as much as a thousand records, and the later layers need the cores too."""
+"""Interval between two requests of bronze to Kafka: each batch costs about as much as a thousand
+records, and the later layers need the cores too.
+"""
 
 LONGEST_REST_S = 5.0
-"""After a batch, bronze rests for as long as the batch took, at most so long: a batch of a few records costs as much as one of
-thousands, and what comes meanwhile makes the next one larger. The later layers get the cores.
+"""Longest rest of bronze after a batch, in seconds; otherwise it rests for as long as the batch
+took.
+
+A batch of a few records costs as much as one of thousands, and what comes meanwhile makes the next
+one larger. The later layers get the cores.
 """
 
 FROM_TABLES = "200 milliseconds"
-"""How often a query looks for new commits: each look lists a folder."""
+"""Interval between two looks of a query for new commits: each look lists a folder."""
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""About so many bytes go from a Python worker to Spark at a time."""
+"""Approximate number of bytes that go from a Python worker to Spark at a time."""
 
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -76,8 +84,10 @@ _ARROW_BYTES, _ROW_GROUP_ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "p
 _MIN_FILE_SIZE, _MAX_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize"
 
 _FINDS_KEYS = {"parquet.bloom.filter.enabled#merge_key": "true", "parquet.bloom.filter.adaptive.enabled": "true"}
-"""Compacted files say which keys they may have, so that a question for one key opens few of them. (In small files that would take
-more than it saves.)
+"""Settings by which compacted files say which keys they may have, so that a question for one key
+opens few of them.
+
+(In small files that would take more than it saves.)
 """
 
 
@@ -122,18 +132,23 @@ class SparkEngine:
 
     def rows(self, found: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
-        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a chunk that is empty.
+        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
+        # chunk that is empty.
         return self.spark.createDataFrame(found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema))
 
     # -- transforming
 
     def per_partition(self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
-        """See `Engine.per_partition`. One exchange brings the rows of a partition together, of all inputs at once."""
+        """See `Engine.per_partition`. One exchange brings together the rows of a partition, of all
+        inputs at once.
+        """
         names = _numbered(inputs)
         return self._together(inputs, names).mapInArrow(_called(function, names, schema), columns_ddl(schema))
 
     def _together(self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]) -> DataFrame:
-        """The rows of all inputs, `_numbered`, those of a partition in one task."""
+        """Return the rows of all inputs, with columns as `_numbered` names them, those of a
+        partition in one task.
+        """
         tagged = [rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i])) for i, rows in enumerate(inputs)]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
         partition = F.col(names[0]["partition"])
@@ -159,7 +174,8 @@ class SparkEngine:
             F.col("invalid_reason")
         )
         if value is not None:
-            names = [field.name for field in rows.schema if field.dataType == StringType()]  # a source may be called so
+            # The type tells the tenant from a source of that name.
+            names = [field.name for field in rows.schema if field.dataType == StringType()]
             tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
             size = message_bytes(F.coalesce(F.octet_length(pure(rows, value)), F.lit(0)), F.octet_length("merge_key"), tenant)
             is_too_large = F.coalesce(size > max_bytes, F.lit(False))
@@ -170,7 +186,8 @@ class SparkEngine:
 
     def fetched(self, rows: DataFrame) -> pa.Table:
         """See `Engine.fetched`."""
-        # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long as it lives.
+        # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long
+        # as it lives.
         return rows.toArrow().combine_chunks()
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
@@ -186,8 +203,9 @@ class SparkEngine:
     # -- writing
 
     def create(self, table: Table) -> None:
-        """See `Engine.create`. A schema that is missing is created too, like a folder; nobody asks for one that is there, since
-        that takes a permission.
+        """See `Engine.create`. A schema that is missing is created too, like a folder.
+
+        Whether there is one is not asked before, since that takes a permission.
         """
         if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
             by_delta_rs.create(table)
@@ -211,7 +229,7 @@ class SparkEngine:
         self._append(table.name, self.rows(table.schema.empty_table()), {"mergeSchema": "true"})
 
     def _create_schema(self, name: str) -> None:
-        """Once, though several tables are created at a time."""
+        """Create a schema once, though several tables are created at a time."""
         with self._creates_schema:
             if not self.spark.catalog.databaseExists(name):
                 self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
@@ -234,8 +252,11 @@ class SparkEngine:
         self._append(table, rows.select(*self.lake.schema(table).names), options)
 
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
-        """What makes a table and writes to it what this process has in memory, where delta-rs can open the lake and nobody has
-        turned on a feature of the table that it cannot write; else None.
+        """Return the engine that creates a table, and writes to it what this process has in memory;
+        else None.
+
+        There is one where delta-rs can open the lake, and nobody has turned on a feature of the
+        table that it cannot write.
         """
         asked = self.questions
         if not isinstance(asked, DeltaRsQuestions) or (asked.exists(table) and asked.unknown_features(table, for_writing=True)):
@@ -262,14 +283,14 @@ class SparkEngine:
         only_open: bool = True,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """MERGE with these settings more."""
+        """Run MERGE with these further settings."""
         schema = self.lake.layout[table].schema
         columns = [f"`{name}`" for name in schema.names]
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
         values = [f"changed.{name}" for name in columns]
 
         def statement(changed: str) -> str:
-            """The MERGE of the rows that SQL calls so."""
+            """Return the MERGE of the rows that SQL calls `changed`."""
             return (
                 f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON {condition} "
                 "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
@@ -290,9 +311,11 @@ class SparkEngine:
         judge: Callable[[DataFrame], DataFrame],
         commit: Commit,
     ) -> bool:
-        """See `Engine.merge_in_pieces`. Spark's own MERGE and sorting use the disk where memory does not suffice: so a Python
-        worker gets the rows of each key together, after the other inputs. Row groups of what is written fit into memory, since
-        other readers unpack thousands of rows of one at a time.
+        """See `Engine.merge_in_pieces`. A Python worker gets the rows of each key together, after
+        the other inputs: Spark's own MERGE and sorting use the disk where memory does not suffice.
+
+        Row groups of the files fit into memory, since other readers unpack thousands of rows of one
+        at a time.
         """
         rows = [*inputs, self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, held.where)]
         names = _numbered(rows)
@@ -307,7 +330,9 @@ class SparkEngine:
         return True
 
     def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
-        """Run a statement about rows in another session than theirs: a global view is what sessions share."""
+        """Run a statement about rows in another session than theirs, through a global view, which
+        sessions share.
+        """
         name = f"watersmeet_{uuid.uuid4().hex}"
         rows.createGlobalTempView(name)
         try:
@@ -332,7 +357,7 @@ class SparkEngine:
 
     @contextmanager
     def _committing(self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[SparkSession]:
-        """Inside, there is a session in which one statement is this commit."""
+        """Provide a session in which one statement is this commit; `more`: further settings."""
         settings = dict(zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True))
         with session_with(self.spark, {**settings, _METADATA: commit.metadata, **more}) as session:
             yield session
@@ -340,7 +365,9 @@ class SparkEngine:
     # -- following
 
     def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> Running:
-        """See `Engine.follow_kafka`. A query takes Spark seconds to start; where Kafka has nothing new, `once` needs none."""
+        """See `Engine.follow_kafka`. A query takes Spark seconds to start; with `once`, none is
+        started where Kafka has nothing new.
+        """
         if once and not has_news(source):
             return RunningThread(tables.bronze(source.source), lambda _: None)
         name, span = f"watersmeet_{source.identifier}", source.max_offsets_per_batch
@@ -350,7 +377,7 @@ class SparkEngine:
         is_ending = threading.Event()
 
         def take(rows: DataFrame, _: int) -> None:
-            """Works, and rests unless the query ends."""
+            """Run `work`, and rest unless the query ends."""
             began = time.monotonic()
             work(rows)
             if not once:
@@ -359,7 +386,9 @@ class SparkEngine:
         return self._start(tables.bronze(source.source), stream, take, trigger, is_ending)
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> Running:
-        """See `Engine.follow`. The streams begin with the last commit of each table, and their rows are not looked at."""
+        """See `Engine.follow`. The streams begin with the last commit of each table, and their rows
+        are not looked at.
+        """
         news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
         return self._start(name, news, lambda *_: work(), {"processingTime": FROM_TABLES})
 
@@ -377,7 +406,9 @@ class SparkEngine:
         trigger: dict[str, Any],
         is_ending: threading.Event | None = None,
     ) -> _Query:
-        """The tables say where a stream stands. Spark insists on a checkpoint, so it gets one, which is never read again."""
+        """Start a query. The tables say where a stream stands; Spark insists on a checkpoint, so it
+        gets one, which is never read again.
+        """
         folder = f"{self.lake.settings.checkpoints}/{name}"
         self._files.delete(folder)
         checkpoint = f"{folder}/{uuid.uuid4()}"
@@ -404,7 +435,7 @@ class SparkEngine:
 
     @contextmanager
     def _rewriting(self, table: str, file_bytes: int) -> Iterator[SparkSession]:
-        """Inside, there is a session that rewrites files into files of up to this size."""
+        """Provide a session that rewrites files into files of up to this size."""
         has_keys = "merge_key" in self.lake.schema(table).names
         sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
         with session_with(self.spark, sizes | (_FINDS_KEYS if has_keys else {})) as session:
@@ -431,27 +462,32 @@ class _Query:
 
     @property
     def is_active(self) -> bool:
-        """Whether the query still runs."""
+        """True while the query runs."""
         return self._query.isActive
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the query; None where nothing went wrong."""
+        """The error that ended the query; None where nothing went wrong."""
         return self._query.exception()
 
     def stop(self) -> None:
-        """Stops the query; returns once it has ended."""
+        """Stop the query; return once it has ended."""
         self._is_ending.set()
         self._query.stop()
 
 
 _INPUT = "input"
-"""The column that says to which table a row belongs, beside columns that bear numbers."""
+"""The column with the number of the input to which a row belongs, beside the columns of
+`_numbered`.
+"""
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
-    """By input and name of a column, a number for it: the same one in each input where name and type are the same. So columns of
-    several inputs in one table cannot be mistaken for one another, whatever the sources are called.
+    """Return, by input, a numbered name for each of its columns: the same one in every input where
+    name and type are the same.
+
+    So columns of several inputs in one table cannot be mistaken for one another, whatever the
+    sources are called.
     """
     numbers: dict[tuple[str, str], str] = {}
     return [
@@ -467,10 +503,14 @@ def _as_numbered(names: Mapping[str, str]) -> list[Column]:
 def _called(
     function: Function, names: Sequence[Mapping[str, str]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A pure function of several tables as one for mapInArrow, whose columns are `_numbered`."""
+    """Return a pure function of several tables as one for mapInArrow, whose columns are named as by
+    `_numbered`.
+    """
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs in a Python worker of Spark: gives the function its inputs, which came as one group, and yields its rows."""
+        """Run in a Python worker of Spark: give the function its inputs, which came as one group,
+        and yield its rows.
+        """
         rows = list(batches)
         if not sum(batch.num_rows for batch in rows):
             return
@@ -483,13 +523,15 @@ def _called(
 def _called_in_pieces(
     function: InPieces, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """As `_called`, for a function of rows in pieces of about so many bytes, which are the last input and come after the others,
-    sorted by key.
+    """Return a function for mapInArrow, as `_called` does, from one that takes rows in pieces of
+    about `size` bytes.
+
+    These rows are the last input, and come after the others, sorted by key.
     """
     *of_inputs, of_held = names
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs in a Python worker of Spark; holds the inputs, and a piece at a time."""
+        """Run in a Python worker of Spark; hold the inputs, and a piece at a time."""
         held = len(of_inputs)
         before: list[pa.RecordBatch] = []
         first: list[pa.RecordBatch] = []
@@ -509,12 +551,14 @@ def _called_in_pieces(
 
 
 def _of_input(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
-    """The rows of one input, with its own names of columns."""
+    """Return the rows of one input, with its own names of columns."""
     return table.filter(pc.equal(table[_INPUT], number)).select([*names.values()]).rename_columns([*names])
 
 
 def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yield rows that are sorted by partition and key in pieces of about so many bytes, all of a key in one."""
+    """Yield rows that are sorted by partition and key in pieces of about `size` bytes, all rows of
+    a key in one piece.
+    """
     piece: list[pa.Table] = []
     for some in rows:
         piece.append(some)
@@ -531,7 +575,7 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
 
 
 def _pieces(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows in batches of bounded size, with the types of a schema."""
+    """Yield rows in batches of bounded size, with the types of a schema."""
     size = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
     for begin in range(0, rows.num_rows, size):
         yield from rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()

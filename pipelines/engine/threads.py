@@ -1,4 +1,4 @@
-"""What runs in a thread of this process, as the engine's `Running`."""
+"""A thread of this process as the engine's `Running`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 
 class RunningThread:
-    """Calls `follow` once, in a thread, with the event that tells it to end; what it raises is kept as the failure."""
+    """A thread that calls `follow` once, with the event that tells it to end; what that raises is
+    kept as the failure.
+    """
 
     def __init__(self, name: str, follow: Callable[[threading.Event], None]) -> None:
         self.failure: Exception | None = None
@@ -17,11 +19,11 @@ class RunningThread:
 
     @property
     def is_active(self) -> bool:
-        """Whether it still runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Tells it to end, and returns once it has."""
+        """Tell the thread to end, and return once it has."""
         self._stopping.set()
         self._thread.join()
 

@@ -1,1 +1,1 @@
-"""What runs in a JVM: which Java there is, and the pinned artifacts of Spark and of the embedded broker."""
+"""The JVM: which Java there is, and the pinned artifacts of Spark and of the embedded broker."""

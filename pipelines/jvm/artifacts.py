@@ -1,8 +1,9 @@
 """The pinned JVM artifacts: Delta Lake for Spark, and Apache Kafka's broker.
 
-`ivy.xml` says which they are, and `ivy.sha256` names each file with its hash. `make install` puts them into the folder `jars` of
-a clone's environment; without that they are fetched into the user's cache the first time that they are needed. Ivy fetches them,
-which pyspark brings along. A file that is not the recorded one is never used.
+`ivy.xml` says which they are, and `ivy.sha256` names each file with its hash. `make install` puts
+them into the folder `jars` of a clone's environment. Without that, they are fetched into the user's
+cache the first time that they are needed. Ivy, which pyspark brings along, fetches them. A file
+that is not the recorded one is never used.
 """
 
 from __future__ import annotations
@@ -27,26 +28,32 @@ log = logging.getLogger("watersmeet")
 SPARK: Final = "spark"
 BROKER: Final = "broker"
 GROUPS: Mapping[str, str] = {SPARK: "Delta Lake for Spark", BROKER: "the embedded broker"}
-"""The groups of artifacts, by the names that they have in `ivy.xml` and as folders, and what each is for."""
+"""The groups of artifacts, by the names that they have in `ivy.xml` and as folders, and what each
+is for.
+"""
 
 IVY_FILE: Final = Path(__file__).with_name("ivy.xml")
 HASHES: Final = Path(__file__).with_name("ivy.sha256")
-"""A line for each file, as `sha256sum` writes it, with its path below the folder of all groups."""
+"""The file with a line for each artifact, as `sha256sum` writes it, with its path below the folder
+of all groups.
+"""
 
 SETTINGS: Final = "WATERSMEET_IVY_SETTINGS"
-"""The environment variable that names Ivy's settings, for those who fetch from a repository of their own."""
+"""The environment variable that names Ivy's settings, for those who fetch from a repository of
+their own.
+"""
 
 _CONNECT_MS: Final = 20_000
 _READ_MS: Final = 120_000
 
 
 def cache_folder() -> Path:
-    """The folder of the user's cache in which each group has a folder of its own."""
+    """Return the folder of the user's cache in which each group has a folder of its own."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "watersmeet", "jars")
 
 
 def pinned(group: str) -> dict[str, str]:
-    """The names of a group's files, each with its hash."""
+    """Return the names of a group's files, each with its hash."""
     found = {}
     for line in HASHES.read_text(encoding="utf-8").splitlines():
         digest, _, path = line.partition("  ")
@@ -56,7 +63,7 @@ def pinned(group: str) -> dict[str, str]:
 
 
 def jars(group: str) -> list[Path]:
-    """The jars of a group, fetched into the user's cache where they are not there yet.
+    """Return the jars of a group, fetched into the user's cache where they are not there yet.
 
     Raises ArtifactsError where they cannot be fetched, or where a file is not the recorded one.
     """
@@ -66,7 +73,8 @@ def jars(group: str) -> list[Path]:
 
 
 def fetch(group: str, place: Path) -> list[Path]:
-    """Fetch what is missing of a group into its folder below `place`, and return all of its files, checked against their hashes.
+    """Fetch what is missing of a group into its folder below `place`, and return all of its files,
+    checked against their hashes.
 
     Raises ArtifactsError where a file cannot be fetched, or is not the recorded one.
     """
@@ -101,9 +109,11 @@ def fetch(group: str, place: Path) -> list[Path]:
 
 
 def retrieve(ivy_file: Path, pattern: str, group: str | None = None) -> str | None:
-    """Have Ivy fetch the artifacts of an Ivy file, or one group of them, to where its `pattern` says, and tell the progress.
+    """Have Ivy fetch the artifacts of an Ivy file, or one group of them, to where its `pattern`
+    says, and report the progress.
 
-    Returns why that failed, or None. Settings beside the file (`ivysettings.xml`) count, or else those that `SETTINGS` names.
+    Returns why that failed, or None. Settings beside the file (`ivysettings.xml`) count, or else
+    those that `SETTINGS` names.
     """
     java = java_command()
     if java is None:
@@ -129,14 +139,16 @@ def retrieve(ivy_file: Path, pattern: str, group: str | None = None) -> str | No
 
 
 def _ivy() -> Path | None:
-    """The jar of Ivy among those of pyspark."""
+    """Return the jar of Ivy among those of pyspark."""
     found = find_spec("pyspark")
     places = found.submodule_search_locations if found is not None else None
     return next((jar for place in places or () for jar in sorted(Path(place, "jars").glob("ivy-*.jar"))), None)
 
 
 def _problem(lines: Sequence[str]) -> str:
-    """The cause that Ivy gives: of a server that does not answer, or of what was not found, or else its last line."""
+    """Return the cause that Ivy gives: a server that does not answer, or what was not found, or
+    else its last line.
+    """
     causes = [found[1] for line in lines if (found := re.search(r"^Server access error .*\((.+)\)$", line))]
     unknown = [line.strip(": ") for line in lines if line.startswith(":: ") and line.endswith(": not found")]
     return (causes + unknown + [line for line in lines if line][-1:] + ["Ivy said nothing"])[0]
@@ -147,7 +159,9 @@ def _missing(group: str, folder: Path) -> list[str]:
 
 
 def _check(group: str, folder: Path, names: Sequence[str], culprit: str) -> None:
-    """Raise ArtifactsError where a file is not the recorded one, with the advice to delete `culprit`."""
+    """Raise ArtifactsError where a file is not the recorded one, with the advice to delete
+    `culprit`.
+    """
     recorded = pinned(group)
     for name in names:
         if hash_of(folder / name) != recorded[name]:
@@ -157,5 +171,5 @@ def _check(group: str, folder: Path, names: Sequence[str], culprit: str) -> None
 
 
 def hash_of(file: Path) -> str:
-    """The hash of a file as `ivy.sha256` has it."""
+    """Return the hash of a file as `ivy.sha256` has it."""
     return hashlib.sha256(file.read_bytes()).hexdigest()

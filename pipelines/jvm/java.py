@@ -16,7 +16,7 @@ _ANSWER_S: Final = 30.0
 
 
 def java_command() -> str | None:
-    """The program `java` of JAVA_HOME, or without that of the PATH; None where there is none."""
+    """Return the program `java` of JAVA_HOME, or else of the PATH; None where there is none."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(str(Path(home, "bin", "java")) if home else "java")
 

@@ -1,4 +1,6 @@
-"""Questions to a Kafka cluster about its topics, and what it takes for topics to be merged and published to."""
+"""Questions to a Kafka cluster about its topics, and the requirements for topics to be merged and
+published to.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +28,27 @@ from pipelines.kafka.options import ListeningAdmin
 from pipelines.settings import KafkaSettings, Settings
 
 TIMEOUT_S = 15.0
-"""How long a broker may take to answer a question before it counts as unreachable."""
+"""Seconds that a broker may take to answer a question before it counts as unreachable."""
 
 SETTLING_S = 15.0
-"""How long an open transaction of another producer may take to end."""
+"""Seconds that an open transaction of another producer may take to end."""
 
 BESIDE_VALUES = 1024 * 1024
-"""So many bytes are granted to key and headers."""
+"""Number of bytes that are granted to key and headers."""
 
 LARGEST_RECORD = 1_000_000_000 - BESIDE_VALUES
-"""librdkafka sends no larger one."""
+"""Size in bytes of the largest record that librdkafka sends, beside `BESIDE_VALUES`."""
 
 AFTER_MAX = "message.timestamp.after.max.ms"
-"""The topic setting that bounds how far ahead of a broker's clock a producer may set a timestamp."""
+"""The topic setting that bounds how far ahead of a broker's clock a producer may set a
+timestamp.
+"""
 
 _TRANSACTION_LOG = "__transaction_state"
 _REPLICAS = "transaction.state.log.replication.factor"
 
 SMALLER_MESSAGES = ", and make publish.max_bytes as much smaller as max.message.bytes has to be"
-"""What helps where the sink may not take messages as large as they may be."""
+"""The remedy where the sink may not take messages as large as they may be."""
 
 _UNBOUNDED = str(2**63 - 1)
 _LOOK_S = 0.05
@@ -55,32 +59,40 @@ _Answer = TypeVar("_Answer")
 
 
 class Cluster:
-    """Questions to one Kafka cluster; each is answered within `timeout_s`, once transactions of others have had `settling_s` to
-    end where that is the question.
+    """Questions to one Kafka cluster.
 
-    Every method raises KafkaTransientError where no broker answers in time, and at once KafkaAccessError where the login, a
-    certificate or a permission is refused, TopicChangedError for a topic that does not exist (unless it says otherwise), and
-    KafkaRequestError for any other refusal.
+    Each is answered within `timeout_s`. Where a question is about transactions of others, these
+    first get `settling_s` to end.
+
+    Every method raises:
+
+    - KafkaTransientError where no broker answers in time;
+    - KafkaAccessError, at once, where the login, a certificate or a permission is refused;
+    - TopicChangedError for a topic that does not exist (unless the method says otherwise);
+    - KafkaRequestError for any other refusal.
     """
 
     def __init__(self, kafka: KafkaSettings, timeout_s: float | None = None, settling_s: float | None = None) -> None:
         self.kafka, self.timeout_s = kafka, TIMEOUT_S if timeout_s is None else timeout_s
         self.settling_s = SETTLING_S if settling_s is None else settling_s
         self._is_used = False
-        """Whether the client has been asked before."""
+        """True once the client has been asked something."""
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """The number of partitions of each of these topics that exists."""
+        """Return the number of partitions of each of these topics that exists."""
         return {topic: len(found.partitions) for topic, found in self._described(topics).items()}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Kafka's own identity of each of these topics that exists: another one after it was deleted and created again."""
+        """Return Kafka's own identity of each of these topics that exists: another one after the
+        topic was deleted and created again.
+        """
         ids = {topic: found.topic_id for topic, found in self._described(topics).items()}
         return {t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}" for t, id in ids.items()}
 
     def identified(self, topic: str) -> str:
-        """A topic by its name and Kafka's own identity of it (`missing` where there is none): no other topic is called so, before
-        or after it.
+        """Return a topic's name with Kafka's own identity of it (`missing` where there is none).
+
+        No other topic is called so, before or after it.
         """
         return f"{topic} ({self.topic_ids([topic]).get(topic, 'missing')})"
 
@@ -93,14 +105,16 @@ class Cluster:
         return found
 
     def topic_settings(self, topic: str) -> dict[str, str]:
-        """A topic's effective settings."""
+        """Return a topic's effective settings."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
         return {name: entry.value for name, entry in self._answer(asked, "DESCRIBE_CONFIGS", topic).items()}
 
     def check_transactions(self) -> None:
-        """Raise KafkaRequestError where no transaction can begin, since the log that Kafka keeps of them is to have more replicas
-        than there are brokers. Where the cluster does not show its settings, nothing is said.
+        """Raise KafkaRequestError where no transaction can begin: the log that Kafka keeps of them
+        is to have more replicas than there are brokers.
+
+        Where the cluster does not show its settings, nothing is raised.
         """
         with suppress(KafkaAccessError):
             if _TRANSACTION_LOG in self._described([_TRANSACTION_LOG]):
@@ -120,7 +134,8 @@ class Cluster:
                 )
 
     def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str], way_out: str = "") -> None:
-        """Creates the topic and returns once it can be seen; one that exists already, or comes to exist meanwhile, is kept.
+        """Create the topic and return once it can be seen; one that exists already, or comes to
+        exist meanwhile, is kept.
 
         `way_out`: what else helps where Kafka does not take the settings, as a managed one may not.
         """
@@ -138,18 +153,24 @@ class Cluster:
             time.sleep(_LOOK_S)
 
     def bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
-        """By partition the first offset that Kafka still has, and the exclusive end offset of what is committed."""
+        """Return, by partition, the first offset that Kafka still has and the exclusive end offset
+        of what is committed.
+        """
         return self.bounds_of(topic, range(partitions))
 
     def bounds_of(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """`bounds` of some partitions; two requests, however many they are."""
+        """Return `bounds` of some partitions, with two requests, however many partitions
+        there are.
+        """
         wanted = list(partitions)
         starts, ends = self._offsets(topic, wanted, _EARLIEST), self._offsets(topic, wanted, _LATEST)
         return {p: (starts[p], ends[p]) for p in wanted}
 
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
-        """`bounds`, once every transaction that was open when this was called has ended: until then, committed messages behind
-        its first one cannot be read. Raises OpenTransactionError where one is still open after `settling_s`.
+        """Return `bounds` once every transaction that was open at the time of the call has ended.
+
+        Until then, committed messages behind the first message of an open transaction cannot be
+        read. Raises OpenTransactionError where one is still open after `settling_s`.
         """
         ends = self._high_watermarks(topic, range(partitions))
         deadline = time.monotonic() + self.settling_s
@@ -163,19 +184,25 @@ class Cluster:
             time.sleep(_LOOK_S)
 
     def bounds_and_unsettled(self, topic: str, partitions: Iterable[int]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """`bounds_of` some partitions, and by partition with an open transaction how many offsets lie behind its beginning."""
+        """Return `bounds_of` some partitions and, by partition with an open transaction, how many
+        offsets lie behind its beginning.
+        """
         ends = self._high_watermarks(topic, partitions)
         bounds = self.bounds_of(topic, ends)
         return bounds, {p: end - bounds[p][1] for p, end in ends.items() if bounds[p][1] < end}
 
     def _high_watermarks(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """By partition the exclusive end offset of everything, committed or not. It is asked for before the end of what is
-        committed: where that is smaller, a transaction is open.
+        """Return, by partition, the exclusive end offset of everything, committed or not.
+
+        It is asked for before the end of what is committed: where that is smaller, a transaction is
+        open.
         """
         return self._offsets(topic, partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, topic: str, partitions: int, timestamp_ms: int) -> dict[int, int]:
-        """By partition the first offset with this Kafka timestamp or a later one; where there is none, the end offset."""
+        """Return, by partition, the first offset with this Kafka timestamp or a later one; where
+        there is none, the end offset.
+        """
         found = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
         beyond = [p for p, offset in found.items() if offset < 0]
         return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
@@ -183,9 +210,12 @@ class Cluster:
     def _offsets(
         self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     ) -> dict[int, int]:
-        """A partition that was just made has no leader yet, and of a dead one librdkafka asks the same broker until its own
-        timeout: so the question is asked again, at first soon, until ours. A new client is asked for the topic first: else its
-        request for the leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one by broker id.
+        """Return an offset for each partition; ask again until our timeout, the first time early.
+
+        A partition that was just created has no leader yet, and librdkafka asks a dead one until
+        its own timeout. A new client is asked for the topic first. Otherwise its request for the
+        leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one
+        by broker id.
         """
         deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
         patience_s = self.timeout_s * _FIRST_ATTEMPT
@@ -208,9 +238,13 @@ class Cluster:
         return ListeningAdmin(self.kafka)
 
     def _answer(self, asked: Future[_Answer], permission: str, topic: str) -> _Answer:
-        """The answer to a request; stops waiting as soon as Kafka refuses the client itself."""
+        """Return the answer to a request; stop waiting as soon as Kafka refuses the
+        client itself.
+        """
         if self._is_used:
-            self._admin.poll(0)  # errors from before this request do not count; but that there is no token is told only once
+            # Errors from before this request do not count. A new client is not polled for them: it
+            # reports only once that there is no token.
+            self._admin.poll(0)
         self._is_used = True
         since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
@@ -227,18 +261,19 @@ class Cluster:
             is_missing = topic not in self._described([topic])
             reason = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE)
         if is_passing(reason):
-            # A client may wait on and on for a broker that is gone, or ask in the name of a leader that is none any more: the
-            # next question makes another one.
+            # A client may wait without end for a broker that is gone, or ask in the name of a
+            # leader that is one no more: the next question makes another client.
             self._is_used = False
             del self._admin
         raise failure(self.kafka, reason, permission, resource)
 
 
 def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
-    """The number of partitions that all sources share, and the sink where it exists; `counts`: by topic, as
-    `Cluster.partition_counts` yields them.
+    """Return the number of partitions that all sources share, and also the topics that are written
+    to, where they exist.
 
-    Raises ConfigurationError where a source is missing or a number differs.
+    `counts`: by topic, as `Cluster.partition_counts` returns them. Raises ConfigurationError where
+    a source is missing or a number differs.
     """
     for name, topic in settings.inputs.items():
         of, repartition = source_of(name), settings.sources[source_of(name)].repartition
@@ -272,25 +307,34 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
 
 
 def topics_of(settings: Settings) -> list[str]:
-    """The topics of all sources, and those that are written to: what `co_partitioned` wants to know the partitions of."""
+    """Return the topics of all sources and those that are written to: `co_partitioned` needs their
+    numbers of partitions.
+    """
     return [*settings.inputs.values(), *written_topics(settings).values()]
 
 
 def written_topics(settings: Settings) -> dict[str, str]:
-    """The topics that gold writes to, by their field in `publish`: the sink, and those of dead letters."""
+    """Return the topics that gold writes to, by their field in `publish`: the sink, and those of
+    dead letters.
+    """
     letters = {f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()}
     return {"topic": settings.publish.topic, **letters}
 
 
 def after_max(settings: Settings) -> str:
-    """How far after the broker's clock a topic lets timestamps lie that event times are vouched for by (ms)."""
+    """Return how far after the broker's clock a topic should let timestamps lie (ms), where they
+    vouch for event times.
+    """
     return str(max(settings.merge.max_future_ms, 3_600_000))
 
 
 def sink_settings(settings: Settings) -> dict[str, str]:
-    """The topic settings that the sink needs. Its messages carry event time, so retention by age would delete a backfill, and the
-    configuration alone gives it one. A backlog may be published ahead of the broker's clock by `max_future`; and headers and key
-    come on top of the value.
+    """Return the topic settings that the sink needs.
+
+    - Its messages carry event time: retention by age would delete a backfill, so there is none
+      unless the configuration sets one.
+    - A backlog may be published ahead of the broker's clock by `max_future`.
+    - Headers and key come on top of the value.
     """
     return {
         "cleanup.policy": "delete",
@@ -303,12 +347,14 @@ def sink_settings(settings: Settings) -> dict[str, str]:
 
 
 def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
-    """The topic settings that a topic of dead letters needs."""
+    """Return the topic settings that a topic of dead letters needs."""
     return copy_settings(cluster, settings.inputs.values())
 
 
 def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:
-    """The topic settings of a topic that takes every record that these topics take, with any timestamp."""
+    """Return the topic settings of a topic that takes every record that these topics take, with any
+    timestamp.
+    """
     largest = max(int(cluster.topic_settings(topic)["max.message.bytes"]) for topic in topics)
     return {
         "cleanup.policy": "delete",

@@ -1,4 +1,6 @@
-"""What Kafka's errors mean: a refused login, certificate or permission fails at once; only transient errors are waited for."""
+"""The meaning of Kafka's errors: a refused login, certificate or permission fails at once; only
+transient errors are waited for.
+"""
 
 from __future__ import annotations
 
@@ -57,18 +59,24 @@ _PASSING: Final = {
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
-"""What says so itself (`retriable()`, set by the transactional producer alone) is not listed."""
+"""Errors that may pass, without those that say so themselves (`retriable()`, which the
+transactional producer alone sets).
+"""
 
 _ADVERTISED: Final = re.compile(r"(\S+:\d+)/(\d+): ")
-"""How librdkafka begins what it says of a broker that it knows from the cluster: its address and number."""
+"""The beginning of what librdkafka says of a broker that it knows from the cluster: its address and
+number.
+"""
 
 _PROBE_TIMEOUT_S: Final = 2.0
 
 
 class Heard:
-    """The last errors that a client reported on its own (`error_cb`, while it polls): of the login and of TLS it tells only so.
+    """The last errors that a client reported on its own (`error_cb`, while it polls), the only way
+    in which it reports those of the login and of TLS.
 
-    They are asked for since a moment of `time.monotonic()`, so that one client can serve many requests.
+    They are asked for since a moment of `time.monotonic()`, so that one client can serve many
+    requests.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:
@@ -76,11 +84,13 @@ class Heard:
         self._errors: deque[tuple[float, KafkaError]] = deque(maxlen=100)
 
     def __call__(self, error: KafkaError) -> None:
-        """Takes note of an error."""
+        """Note an error."""
         self._errors.append((time.monotonic(), error))
 
     def last(self, since: float) -> KafkaError | None:
-        """The most telling error since then: the last refusal, else the last one; that all brokers are down tells least."""
+        """Return the most telling error since then: the last refusal, else the last one. That all
+        brokers are down tells least.
+        """
         errors = [error for at, error in list(self._errors) if at >= since]
         return max(
             reversed(errors),
@@ -89,7 +99,9 @@ class Heard:
         )
 
     def check(self, since: float, timeout_s: float, permission: str, resource: str) -> None:
-        """Raises a `failure` where Kafka has refused the client since then, or where `timeout_s` have passed."""
+        """Raise a `failure` where Kafka has refused the client since then, or where `timeout_s`
+        have passed.
+        """
         error = self.last(since)
         if (error is not None and error.code() in _ACCESS) or time.monotonic() - since > timeout_s:
             silence = KafkaError(KafkaError._TIMED_OUT, f"{resource} does not answer")
@@ -97,18 +109,23 @@ class Heard:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether the same request may succeed a little later."""
+    """Return True where the same request may succeed a little later."""
     return error.retriable() or error.code() in _PASSING
 
 
 def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: str) -> WatersmeetError:
-    """The one sentence for an error of Kafka; `permission` on `resource` (such as READ on `topic orders`) is what it takes.
+    """Return the error that puts an error of Kafka into one sentence.
 
-    KafkaAccessError for a refused login, certificate or permission; TopicChangedError for a topic that does not exist;
-    KafkaUnreachableError and KafkaUnsettledError for what may pass; KafkaRequestError for all else.
+    `permission` on `resource` (such as READ on `topic orders`) is what the request takes. The error
+    is:
+
+    - KafkaAccessError for a refused login, certificate or permission;
+    - TopicChangedError for a topic that does not exist;
+    - KafkaUnreachableError or KafkaUnsettledError for what may pass;
+    - KafkaRequestError for all else.
     """
     code, servers = error.code(), kafka.bootstrap_servers
-    # librdkafka's own words on one line, without how often and in which of its states it met the error
+    # librdkafka's own words on one line, without after how long and in which state it met the error
     detail = " ".join(re.sub(r" \(after \d+ms in state .*\)$", "", error.str()).split())
     if code in _LOGIN:
         if "OAUTHBEARER" in (kafka.options.get("sasl.mechanism"), kafka.options.get("sasl.mechanisms")):
@@ -151,7 +168,10 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
 
 
 def _certificate_problem(kafka: KafkaSettings) -> str | None:
-    """Why Python's TLS refuses the first broker's certificate; None where it does not: librdkafka says the same of every one."""
+    """Return why Python's TLS refuses the first broker's certificate, or None where it does not.
+
+    librdkafka says the same of every certificate.
+    """
     options = kafka.options
     host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
     try:

@@ -1,7 +1,8 @@
-"""Commits how far bronze and silver are to consumer groups, so that Kafka's own tools show the lag; nothing reads them back.
+"""Commits of the progress of bronze and silver to consumer groups, so that Kafka's own tools show
+the lag; nothing reads them back.
 
-A consumer that subscribes to nothing commits: it joins no group. (librdkafka's admin client can commit, too, but may abort the
-process where the coordinator goes away meanwhile.)
+A consumer that subscribes to nothing commits: it joins no group. (librdkafka's admin client can
+commit, too, but may abort the process where the coordinator goes away meanwhile.)
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from pipelines.settings import KafkaSettings, Settings
 log = logging.getLogger("watersmeet.groups")
 
 EVERY_S: Final = 1.0
-"""How often offsets are committed, where there are new ones."""
+"""Seconds between two commits of offsets, where there are new ones."""
 
 TIMEOUT_S: Final = 6.0
 _LOOK_S: Final = 0.01
-"""How long a look for the answer takes: librdkafka hands it over in the midst of one, which goes on to its end."""
+"""Seconds that a look for the answer takes: librdkafka hands it over in the midst of one, which
+goes on to its end.
+"""
 
 
 class Group:
@@ -39,13 +42,15 @@ class Group:
     def __init__(self, kafka: KafkaSettings, name: str) -> None:
         self._kafka, self._resource = kafka, f"consumer group {name}"
         self._answers: list[KafkaError | None] = []
-        # It has to answer a commit at some time, also where there is no coordinator.
+        # librdkafka has to answer a commit within some time, also where there is no coordinator.
         timeouts = {"session_timeout_ms": round(TIMEOUT_S * 1000), "heartbeat_interval_ms": 1000}
         self._consumer = ListeningConsumer(kafka, group_id=name, on_commit=self._answer, **timeouts)
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commits offsets by topic and partition. Raises KafkaTransientError where no broker answers in time, and another
-        WatersmeetError where Kafka refuses it.
+        """Commit offsets by topic and partition.
+
+        Raises KafkaTransientError where no broker answers in time, and another WatersmeetError
+        where Kafka refuses it.
         """
         self._consumer.poll(0)  # answers to commits before this one do not count
         self._answers.clear()
@@ -65,10 +70,11 @@ class Group:
 
 
 class Groups:
-    """Commits offsets to `watersmeet-NAME-bronze` (the next to read) and `watersmeet-NAME-silver` (merged up to there).
+    """An observer of the layers that commits offsets to `watersmeet-NAME-bronze` (the next to read)
+    and `watersmeet-NAME-silver` (merged up to there).
 
-    It observes the layers, and commits in a thread of its own. A group that cannot be committed to stops nothing: it is tried
-    again after the next batch, and a warning says so once.
+    It commits in a thread of its own. A group that cannot be committed to stops nothing: it is
+    tried again after the next batch, and a warning says so once.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -80,20 +86,20 @@ class Groups:
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Takes note of how far a layer is."""
+        """Note how far a layer is."""
         if isinstance(event, Reached):
             self._note("bronze", event.offsets)
         elif isinstance(event, Standing):
             self._note("silver", {tp: at.next_offset for tp, at in event.sources.items()})
 
     def follow(self, stopping: threading.Event) -> None:
-        """Commits what is new from time to time, and once more at the end."""
+        """Commit new offsets from time to time, and once more at the end."""
         while not stopping.wait(EVERY_S):
             self.commit()
         self.commit()
 
     def commit(self) -> None:
-        """Commits the offsets of each layer that is further than at the last time."""
+        """Commit the offsets of each layer that is further than the last time."""
         with self._lock:
             new = {layer: dict(self._offsets[layer]) for layer in self._new}
             self._new.clear()
@@ -101,7 +107,7 @@ class Groups:
             list(pool.map(self._commit, new.keys(), new.values()))
 
     def name(self, layer: str) -> str:
-        """The group of a layer."""
+        """Return the name of a layer's group."""
         return f"watersmeet-{self._settings.name}-{layer}"
 
     def _note(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:

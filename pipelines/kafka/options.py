@@ -1,8 +1,10 @@
 """librdkafka's options for each kind of client, and the clients themselves.
 
-`kafka.options` are passed on as they are. What carries a promise of Watersmeet (which records are read, that each is published
-once and in order) is set here and refused in the configuration (`settings.OWN_OPTIONS`); what only tunes a client is a default
-that `kafka.options` replace. librdkafka's log is off, unless `debug` asks for it: failures come back as errors.
+`kafka.options` are passed on as they are. Options that carry a promise of Watersmeet (which records
+are read, that each is published once and in order) are set here and refused in the configuration
+(`configuration.values.OWN_OPTIONS`). Those that only tune a client are defaults, which
+`kafka.options` replace. librdkafka's log is off, unless `debug` asks for it: failures come back as
+errors.
 """
 
 from __future__ import annotations
@@ -17,17 +19,21 @@ from pipelines.errors import ConfigurationError
 from pipelines.kafka.failures import Heard
 from pipelines.settings import KafkaSettings
 
-# Where a broker dies, librdkafka asks for the leaders at once, mostly before there are new ones, and then as rarely as this says:
-# every five minutes, if it were left to it.
+# When a broker dies, librdkafka asks for the leaders at once, mostly before there are new ones.
+# Then it asks at this interval, which is five minutes by its default.
 _DEFAULTS = {"topic.metadata.refresh.interval.ms": 5_000}
 LARGEST_UNPACKED = "receive.message.max.bytes"
-"""How many bytes records that were sent together may have, unpacked (zstd), and how many a broker may answer at a time."""
+"""The option that limits the bytes of records that were sent together, unpacked (zstd), and of one
+answer of a broker.
+"""
 
 _READER_DEFAULTS = {
     **_DEFAULTS,
-    LARGEST_UNPACKED: 2**31 - 1,  # as many as there can be: with librdkafka's default, a few kB of zstd would end every reader
+    # The largest value: with librdkafka's default, a few kB of zstd would end every reader.
+    LARGEST_UNPACKED: 2**31 - 1,
     "queued.min.messages": 200_000,  # messages that are fetched ahead
-    "fetch.message.max.bytes": 64 * 1024,  # of packed records, which may have any number of bytes once they are in memory
+    # Of packed records, which may have any number of bytes once they are in memory.
+    "fetch.message.max.bytes": 64 * 1024,
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
 }
@@ -48,43 +54,55 @@ _WRITER_DEFAULTS = {
 }
 _WRITER = {"enable.idempotence": True, "delivery.report.only.error": False}
 
-# With these, every `security.protocol` is right by itself.
+# With these, every `security.protocol` is accepted by itself.
 _ANY_LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "anybody", "sasl.password": "anything"}
 
 
 def admin_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """For questions about the cluster and its topics."""
+    """Return the options for questions about the cluster and its topics."""
     return {**_DEFAULTS, **kafka.options, **_own(kafka)}
 
 
 def consumer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
-    """For reading committed messages outside of any group, told where a partition ends; `own` as in `producer_options`."""
+    """Return the options for reading committed messages outside of any group, with an event where a
+    partition ends.
+
+    `own`: as in `producer_options`.
+    """
     return {**_READER_DEFAULTS, **kafka.options, **_own(kafka), **_READER, **_named(own)}
 
 
 def producer_options(kafka: KafkaSettings, **own: Any) -> dict[str, Any]:
-    """For an idempotent producer; `own`: more options, with underscores for dots."""
+    """Return the options for an idempotent producer; `own`: more options, with underscores for
+    dots.
+    """
     return {**_WRITER_DEFAULTS, **kafka.options, **_own(kafka), **_WRITER, **_named(own)}
 
 
 def queue_kbytes(kafka: KafkaSettings) -> int:
-    """How many KiB of messages may wait in a producer."""
+    """Return how many KiB of messages may wait in a producer."""
     return int(kafka.options.get("queue.buffering.max.kbytes", _QUEUE_KBYTES))
 
 
 def _named(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Callbacks are named with underscores by librdkafka's bindings themselves."""
+    """Return options with dots for underscores, but for callbacks: librdkafka's bindings name those
+    with underscores themselves.
+    """
     return {name if callable(value) else name.replace("_", "."): value for name, value in own.items()}
 
 
 def _own(kafka: KafkaSettings) -> dict[str, Any]:
     own: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap_servers}
-    # Fatal errors would be written to standard error even at level 0: a queue that nobody asks for keeps them.
+    # Fatal errors would be written to standard error even at level 0: a queue that nobody reads
+    # keeps them.
     return own if "debug" in kafka.options else {**own, "log_level": 0, "log.queue": True}
 
 
 class _Listening:
-    """A client that keeps what it hears about its connections. Raises ConfigurationError for options that it does not take."""
+    """A client that keeps what it hears about its connections.
+
+    Raises ConfigurationError for options that it does not take.
+    """
 
     _options: Callable[..., dict[str, Any]]
 
@@ -116,9 +134,11 @@ class ListeningAdmin(_Listening, AdminClient):
 
 
 def check_options(kafka: KafkaSettings) -> list[str]:
-    """One sentence for every option that librdkafka does not know, or whose value it does not take; nothing is connected to.
+    """Return one sentence for every option that librdkafka does not know, or whose value it does
+    not take; nothing is connected to.
 
-    Where each option is right by itself and they do not fit together, one sentence about all of them. No value is shown.
+    Where each option is right by itself and they do not fit together, there is one sentence about
+    all of them. No value is shown.
     """
     together = _refusal(kafka.options)
     if together is None:
@@ -129,7 +149,7 @@ def check_options(kafka: KafkaSettings) -> list[str]:
 
 
 def _refusal(options: Mapping[str, str]) -> str | None:
-    """Why a client of some kind cannot be made with these options; None where all can."""
+    """Return why a client of some kind cannot be made with these options; None where all can."""
     kafka = KafkaSettings(bootstrap_servers="unused:1", options=dict(options))
     kinds: dict[Callable[..., Any], dict[str, Any]] = {
         AdminClient: admin_options(kafka),
@@ -146,7 +166,7 @@ def _refusal(options: Mapping[str, str]) -> str | None:
 
 
 def _without_values(refused: KafkaException, options: Mapping[str, str]) -> str:
-    """Why librdkafka refuses options, on one line, with nothing of what they were set to."""
+    """Return why librdkafka refuses options, on one line, with nothing of what they were set to."""
     text: str = refused.args[0].str()
     for value in sorted(filter(None, options.values()), key=len, reverse=True):
         text = text.replace(f'"{value}"', "***")

@@ -1,4 +1,4 @@
-"""What the user of a pipeline must be allowed on a Kafka with access control, and why."""
+"""The permissions that the user of a pipeline needs on a Kafka with access control, and why."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class Permission(NamedTuple):
 
 
 def transactional_id(name: str, topic: str, role: str = "") -> str:
-    """Return the id of the one publisher to a topic that a pipeline has, or has in a `role`; no other publisher has it.
+    """Return the id of the one publisher to a topic that a pipeline has, or has in a `role`; no
+    other publisher has it.
 
-    A slash is in no name and no topic, so it parts them where a hyphen would leave it open where one of them ends.
+    No name and no topic has a slash, so it separates them; a hyphen would leave open where one of
+    them ends.
     """
     if role or "-" in name or "-" in topic:
         return "watersmeet-" + "/".join(filter(None, (name, role, topic)))
@@ -28,12 +30,14 @@ def transactional_id(name: str, topic: str, role: str = "") -> str:
 
 
 def former_transactional_id(name: str, topic: str, role: str = "") -> str:
-    """Return the id that earlier versions gave the publisher: several might share it."""
+    """Return the id that earlier versions gave the publisher; several publishers might share it."""
     return "-".join(filter(None, ("watersmeet", name, role, topic)))
 
 
 def permissions(settings: Settings) -> list[Permission]:
-    """All that the pipeline of a configuration does in Kafka, each once, and nothing else."""
+    """Return the permissions for all that the pipeline of a configuration does in Kafka, each once,
+    and no others.
+    """
     sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
     found = [
         *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.inputs.values()),

@@ -1,4 +1,4 @@
-"""Publishes to a topic: one producer for all of its partitions, in one process at a time.
+"""A publisher to a topic: one producer for all of its partitions, in one process at a time.
 
 A process may die anywhere, so nothing is assumed about what is out. `exactly_once`:
 
@@ -6,12 +6,13 @@ A process may die anywhere, so nothing is assumed about what is out. `exactly_on
 2. `tails` reads the topic's last committed messages, which say what is out;
 3. `send` produces the messages after them in one transaction, and commits it.
 
-After a failure before the commit no `read_committed` reader sees anything of it; after it, the tails have moved and nothing is
-published again.
+After a failure before the commit, no `read_committed` reader sees anything of it. After the commit,
+the tails have moved and nothing is published again.
 
-`at_least_once` sends without a transaction: a failure may leave a part of it, and the next attempt goes on after that part. A
-message that a dying producer still had under way may come once more, with the same number. `at_most_once` sends in the same way;
-its caller has noted before what it sends, and never sends it again.
+`at_least_once` sends without a transaction: a failure may leave a part of it, and the next attempt
+goes on after that part. A message that a dying producer still had under way may come once more,
+with the same number. `at_most_once` sends in the same way. Its caller has noted before what it
+sends, and never sends it again.
 """
 
 from __future__ import annotations
@@ -47,29 +48,37 @@ from pipelines.kafka.reading import headers_of, read_tails
 from pipelines.settings import KafkaSettings, Settings
 
 TRANSACTION_TIMEOUT_S = 300
-"""A transaction is written at once and takes seconds; brokers allow 15 minutes at most by default."""
+"""Timeout of a transaction, which is written at once and takes seconds; brokers allow 15 minutes at
+most by default.
+"""
 
 LONGEST_S = 150
-"""A transaction that is not produced by then is given up: half of its timeout is left for what is under way."""
+"""Seconds after which a transaction that is not yet produced is given up: half of its timeout is
+left for what is under way.
+"""
 
 PRODUCE_TIMEOUT_S = 120
-"""How long a broker may take to acknowledge, well within the transaction's own timeout."""
+"""Seconds that a broker may take to acknowledge, well within the transaction's own timeout."""
 
 REDRIVE: Final = "redrive"
 REPARTITION: Final = "repartition"
-"""Who sends records to the topics of sources, each with a transactional id of its own for each topic."""
+"""The roles that send records to the topics of sources, each with a transactional id of its own for
+each topic.
+"""
 
 PROMPT_S = 3.0
-"""A coordinator of transactions mostly answers within that."""
+"""Seconds within which a coordinator of transactions mostly answers."""
 
 _SLICE_S = 0.1
-"""How long a client works before its errors are looked at."""
+"""Seconds that a client works before its errors are looked at."""
 
 PIECE = 10_000
-"""So many messages are produced between two looks at what the broker said."""
+"""Number of messages that are produced between two looks at what the broker said."""
 
 _FENCED: Final = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
-"""A transaction that outlived its timeout is fenced too, by the broker; the next start settles it."""
+"""Errors of a producer that was fenced. The broker also fences a transaction that outlived its
+timeout; the next start settles it.
+"""
 
 _CURED_BY_A_NEW_PRODUCER: Final = {
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
@@ -79,19 +88,24 @@ _CURED_BY_A_NEW_PRODUCER: Final = {
 }
 _TOO_LARGE: Final = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _HOPELESS: Final = {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
-"""The same message is refused again, although librdkafka only asks for the transaction to be aborted."""
+"""Errors after which the same message is refused again, although librdkafka only asks for the
+transaction to be aborted.
+"""
 
 _RAISED = (KafkaException, SystemError)
-"""What a producer raises. While a fatal error is being raised, confluent-kafka still calls delivery callbacks, and Python makes
-a SystemError of the two, with the fatal error as its cause.
+"""The exceptions that a producer raises.
+
+While a fatal error is being raised, confluent-kafka still calls delivery callbacks, and Python
+makes a SystemError of the two, with the fatal error as its cause.
 """
 
 
 class Publisher:
-    """Writes to one topic, for one thread: messages of up to `max_bytes` bytes, key and headers included; `is_transactional`: in
-    transactions.
+    """A writer to one topic, for one thread.
 
-    Call `begin` first, and again after any error; then read `tails`, and `send` as often as there is something to send.
+    Messages may have up to `max_bytes` bytes, key and headers included. `is_transactional`: they
+    are sent in transactions. Call `begin` first, and again after any error; then read `tails`, and
+    `send` as often as there is something to send.
     """
 
     def __init__(
@@ -107,18 +121,19 @@ class Publisher:
     ) -> None:
         self._kafka, self._topic, self._max_bytes = kafka, topic, max_bytes
         self.transactional_id = transactional_id(name, topic, role)
-        """By which Kafka tells an earlier publisher from a later one."""
+        """The id by which Kafka tells an earlier publisher from a later one."""
         self._former_id = former_transactional_id(name, topic, role)
         self._is_transactional, self._options = is_transactional, options or {}
         self._producer: ListeningProducer | None = None
         self._began: float | None = None
-        """When the transaction under way began (monotonic)."""
+        """The time at which the transaction under way began (monotonic)."""
 
     def begin(self) -> None:
-        """Fences the previous publisher of this name and topic and settles its open transaction; without transactions, too, since
-        an earlier run may have had them.
+        """Fence the previous publisher of this name and topic, and settle its open transaction.
 
-        Raises KafkaAccessError where the client or its permission is refused, KafkaTransientError where no broker answers.
+        A publisher without transactions does so too, since an earlier run may have had them. Raises
+        KafkaAccessError where the client or its permission is refused, and KafkaTransientError
+        where no broker answers.
         """
         self._producer = None
         producer = self._fencing(self.transactional_id)
@@ -126,7 +141,9 @@ class Publisher:
         reach("publisher.begin")
 
     def _fencing(self, transactional_id: str) -> ListeningProducer:
-        """A producer with this id: earlier ones that had it are fenced, and their open transaction is settled."""
+        """Return a producer with this id: earlier ones that had it are fenced, and their open
+        transaction is settled.
+        """
         producer = self._made(transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
         try:
             self._init_transactions(producer)
@@ -146,7 +163,10 @@ class Publisher:
         )
 
     def _init_transactions(self, producer: ListeningProducer) -> None:
-        """In short attempts, each of which goes on with the last. Where it takes long, the cluster is asked whether it can be."""
+        """Initialise transactions in short attempts, each of which goes on with the last.
+
+        Where this takes long, the cluster is asked whether transactions are possible.
+        """
         since, is_asked = time.monotonic(), False
         while True:
             try:
@@ -161,16 +181,20 @@ class Publisher:
                     Cluster(self._kafka, PROMPT_S).check_transactions()
 
     def tails(self, partitions: int) -> dict[int, Message]:
-        """The last committed message of each of the topic's partitions that holds one, once no transaction is open there. Raises
-        what `settled_bounds` raises.
+        """Return the last committed message of each of the topic's partitions that holds one, once
+        no transaction is open there.
+
+        Raises what `settled_bounds` raises.
         """
         return read_tails(self._kafka, self._topic, partitions, self.settled_bounds(partitions))
 
     def settled_bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        """By partition of the topic the first offset and the end of what is committed, once no transaction is open there.
+        """Return, by partition of the topic, the first offset and the end of what is committed,
+        once no transaction is open there.
 
-        One of this publisher's id ends with `begin`. One of the id that an earlier version gave it is settled here, where the
-        user may use that id. Raises OpenTransactionError where another one is still open after a while.
+        A transaction of this publisher's id ends with `begin`. One of the id that an earlier
+        version gave it is settled here, where the user may use that id. Raises OpenTransactionError
+        where another one is still open after a while.
         """
         with suppress(OpenTransactionError):
             return Cluster(self._kafka, settling_s=0).settled_bounds(self._topic, partitions)
@@ -180,14 +204,22 @@ class Publisher:
         return Cluster(self._kafka).settled_bounds(self._topic, partitions)
 
     def send(self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None) -> dict[int, int | None]:
-        """Publishes messages, each partition's in their order, and answers the offset of each partition's last one (null where
-        the broker has not told it); in one transaction where the publisher has them, so that all of them are out or none.
+        """Publish messages, each partition's in their order, and return the offset of each
+        partition's last one.
 
-        Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it is sent), headers.
-        `check` is called once Kafka has all messages, and before they are committed; what it raises ends the transaction. Raises
-        FencedError where another publisher has taken over, TransactionTimeoutError where the transaction takes too long, another
-        PublishingError (which says whether to try again), KafkaTransientError, KafkaAccessError; after any error `begin` comes
-        first.
+        An offset is None where the broker has not told it. A publisher with transactions sends all
+        messages in one, so that all of them are out or none.
+
+        Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it
+        is sent), headers. `check` is called once Kafka has all messages, and before they are
+        committed; what it raises ends the transaction.
+
+        After any error `begin` comes first. Raises:
+
+        - FencedError where another publisher has taken over;
+        - TransactionTimeoutError where the transaction takes too long;
+        - PublishingError, which says whether to try again;
+        - KafkaTransientError and KafkaAccessError.
         """
         producer = self._producer
         if producer is None:
@@ -215,7 +247,7 @@ class Publisher:
         failed: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            """Takes note of a message's offset by partition, or of the error for which it was not taken."""
+            """Note a message's offset by partition, or the error for which it was not taken."""
             if error is None:
                 offsets[message.partition() or 0] = message.offset() or 0
             else:
@@ -244,11 +276,11 @@ class Publisher:
         return {p: offsets.get(p) for p in sorted(sent_to)}
 
     def _produce(self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]) -> set[int]:
-        """Produces a piece, and answers which partitions it has messages for."""
+        """Produce a piece, and return the partitions that it has messages for."""
         partitions, keys, values, timestamps = (piece.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp"))
         last_rows = dict(zip(partitions, range(len(partitions)), strict=True))
-        # A report costs as much as a message. In a transaction, the commit fails where a message did; so only the offset of each
-        # partition's last one is asked for.
+        # A delivery report costs as much as a message. In a transaction, the commit fails where a
+        # message did, so only the last message of each partition gets one, for its offset.
         reported = set(last_rows.values()) if self._is_transactional else range(len(partitions))
         rows = zip(values, keys, partitions, timestamps, _header_lists(piece.column("headers")), strict=True)
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
@@ -265,7 +297,7 @@ class Publisher:
         return set(last_rows)
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
-        """Returns once no more messages than that wait for the broker."""
+        """Return once no more than `waiting` messages wait for the broker."""
         since, left = time.monotonic(), len(producer)
         while (now_left := producer.flush(_SLICE_S)) > waiting:
             if now_left < left:
@@ -274,23 +306,27 @@ class Publisher:
             self._listen(producer, since, PRODUCE_TIMEOUT_S)
 
     def _elapsed_s(self) -> float:
-        """How long ago the transaction began; 0 without one."""
+        """Return how many seconds ago the transaction began; 0 without one."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def _check_time(self) -> None:
-        """Raises TransactionTimeoutError where producing a transaction takes too long."""
+        """Raise TransactionTimeoutError where producing a transaction takes too long."""
         if (seconds := self._elapsed_s()) > LONGEST_S:
             raise TransactionTimeoutError(self._topic, int(seconds))
 
     # -- failing
 
     def _listen(self, producer: ListeningProducer, since: float, timeout_s: float) -> None:
-        """Raises where Kafka refuses the client, or has kept it waiting for longer than the timeout."""
+        """Raise an error where Kafka refuses the client, or has kept it waiting for longer than the
+        timeout.
+        """
         producer.poll(0)
         producer.heard.check(since, timeout_s, "WRITE", f"topic {self._topic}")
 
     def _discard(self, producer: ListeningProducer) -> None:
-        """A failed transaction is aborted at once, so that it holds no reader up; where that fails too, `begin` settles it."""
+        """Abort a failed transaction at once, so that it holds no reader up; where that fails too,
+        `begin` settles it.
+        """
         self._producer = None
         with suppress(*_RAISED):
             if self._is_transactional:
@@ -299,7 +335,9 @@ class Publisher:
                 producer.purge()
 
     def _cause(self, producer: ListeningProducer, error: KafkaError) -> KafkaError:
-        """Why a transaction takes no more messages: committing it is refused with the error that it failed by."""
+        """Return why a transaction takes no more messages: committing it is refused with the error
+        that it failed by.
+        """
         if self._is_transactional and error.code() == KafkaError._STATE:
             try:
                 producer.commit_transaction(TIMEOUT_S)
@@ -327,23 +365,27 @@ class Publisher:
 
 
 def sink_publisher(settings: Settings) -> Publisher:
-    """Publishes merge records, as `publish.delivery` says."""
+    """Return the publisher of merge records, as `publish.delivery` says."""
     publish, is_transactional = settings.publish, settings.publish.delivery == "exactly_once"
     max_bytes = publish.max_bytes + BESIDE_VALUES
     return Publisher(settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional)
 
 
 def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
-    """Sends records of the sources once more, whatever their size; in transactions. `role`: other than that of gold.
+    """Return a publisher that sends records of the sources once more, whatever their size, in
+    transactions.
 
-    They are packed: a record that was packed when it came may be many times as large as a topic takes.
+    `role`: other than that of gold. Records are packed: one that was packed when it came may be
+    many times as large as a topic takes.
     """
     packed = {"compression_type": CODEC}
     return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role, options=packed)
 
 
 def fence_records(settings: Settings, topic: str, *roles: str) -> None:
-    """Keep out whoever sends records to a source's topic in these roles: what is not committed is not sent."""
+    """Keep out whoever sends records to a source's topic in these roles: what is not committed is
+    not sent.
+    """
     for role in roles:
         record_publisher(settings, topic, role).begin()
 
@@ -357,7 +399,7 @@ def _reason(error: BaseException) -> KafkaError:
 
 
 def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]]]:
-    """By message its headers as librdkafka takes them."""
+    """Return each message's headers as librdkafka takes them."""
     flat = headers.flatten()
     pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
     ends = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).cumsum().tolist()
@@ -365,7 +407,10 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
 
 
 def sequence_tail(message: Message) -> Tail:
-    """Where the sequence of a sink partition stands after its last message. Raises ForeignMessageError where it is not ours."""
+    """Return where the sequence of a sink partition stands after its last message.
+
+    Raises ForeignMessageError where the message is not ours.
+    """
     headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:

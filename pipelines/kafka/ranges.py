@@ -1,4 +1,6 @@
-"""How a batch of Kafka's offsets is shared out: among the partitions that have any, and among the tasks that read them."""
+"""The shares of a batch of Kafka's offsets: of the partitions that have any, and of the tasks that
+read them.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ from pipelines.kafka.reading import Range
 Partition = TypeVar("Partition", str, int)
 
 SMALLEST_SPLIT = 20_000
-"""A range is not split into parts with fewer offsets: a task's own cost would outweigh what it reads."""
+"""Smallest number of offsets in a part of a range that is split: with fewer, a task's own cost
+would outweigh what it reads.
+"""
 
 
 def share(backlog: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
-    """How many offsets of each partition a batch of at most `limit` takes: in proportion to their backlog.
+    """Return how many offsets of each partition a batch of at most `limit` takes, in proportion to
+    their backlog.
 
-    Every partition with a backlog gets at least one, also where they are more than `limit`.
+    Every partition with a backlog gets at least one, even where there are more such partitions than
+    `limit`.
     """
     least = {p: min(waiting, 1) for p, waiting in backlog.items()}
     rest = sum(backlog.values()) - sum(least.values())
@@ -27,7 +33,8 @@ def share(backlog: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
 
 
 def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
-    """Ranges that are not empty, the large ones cut so that `parallelism` tasks have something to do.
+    """Return the ranges that are not empty, the large ones cut so that `parallelism` tasks have
+    something to do.
 
     No part of a cut range has fewer than `SMALLEST_SPLIT` offsets.
     """

@@ -1,7 +1,9 @@
-"""Reads ranges of Kafka offsets as Arrow batches, and single messages at the ends of partitions.
+"""Reading of ranges of Kafka offsets as Arrow batches, and of single messages at the ends of
+partitions.
 
-Only committed messages are read. Transaction markers, aborted messages and those that compaction removed occupy offsets too, so a
-range ends where a message beyond it comes, or where Kafka says that the partition ends there.
+Only committed messages are read. Transaction markers, aborted messages and those that compaction
+removed occupy offsets too, so a range ends where a message beyond it comes, or where Kafka says
+that the partition ends there.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ _LARGEST_SPAN: Final = 20_000
 
 
 BATCH_BYTES: Final = 16 * 1024 * 1024
-"""About so many bytes of records, unpacked, go into an Arrow batch, and are taken from the client at a time."""
+"""Approximate number of bytes of records, unpacked, that go into an Arrow batch, and that are taken
+from the client at a time.
+"""
 
 _FIRST_COUNT: Final = 100
-"""So many messages are taken first: nobody knows how large they are."""
+"""Number of messages that are taken first, while nobody knows how large they are."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +56,24 @@ class Range:
 
     @property
     def size(self) -> int:
-        """How many offsets it spans; not all of them need to hold a record."""
+        """Number of offsets that the range spans; not all of them need to hold a record."""
         return max(self.until_offset - self.from_offset, 0)
 
 
 def read_range(
     kafka: KafkaSettings, wanted: Range, max_records: int = 10_000, timeout_s: float = TIMEOUT_S
 ) -> Iterator[pa.RecordBatch]:
-    """The committed records of a range in offset order, as batches of at most `max_records`, and of about `BATCH_BYTES` at most,
-    with the columns of `KAFKA`.
+    """Yield the committed records of a range in offset order, as batches with the columns of
+    `KAFKA`.
 
-    Yields nothing for a range without records. Raises UnreadableRecordsError where the client cannot unpack records,
-    DataLossError where Kafka has deleted offsets of the range,
-    TopicChangedError where the partition ends before it begins, KafkaAccessError at once where the client is refused, and
-    KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
+    A batch has at most `max_records` records, and about `BATCH_BYTES` at most. A range without
+    records yields nothing. Raises:
+
+    - UnreadableRecordsError where the client cannot unpack records;
+    - DataLossError where Kafka has deleted offsets of the range;
+    - TopicChangedError where the partition ends before the range begins;
+    - KafkaAccessError at once where the client is refused;
+    - KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
     """
     held: list[_Record] = []
     for messages in _messages(kafka, wanted, max_records, timeout_s):
@@ -89,12 +97,14 @@ def _record(message: Message) -> _Record:
 
 
 def _size(message: Message) -> int:
-    """How many bytes key and value have."""
+    """Return how many bytes key and value have."""
     return len(message) + len(message.key() or b"")
 
 
 def _filling(records: Sequence[_Record], max_records: int) -> int:
-    """How many of these records, which come first, fill a batch; 0 where they do not."""
+    """Return how many of these records, counted from the first, fill a batch; 0 where
+    they do not.
+    """
     total = 0
     for count, record in enumerate(records[:max_records]):
         total += record.size
@@ -104,7 +114,9 @@ def _filling(records: Sequence[_Record], max_records: int) -> int:
 
 
 def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float) -> Iterator[list[Message]]:
-    """The committed messages of a range as they come, at most `max_records` at once, and fewer where they are large."""
+    """Yield the committed messages of a range as they come, at most `max_records` at once, and
+    fewer where they are large.
+    """
     if wanted.size == 0:
         return
     with _borrowed(kafka) as consumer:
@@ -128,7 +140,9 @@ def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: 
 
 
 def _is_end(kafka: KafkaSettings, error: KafkaError, event: Message, wanted: Range, position: int) -> bool:
-    """Whether an event says that the range holds nothing more; raises what it says otherwise."""
+    """Return True where an event says that the range holds nothing more; raise the error that it
+    reports.
+    """
     code = error.code()
     if code == KafkaError._PARTITION_EOF:
         return (event.offset() or 0) >= wanted.until_offset
@@ -154,10 +168,17 @@ def _lost(kafka: KafkaSettings, wanted: Range, position: int) -> WatersmeetError
 
 
 def _end_of_unreadable(kafka: KafkaSettings, wanted: Range, position: int, first: int | None) -> int:
-    """Where the records end that were sent together, cannot be unpacked and include `position`; `first` is where they begin."""
+    """Return the end offset of the records that were sent together, cannot be unpacked and include
+    `position`.
+
+    `first`: where they begin.
+    """
 
     def is_among_them(offset: int) -> bool:
-        """Whether a client that is to read from this offset on meets the same records. One that hears nothing has met others."""
+        """Return True where a client that is to read from this offset on meets the same records.
+
+        One that hears nothing has met others.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, offset)])
         while time.monotonic() < deadline:
@@ -180,7 +201,8 @@ def _end_of_unreadable(kafka: KafkaSettings, wanted: Range, position: int, first
 def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
     count, messages = len(records), [record.message for record in records]
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
-    # A producer may send any number as a timestamp: what microseconds cannot hold ends at the last that they can.
+    # A producer may send any number as a timestamp. One that microseconds cannot hold becomes the
+    # nearest that they can.
     times_us = np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
     columns = [
         pa.repeat(pa.scalar(wanted.topic), count),
@@ -196,14 +218,16 @@ def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
 
 
 _headers: Final = methodcaller("headers")
-"""Python checks for an error after every such call; after `message.headers()` it does so only until it has optimised the call."""
+"""A call of `message.headers()`. Python checks for an error after every such call; after a direct
+one it does so only until it has optimised the call.
+"""
 
 
 def headers_of(message: Message) -> list[tuple[str, Any]]:
     """Return a message's headers in their order; none where a header's name is not UTF-8.
 
-    Any producer may send such a name. The client then gives none of the message's headers: it returns something while the
-    UnicodeDecodeError is set, of which Python makes a SystemError.
+    Any producer may send such a name. The client then gives none of the message's headers: it
+    returns something while the UnicodeDecodeError is set, of which Python makes a SystemError.
     """
     try:
         headers: Any = _headers(message)
@@ -215,9 +239,11 @@ def headers_of(message: Message) -> list[tuple[str, Any]]:
 
 
 def first_times(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float) -> dict[int, int]:
-    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, committed or not, or of the next one.
+    """Return, by partition, Kafka's timestamp (ms) of the record at an offset, committed or not, or
+    of the next one.
 
-    A partition that does not answer in time is left out. Raises what `read_range` raises where the client is refused.
+    A partition that does not answer in time is left out. Raises what `read_range` raises where the
+    client is refused.
     """
     if not offsets:
         return {}
@@ -235,12 +261,14 @@ def first_times(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], ti
 # -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
 
 _idle: dict[tuple[int, str, str], list[ListeningConsumer]] = {}
-"""By process (a client does not survive a fork) and options."""
+"""Consumers that are not in use, by process (a client does not survive a fork) and options."""
 
 
 @contextlib.contextmanager
 def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
-    """A consumer for these options that nobody else in this process uses; one that failed is not kept."""
+    """Provide a consumer for these options that nobody else in this process uses; one that failed
+    is not kept.
+    """
     options = kafka.model_dump_json(include={"bootstrap_servers", "options"})
     kept = _idle.setdefault((os.getpid(), options, repr(own)), [])
     try:
@@ -266,9 +294,11 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
 
 
 def read_backwards(kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None) -> Iterator[Message]:
-    """The committed messages of a partition from its end backwards, read piece by piece as they are asked for.
+    """Yield the committed messages of a partition from its end backwards, read piece by piece as
+    they are asked for.
 
-    `bounds`: of the partition, where they have been asked for. Raises as `read_range` does.
+    `bounds`: those of the partition, where they have been asked for. Raises what `read_range`
+    raises.
     """
     within = Cluster(kafka).bounds_of(topic, [partition])[partition] if bounds is None else bounds
     yield from _backwards(kafka, topic, partition, *within)
@@ -281,9 +311,11 @@ def read_tails(
     bounds: Mapping[int, tuple[int, int]] | None = None,
     is_wanted: Callable[[Message], bool] = lambda _: True,
 ) -> dict[int, Message]:
-    """The last committed message of every partition that holds one that is wanted, several partitions at a time.
+    """Return the last wanted committed message of every partition that holds one, reading several
+    partitions at a time.
 
-    `bounds`: of the partitions, where they have been asked for. Raises as `read_range` does.
+    `bounds`: those of the partitions, where they have been asked for. Raises what `read_range`
+    raises.
     """
     within = Cluster(kafka).bounds(topic, partitions) if bounds is None else bounds
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
@@ -292,7 +324,9 @@ def read_tails(
 
 
 def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
-    """The committed messages of `[first, end)`, last to first, in pieces that grow: mostly the last one is all that is wanted."""
+    """Yield the committed messages of `[first, end)`, last to first, in pieces that grow: mostly
+    the last one is all that is wanted.
+    """
     span = _FIRST_SPAN
     while first < end:
         start = max(first, end - span)

@@ -1,5 +1,7 @@
-"""Schemas in a registry of Confluent's API. It is not trusted with this process's time and memory: another one asks it
-(`registry_client`), which is ended where the answer takes too long.
+"""Schemas in a registry of Confluent's API.
+
+The registry is not trusted with this process's time and memory: another process asks it
+(`registry_client`), and is ended where the answer takes too long.
 """
 
 from __future__ import annotations
@@ -29,20 +31,27 @@ from pipelines.kafka.registry_client import OptionsError, client_of
 from pipelines.settings import Settings
 
 DEADLINE_S: Final = 6.0
-"""How long a registry has for a whole answer, with all that a schema refers to: less than a stop of the run may take."""
+"""Seconds that a registry has for a whole answer, with all that a schema refers to: less than a
+stop of the run may take.
+"""
 
 QUIET_S: Final = 5.0
-"""How long a process does not ask a registry again that has not answered, or with too much: a stop waits for one answer alone."""
+"""Seconds for which a process does not ask again a registry that has not answered, or with too
+much: a stop waits for one answer alone.
+"""
 
 _NOT_FOUND: Final = 404
 _REFUSALS: Final = frozenset([401, 403, 407])
 
 _texts: dict[str, dict[int, str]] = {}
-"""By registry: an id stands for the same schema for ever, so nothing is asked for twice by a process."""
+"""Texts of schemas by registry and id. An id stands for the same schema for ever, so a process asks
+for nothing twice.
+"""
 
 
 def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) -> ReadingRules:
-    """How a source's records are read, with the schemas of their writers where a registry has them.
+    """Return the rules for reading a source's records, with the schemas of their writers where a
+    registry has them.
 
     `given_up`: see `Registry`.
     """
@@ -54,12 +63,17 @@ def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) ->
 
 
 class Registry(Mapping[int, str]):
-    """By id, the schemas of a registry, each with all that it refers to. It pickles.
+    """The schemas of a registry by id, each with all that it refers to. It pickles.
 
-    `given_up`: ids that have been waited for long enough. Where the registry still does not have one, it is `UNKNOWN`.
+    `given_up`: ids that have been waited for long enough. Where the registry still does not have
+    one, it is `UNKNOWN`.
 
-    To ask for one raises UnknownWriterSchemaError where there is none, RegistryAccessError where the client is refused,
-    RegistryUnreachableError where there is no answer, and ConfigurationError for options that the client does not take.
+    To ask for a schema raises:
+
+    - UnknownWriterSchemaError where there is none;
+    - RegistryAccessError where the client is refused;
+    - RegistryUnreachableError where there is no answer;
+    - ConfigurationError for options that the client does not take.
     """
 
     def __init__(self, settings: RegistrySettings, given_up: Collection[int] = ()) -> None:
@@ -87,7 +101,9 @@ class Registry(Mapping[int, str]):
         return len(_texts.get(self._name, {}))
 
     def check_options(self) -> None:
-        """Raises ConfigurationError for options that the client does not take; the registry is not asked."""
+        """Raise ConfigurationError for options that the client does not take; the registry is not
+        asked.
+        """
         try:
             client_of(self._settings.url, dict(self._settings.options), DEADLINE_S)
         except ImportError as error:
@@ -96,11 +112,11 @@ class Registry(Mapping[int, str]):
             raise _refused_options(error.reason) from None
 
     def check(self) -> None:
-        """Raises as asking for a schema does where the registry cannot be used."""
+        """Raise, as asking for a schema does, where the registry cannot be used."""
         self._ask(None)
 
     def _ask(self, schema_id: int | None) -> str | None:
-        """The text of a schema, or None where no schema is asked for."""
+        """Return the text of a schema, or None where no schema is asked for."""
         url = self._settings.url
         own = {"timeout_s": DEADLINE_S, "max_bytes": MAX_BYTES}
         match _helper().ask({"url": url, "options": dict(self._settings.options), "schema_id": schema_id, **own}):
@@ -142,22 +158,27 @@ _COMMAND: Final = (
 
 
 class _Helper:
-    """A process that asks registries, one question at a time; it is started with the first one, and anew after it was ended."""
+    """A process that asks registries, one question at a time; it is started for the first one, and
+    anew after it was ended.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._quiet: dict[str, tuple[float, dict[str, Any] | None]] = {}
-        """By URL of a registry that has not answered, or with too much: until when that counts (monotonic)."""
+        """By URL of a registry that has not answered, or with too much: the end of the time for
+        which that counts (monotonic), and its answer.
+        """
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer; None where there is none before the deadline."""
+        """Return the answer; None where there is none before the deadline."""
         with self._lock:
             until, last = self._quiet.get(question["url"], (0.0, None))
             if time.monotonic() < until:
                 return last
             if self._process is None or self._process.poll() is not None:
-                # Isolated: nothing of the current folder is imported. Memory that threads would only reserve counts, too.
+                # Isolated (-I), so that nothing of the current folder is imported; with one arena,
+                # since memory that threads only reserve counts towards the limit, too.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-c", _COMMAND],
                     stdin=subprocess.PIPE,
@@ -178,7 +199,9 @@ class _Helper:
 
     @staticmethod
     def _say(process: subprocess.Popen[str], line: Any, limit_s: float) -> dict[str, Any] | None:
-        """The next line of the process after this one was written; None where it has ended, also by this limit."""
+        """Write this line to the process and return its next one; None where the process has ended,
+        also by this limit.
+        """
         questions, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
         end = threading.Timer(limit_s, process.kill)
         end.daemon = True
@@ -196,7 +219,7 @@ class _Helper:
 
 _START_S: Final = 60.0
 _helpers: dict[int, _Helper] = {}
-"""By process: a helper does not survive a fork."""
+"""The helper of each process, by its id: a helper does not survive a fork."""
 
 
 def _helper() -> _Helper:

@@ -1,8 +1,9 @@
-"""Asking a schema registry, by confluent-kafka's own client, in a process that does nothing else.
+"""The process that asks a schema registry, by confluent-kafka's own client, and does nothing else.
 
-The client sets no bounds to an answer: it reads a body of any size, unpacks it, and waits as long as a byte comes now and then.
-So the process has a limit of memory, and whoever has started it ends it after the deadline (`registry`). It takes a question a
-line, as JSON, on standard input, and gives an answer a line; it ends with its input.
+The client sets no bounds to an answer: it reads a body of any size, unpacks it, and waits as long
+as a byte comes now and then. So the process has a limit of memory, and whoever has started it ends
+it after the deadline (`registry`). It takes a question a line, as JSON, on standard input, and
+gives an answer a line; it ends with its input.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from pathlib import Path
 from typing import Any, Final
 
 MEMORY_BYTES: Final = 256 * 2**20
-"""What an answer may take, unpacked and read, beyond what the process has when it begins."""
+"""Memory that an answer may take, unpacked and read, beyond what the process has when it begins."""
 
 MAX_REFERENCES: Final = 100
-"""How many other schemas a schema may refer to, directly and through others."""
+"""Maximum number of other schemas that a schema may refer to, directly and through others."""
 
 _clients: dict[str, Any] = {}
 
 
 def main() -> None:
-    """Answers what is asked on standard input until that ends."""
+    """Answer the questions on standard input until that ends."""
     for each in (signal.SIGINT, signal.SIGTERM):  # it ends with its owner
         signal.signal(each, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
@@ -43,7 +44,7 @@ def main() -> None:
     print(json.dumps({}), file=answers, flush=True)
 
     def work(line: str) -> None:
-        """Answers a question, beside the thread that notices the end of the input."""
+        """Answer a question, beside the thread that notices the end of the input."""
         print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
 
     for line in sys.stdin:
@@ -51,7 +52,9 @@ def main() -> None:
 
 
 class OptionsError(Exception):
-    """The client does not take its options, for this reason; None: a file that they name cannot be read."""
+    """Options that the client does not take, for this reason; None: a file that they name cannot be
+    read.
+    """
 
     def __init__(self, reason: str | None) -> None:
         super().__init__(reason)
@@ -59,7 +62,9 @@ class OptionsError(Exception):
 
 
 def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
-    """The client of a registry; nothing is asked. Raises OptionsError for options that it does not take."""
+    """Return the client of a registry; nothing is asked. Raises OptionsError for options that it
+    does not take.
+    """
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     own = {"url": url, "timeout": timeout_s, "max.retries": 0}  # the run itself waits, and tells that it does
@@ -72,8 +77,11 @@ def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
 
 
 def _answer(url: str, options: dict[str, str], timeout_s: float, schema_id: int | None, max_bytes: int) -> dict[str, Any]:
-    """The `text` of a schema and its `references`, or nothing where none was asked for; else why there is none: an HTTP `status`,
-    what is wrong with the `options`, `tls`, `too_large` or another `trouble`.
+    """Return the `text` of a schema and its `references`, or nothing where none was asked for; else
+    why there is none.
+
+    That is an HTTP `status`, what is wrong with the `options`, `tls`, `too_large` or another
+    `trouble`.
     """
     from confluent_kafka.schema_registry import SchemaRegistryError
 
@@ -88,7 +96,7 @@ def _answer(url: str, options: dict[str, str], timeout_s: float, schema_id: int 
         return {"options": error.reason}
     except SchemaRegistryError as error:
         return {"status": error.http_status_code}
-    except Exception as error:  # the HTTP library's errors, which is another one for other versions of the client
+    except Exception as error:  # of the HTTP library, which depends on the client's version
         for kind, name in ((MemoryError, "too_large"), (ssl.SSLError, "tls")):
             if _is_caused_by(error, kind):
                 return {name: True}
@@ -96,10 +104,11 @@ def _answer(url: str, options: dict[str, str], timeout_s: float, schema_id: int 
 
 
 def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
-    """A schema's `text` and those of its `references`, each after what it refers to itself.
+    """Return a schema's `text` and those of its `references`, each after what it refers to itself.
 
-    The text is cut off behind the most bytes that a schema may have. References that are endless, too many or too large are left
-    out. In both cases what the text says of records is that they cannot be read.
+    A text that is longer than a schema may be is cut off just behind that length. References that
+    are endless, too many or too large are left out. In both cases what the text says of records is
+    that they cannot be read.
     """
     schema = client.get_schema(schema_id)
     references: dict[tuple[str, int], str] = {}
@@ -113,7 +122,10 @@ def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
 
 
 def _collect(client: Any, references: list[Any], found: dict[tuple[str, int], str], inside: tuple[tuple[str, int], ...]) -> None:
-    """Adds what references lead to, each after what it refers to itself. Raises RecursionError where they have no end."""
+    """Add what references lead to, each after what it refers to itself.
+
+    Raises RecursionError where they have no end, or are too many.
+    """
     for reference in references:
         at = (reference.subject, reference.version)
         if at in inside or len(found) + len(inside) >= MAX_REFERENCES:
@@ -129,7 +141,7 @@ def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> boo
 
 
 def _limit_memory() -> None:
-    """Sets the limit where the system tells how much there is already."""
+    """Set the limit of memory, where the system tells how much there is already."""
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MEMORY_BYTES

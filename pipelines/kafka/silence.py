@@ -1,4 +1,6 @@
-"""Watches for sources that have fallen silent: the idle policy may speak for those, and for no others."""
+"""A watch for sources that have fallen silent: the idle policy may decide for those, and for no
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from pipelines.settings import Settings
 
 @dataclass
 class Silence:
-    """A topic-partition is silent once bronze has got nothing of it for `idle_after_ms` of wall time, as far as this run saw."""
+    """A watch over topic-partitions: one is silent once bronze has got nothing of it for
+    `idle_after_ms` of wall time, as far as this run saw.
+    """
 
     settings: Settings
     idle_after_ms: int
@@ -24,7 +28,9 @@ class Silence:
     _observed: float = 0.0
 
     def observe(self, ends: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-        """Takes note of where bronze ends (the next offset), and names those that have been silent for long enough."""
+        """Note where bronze ends (the next offset), and return the topic-partitions that have been
+        silent for long enough.
+        """
         now = self._observed = self.now_s()
         for tp, end in ends.items():
             if tp not in self._since or self._since[tp][0] != end:
@@ -33,16 +39,19 @@ class Silence:
 
     @property
     def is_due(self) -> bool:
-        """Whether a look is worth its cost: something has become silent since the last, or was for as long again."""
+        """True where a look is worth its cost: something has become silent since the last one, or
+        was for as long again.
+        """
         now, silent_for = self.now_s(), self.idle_after_ms / 1000
         became_silent = [since + silent_for for _, since in self._since.values() if since + silent_for <= now]
         return bool(became_silent) and (max(became_silent) > self._observed or now - self._observed >= silent_for)
 
     def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
-        """Whether Kafka has no record after these offsets either: else bronze is behind, and the source not silent. Nor is it
-        while a transaction is open there, whose records nobody can read yet.
+        """Return True where Kafka has no record after these offsets either, and no transaction is
+        open there.
 
-        False where Kafka does not answer.
+        If it has one, bronze is behind, and the source is not silent. Nor is it while a transaction
+        is open, whose records nobody can read yet. False where Kafka does not answer.
         """
         kafka = self.settings.kafka
         cluster = Cluster(kafka)

@@ -1,4 +1,5 @@
-"""Open transactions of other producers: what lies behind the first one is invisible to readers of committed messages.
+"""Open transactions of other producers: what lies behind the first one is invisible to readers of
+committed messages.
 
 Such a topic-partition is neither silent nor read to its end: its next record is written already.
 """
@@ -16,7 +17,8 @@ from pipelines.kafka.reading import first_times
 def open_transactions(
     cluster: Cluster, topic: str, partitions: Iterable[int]
 ) -> tuple[dict[int, tuple[int, int]], dict[int, OpenTransaction]]:
-    """Return the bounds of partitions (`Cluster.bounds_of`), and the oldest open transaction of each that has one.
+    """Return the bounds of partitions (`Cluster.bounds_of`), and the oldest open transaction of
+    each that has one.
 
     Raises what `Cluster` raises.
     """

@@ -1,4 +1,6 @@
-"""Looks at the sources' topics while a run works: a broker that is away is waited for; a topic that has changed stops it."""
+"""A watch over the sources' topics while a run works: a broker that is away is waited for; a topic
+that has changed stops the run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ LOOK_EVERY_S = 5.0
 
 
 class Watch:
-    """Looks at the sources every few seconds; `tell` is given the news of Kafka being waited for, for `limit_s` at most."""
+    """A look at the sources every few seconds; `tell` gets the news that Kafka is waited for, for
+    `limit_s` at most.
+    """
 
     def __init__(
         self, settings: Settings, partitions: int, tell: Callable[[KafkaTransientError, str], None], limit_s: float
@@ -24,8 +28,8 @@ class Watch:
         self._looked = self._answered = time.monotonic()
 
     def look(self) -> None:
-        """Raises TopicChangedError where a source's partitions or identity changed; KafkaTransientError where no broker has
-        answered for longer than the limit.
+        """Raise TopicChangedError where a source's partitions or identity changed, and
+        KafkaTransientError where no broker has answered for longer than the limit.
         """
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return

@@ -1,7 +1,8 @@
-"""Worker processes that read offset ranges of Kafka and decode them: decoding takes more time than all the rest of bronze.
+"""Worker processes that read offset ranges of Kafka and decode them: decoding takes more time than
+all the rest of bronze.
 
-A worker hands its rows on in Arrow's stream format. Workers are started with the first range that is read, one for each core, and
-end with the process that started them, however that ends.
+A worker hands its rows on in Arrow's stream format. Workers are started with the first range that
+is read, one for each core, and end with the process that started them, however that ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import KafkaSettings
 
 SAFE_PATH = ("PYTHONSAFEPATH", "1")
-"""The environment variable by which a Python that is started later imports nothing from the current folder (Python 3.11)."""
+"""The environment variable, and its value, by which a Python that is started later imports nothing
+from the current folder (Python 3.11).
+"""
 
 Decode = Callable[[pa.RecordBatch], pa.Table]
 
@@ -30,11 +33,12 @@ Decode = Callable[[pa.RecordBatch], pa.Table]
 def read_decoded(
     kafka: KafkaSettings, ranges: Sequence[Range], decode: Decode, schema: pa.Schema, max_bytes: int | None = None
 ) -> tuple[pa.Table, dict[int, int]]:
-    """The committed records of ranges of one topic, one for a partition, in their order, as `decode` makes them of the columns of
-    `core.reading.KAFKA`; and by partition the offset where reading ended, before the range does where the records have more than
-    about `max_bytes`.
+    """Return the decoded committed records of ranges of one topic, one for a partition, in their
+    order, and by partition the offset where reading ended.
 
-    `decode` is sent to the workers, and its result has the columns of `schema`. Raises what `read_range` raises.
+    `decode` makes the records of the columns of `core.reading.KAFKA`; it is sent to the workers,
+    and its result has the columns of `schema`. Reading ends before the range does where the records
+    have more than about `max_bytes`. Raises what `read_range` raises.
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
@@ -57,7 +61,9 @@ def read_decoded(
 
 
 def _read(kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema, room: int | None) -> tuple[bytes, int]:
-    """The records of a range, packed, and where reading ended: with the batch that has filled the room."""
+    """Return the records of a range, packed, and where reading ended: after the batch that has
+    filled the room.
+    """
     packed, end = pa.BufferOutputStream(), wanted.until_offset
     with pa.ipc.new_stream(packed, schema) as stream:
         for batch in read_range(kafka, wanted):
@@ -76,7 +82,10 @@ def _workers() -> ProcessPoolExecutor:
 
 
 def _prepare() -> None:
-    """A worker ends with its parent, and with nothing else: signals may go to all processes of a run, whose batch is not done."""
+    """Prepare a worker, which ends with its parent, and with nothing else.
+
+    Signals may go to all processes of a run, whose batch is not done.
+    """
     pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

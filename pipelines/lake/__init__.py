@@ -1,1 +1,1 @@
-"""The lake: where its tables are and how they are laid out, small questions about them, and what keeps one writer at a time."""
+"""The lake: location and layout of its tables, small queries, and leases for a single writer."""

@@ -1,7 +1,7 @@
-"""Questions answered by delta-rs, without a JVM, for lakes with a path that it can open.
+"""Queries on a lake's tables by delta-rs, without a JVM, for lakes at a path that it can open.
 
-Conditions become SQL of DataFusion, in which names and texts are quoted and literals have the column's own type: only then are
-files skipped by their statistics.
+Conditions become DataFusion SQL. Names and texts are quoted, and literals have the column's own
+type: only then does DataFusion skip files by their statistics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ from pipelines.lake.questions import (
 
 
 class DeltaRsQuestions(Questions):
-    """See `Questions`. Each thread keeps what it has read of the logs, so that only later commits are read again."""
+    """`Questions` by delta-rs.
+
+    Each thread keeps what it has read of the tables' logs, and from then on reads only later
+    commits.
+    """
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -48,7 +52,10 @@ class DeltaRsQuestions(Questions):
         self._with_topics = lake.settings.with_topics
         self._known = threading.local()
         self._kept: dict[str, DeltaTable] = {}
-        """The version of each table that was opened last by its number. It never changes, so that all threads have it."""
+        """The version of each table that was last opened by its number.
+
+        It never changes, so all threads share it.
+        """
 
     def exists(self, table: str) -> bool:
         """See `Questions`."""
@@ -97,7 +104,8 @@ class DeltaRsQuestions(Questions):
             commits = self.opened(table).history(limit)
             if not commits:
                 raise self._damaged(table, self.opened(table).version())
-            # delta-rs numbers down from the version that it knows, and tells of commits that came since as well.
+            # delta-rs numbers downwards from the version that it knows, but also lists commits that
+            # came since: the numbers are right once both agree.
             if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
                 break
         return [
@@ -116,7 +124,7 @@ class DeltaRsQuestions(Questions):
         return self.opened(table).version()
 
     def has_moved(self, table: str, version: int) -> bool:
-        """See `Questions`. The table is not opened."""
+        """See `Questions`. Does not open the table."""
         return self._has_news(table, version)
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
@@ -128,12 +136,13 @@ class DeltaRsQuestions(Questions):
         return dict(self.opened(table).metadata().configuration)
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `Questions`. All that were not tried are among them."""
+        """See `Questions`. Every feature that delta-rs was not tried with counts as unknown."""
         protocol, properties = self.opened(table).protocol(), self.properties(table)
         if not for_writing:
             return sorted({*(protocol.reader_features or ())} - _READABLE)
         found = {*(protocol.reader_features or ()), *(protocol.writer_features or ())} - _WRITABLE
-        # A table of an earlier protocol has the mode alone; and the feature alone changes nothing.
+        # A table of an earlier protocol has only the mode, and the feature without the mode changes
+        # nothing.
         has_mapping = properties.get("delta.columnMapping.mode", "none") != "none"
         return sorted(found | {"columnMapping"} if has_mapping else found - {"columnMapping"})
 
@@ -148,11 +157,11 @@ class DeltaRsQuestions(Questions):
         return math.ceil(pc.sum(files["size_bytes"]).as_py() / rows) if rows else 0
 
     def path(self, table: str) -> str:
-        """The path or URI of a table."""
+        """Return the path or URI of a table."""
         return local_path(self._lake.address(table))
 
     def uri(self, table: str) -> str:
-        """The URI of a table: delta-rs would take a path with a `%` for one."""
+        """Return the URI of a table: delta-rs would mistake a path with a `%` for a URI."""
         path = self.path(table)
         return Path(path).absolute().as_uri() if scheme_of(path) is None else path
 
@@ -160,7 +169,7 @@ class DeltaRsQuestions(Questions):
         return dict(self._lake.home(table).storage)
 
     def opened(self, table: str) -> DeltaTable:
-        """The table at its last commit. Each thread has its own."""
+        """Return the table at its last commit. Each thread has an instance of its own."""
         table = source_of(table)
         known: dict[str, DeltaTable] = vars(self._known)
         try:
@@ -171,15 +180,19 @@ class DeltaRsQuestions(Questions):
         return known[table]
 
     def _has_news(self, table: str, version: int) -> bool:
-        """Whether a table has a commit after this one: Delta numbers its files, and deletes the oldest first.
+        """Return True where a table has a commit after `version`.
 
-        To update lists the whole log, which may be long.
+        Delta numbers the files of its log and deletes the oldest first, so two look-ups by name
+        suffice. An update would list the whole log, which may be long.
         """
         files, log = self.files_of(table), f"{self.path(table)}/_delta_log"
         return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(f"{log}/{version:020}.json")
 
     def files_of(self, table: str) -> Files:
-        """The files beside a table, opened as its lake is: a borrowed one may have other options."""
+        """Return access to the files beside a table, with the options of the lake that holds it.
+
+        A borrowed table may need other options than this lake's tables.
+        """
         home = self._lake.home(table)
         return self._files.setdefault(home.location, Files(home.storage))
 
@@ -194,14 +207,20 @@ class DeltaRsQuestions(Questions):
             raise
 
     def delete_files(self, table: str, names: Sequence[str]) -> None:
-        """Deletes files of a table by their names below its folder, and the checksums that Hadoop keeps beside them."""
+        """Delete files of a table, by their names below its folder.
+
+        The checksums that Hadoop keeps beside them go, too.
+        """
         self.files_of(table).delete_files(self.path(table), names)
 
     def _at(self, table: str, version: int | None) -> DeltaTable:
         return self.opened(table) if version is None else self.opened_at(table, version)
 
     def opened_at(self, table: str, version: int) -> DeltaTable:
-        """The table as one of its versions has it. Raises VersionGoneError where the log does not know it."""
+        """Return the table at one of its versions.
+
+        Raises VersionGoneError where the log does not have it.
+        """
         table = source_of(table)
         if (kept := self._kept.get(table)) is not None and kept.version() == version:
             return kept
@@ -218,13 +237,13 @@ class DeltaRsQuestions(Questions):
             raise VersionGoneError(table, version) from None
 
     def _last_commit(self, table: str) -> int | None:
-        """The number of the last commit file of a lake that is a folder; None elsewhere."""
+        """Return the number of the last commit file of a lake that is a folder; None elsewhere."""
         log = Path(self.path(table), "_delta_log")
         numbers = [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()] if log.is_dir() else []
         return max(numbers, default=None)
 
     def _is_whole(self, table: str, version: int) -> bool:
-        """Whether each line of a commit file is JSON."""
+        """Return True where a commit file is not empty and each of its lines is JSON."""
         text = self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json") or ""
         try:
             return bool([json.loads(line) for line in text.splitlines()])
@@ -246,19 +265,20 @@ class DeltaRsQuestions(Questions):
 _WRITABLE: Final = frozenset(
     ["appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "invariants", "v2Checkpoint", "variantType"]
 )
-"""Table features with which delta-rs was tried, reading and writing."""
+"""Table features that delta-rs was tried with, reading and writing."""
 _READABLE: Final = _WRITABLE | {"columnMapping"}
 
 
 def columns_of(found: DeltaTable) -> pa.Schema:
-    """Return the columns that a table has in the version that is opened."""
+    """Return the columns of a table in the version that is opened."""
     return plain_schema(pa.schema(found.schema().to_arrow()))
 
 
 def streamed(found: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int) -> Iterator[pa.Table]:
-    """Yield rows of a table as it is opened, at most so many at a time, from one file after the other.
+    """Yield the rows of an opened table that meet the conditions, one file after the other.
 
-    DataFusion would read as many files at once as there are cores, and ahead of whoever takes the rows.
+    At most `batch_rows` come at a time. Without these settings, DataFusion would read as many files
+    at once as there are cores, and ahead of the consumer.
     """
     asked = QueryBuilder().register("t", found)
     for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
@@ -269,12 +289,12 @@ def streamed(found: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int
 
 
 def sql_where(where: Where, schema: pa.Schema) -> str:
-    """Conditions as SQL of DataFusion, for a table with these columns."""
+    """Return conditions as DataFusion SQL, for a table with the columns of `schema`."""
     return sql_of(where, {field.name for field in schema if field.type == TIME}, _DATAFUSION)
 
 
 def sql_name(column: str) -> str:
-    """A column's name, quoted for SQL of DataFusion."""
+    """Return a column's name, quoted for DataFusion SQL."""
     return '"{}"'.format(column.replace('"', '""'))
 
 

@@ -1,4 +1,7 @@
-"""Questions answered by Spark, for lakes that only it can open: tables of a catalog, and file systems unknown to delta-rs."""
+"""Queries on a lake's tables by Spark, for lakes that only Spark can open.
+
+These are tables of a catalog, and tables on file systems unknown to delta-rs.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,14 @@ _GONE: Final = frozenset(
         "DELTA_TRUNCATED_TRANSACTION_LOG",
     ]
 )
-"""Conditions under which Delta refuses a version that was never made, or whose log is gone or no longer promised."""
+"""Delta's error conditions for a version that cannot be read.
+
+It was never made, or its log is gone or no longer promised.
+"""
 
 
 class SparkQuestions(Questions):
-    """See `Questions`. The session is asked for with the first question."""
+    """`Questions` by Spark. The session is requested with the first query."""
 
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
         self._lake = lake
@@ -110,7 +116,7 @@ class SparkQuestions(Questions):
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
         """See `Questions`."""
-        del table, for_writing  # Spark itself says what it does not know
+        del table, for_writing  # Spark itself refuses what it does not know
         return ()
 
     def file_count(self, table: str) -> int:
@@ -132,7 +138,7 @@ class SparkQuestions(Questions):
     def _rows(
         self, table: str, version: int | None, columns: Sequence[str] = (), where: Where = (), values: Aggregates | None = None
     ) -> DataFrame:
-        """The rows that meet the conditions; the columns are only checked."""
+        """Return the rows that meet the conditions; `columns` and `values` are only checked."""
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
         with self._told(table, version):
@@ -142,7 +148,7 @@ class SparkQuestions(Questions):
 
     @contextmanager
     def _told(self, table: str, version: int | None) -> Iterator[None]:
-        """What is not there is told in one sentence."""
+        """Turn Spark's error for a missing table or version into one of ours."""
         try:
             yield
         except AnalysisException as error:
@@ -155,7 +161,7 @@ class SparkQuestions(Questions):
     def _fetched(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
         try:
             return wanted.toArrow()
-        except Exception:  # what a task fails of has no class in Python
+        except Exception:  # errors of a task have no class of their own in Python
             if version is not None and self._lacks_files(wanted):
                 raise VersionGoneError(table, version) from None
             raise
@@ -169,32 +175,35 @@ class SparkQuestions(Questions):
 
 
 def summarised(rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> DataFrame:
-    """Rows grouped `by` columns, with aggregates as in `Questions.summary`."""
+    """Return rows grouped `by` columns, with aggregates as in `Questions.summary`."""
     wanted = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
     return rows.groupBy(*map(_column, by)).agg(*wanted) if wanted else rows.select(*map(_column, by)).distinct()
 
 
 def table_rows(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
-    """A table as it is now, or as one of its versions has it."""
+    """Return the rows of a table at its last commit, or at `version`."""
     as_of = "" if version is None else f" VERSION AS OF {int(version)}"
     return spark.sql(f"SELECT * FROM {sql_name(lake, table)}{as_of}")
 
 
 def sql_name(lake: Lake, table: str) -> str:
-    """What Spark SQL calls a table: its name in the catalog, or its path as Delta reads it."""
+    """Return what Spark SQL calls a table.
+
+    That is its name in the catalog, or its path as Delta reads it.
+    """
     address = lake.address(table)
     return address if lake.home(table).is_catalog else f"delta.{_quoted(address)}"
 
 
 def matching(rows: DataFrame, where: Where) -> DataFrame:
-    """The rows that meet the conditions."""
+    """Return the rows that meet the conditions."""
     if not where:
         return rows
     return rows.where(sql_where(where, {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}))
 
 
 def sql_where(where: Where, times: Collection[str]) -> str:
-    """Conditions as Spark SQL; `times`: the columns that hold timestamps."""
+    """Return conditions as Spark SQL; `times`: the columns that hold timestamps."""
     return sql_of(where, times, _SPARK_SQL)
 
 
@@ -213,7 +222,8 @@ def _quoted(name: str) -> str:
 
 _SPARK_SQL: Final = Dialect(
     name=_quoted,
-    # A value is no part of the text: whatever quotes, variables or escapes it has, a session takes it as it is.
+    # As hexadecimal bytes, so that no quote, variable or escape in a value means anything to a
+    # session.
     text=lambda text: f"CAST(X'{text.encode().hex()}' AS STRING)",
     double=lambda number: f"{number!r}D",
     time=lambda ms: f"timestamp_millis({ms})",

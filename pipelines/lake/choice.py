@@ -1,4 +1,4 @@
-"""Who answers questions about a lake's tables."""
+"""Choice of the engine that queries a lake's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:
-    """Return delta-rs's answers where it can open every table, else Spark's, whose session starts with the first question."""
+    """Return `Questions` by delta-rs where it can open every table, else by Spark.
+
+    Spark's session starts with the first query.
+    """
     if lake.needs_spark:
         from pipelines.lake.by_spark import SparkQuestions
 

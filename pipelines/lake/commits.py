@@ -1,8 +1,9 @@
-"""What a commit says about itself: its application, the owner's fencing token, a number, and facts.
+"""Metadata of commits: the application, the owner's fencing token, a number, and facts.
 
-Delta skips a commit whose transaction version is not above the last that it has seen of the application in that table: so a batch
-is written once, and an earlier owner, whose token is smaller, writes nothing. The notes of a deciding commit (late, progress,
-quarantine) bear its transaction version, so that they are written once, too. The facts are JSON in the commit's `userMetadata`.
+Delta skips a commit whose transaction version is not above the last one that it has seen of the
+application in that table. So a batch is written once, and an earlier owner, whose token is smaller,
+writes nothing. The notes of a deciding commit (late, progress, quarantine) carry its transaction
+version, so they are written once, too. The facts are JSON in the commit's `userMetadata`.
 """
 
 from __future__ import annotations
@@ -22,43 +23,57 @@ from pipelines.lake.questions import Questions, Version, walk
 APPLICATION: Final = "watersmeet"
 
 DELETING: Final = "watersmeet-delete"
-"""Of the commits that delete what `keep` lets go, or erase a key: they decide no batch."""
+"""Application of commits that delete what `keep` lets go, or erase a key. They decide no batch."""
 
 EVOLVING: Final = "watersmeet-evolve"
-"""Of the commits that begin a further epoch, which is a row of its own."""
+"""Application of commits that begin a further epoch, each with one row of `epochs`."""
 
 RESETTING: Final = "watersmeet-reset"
-"""Of the commits that follow from a jump, for the generation that it has ended."""
+"""Application of commits that follow from a jump, for the generation that it has ended."""
 
 UNREAD: Final = frozenset([DELETING, EVOLVING, RESETTING])
-"""Applications of which nobody asks what their last commit said."""
+"""Applications whose last commit nobody reads back."""
 
 Append = Callable[[str, pa.Table, "Commit"], None]
-"""Appends rows to a table in one commit, as an engine does: silent where Delta skips it, an error where another came first."""
+"""Function that appends rows to a table in one commit, as an engine does.
+
+It is silent where Delta skips the commit, and raises an error where another writer came first.
+"""
 
 _WRITES: Final = frozenset(["WRITE", "MERGE", "DELETE", "UPDATE"])
-"""What a commit of an owner does, as Delta calls it. Maintenance is none, whatever metadata came along with it."""
+"""Operations of an owner's commits, as Delta calls them.
+
+Maintenance is not among them, whatever metadata its commits carry.
+"""
 
 _NUMBERS: Final = 1 << 32
 _OWN: Final = frozenset(["application", "token", "number", "code_version"])
 
 
 def bronze_application(source: str | None = None) -> str:
-    """The application of bronze, or of one input's bronze, in tables that have more writers than it."""
+    """Return the application of bronze, or of one input's bronze.
+
+    For tables that have other writers, too.
+    """
     return f"{APPLICATION}-{source or 'bronze'}"
 
 
 def application_of(name: str) -> str:
-    """The application of bronze in the table of an input's source: each input of one that has several topics has its own."""
+    """Return the application of bronze in the table of an input's source.
+
+    Each input of a source with several topics has its own.
+    """
     return bronze_application(name) if topic_of(name) else APPLICATION
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of an owner. `facts` are JSON values by name; the names of the other fields are taken.
+    """A commit of an owner.
 
-    `token`: the fencing token of the owner's lease, 0 without one. `number`: rises with each commit of an owner, from 1 on; 0 is
-    a fence, which decides nothing (see `Owner.fence`).
+    - `token`: the fencing token of the owner's lease, 0 without one.
+    - `number`: rises with each commit of an owner, from 1 on. 0 is a fence, which decides nothing
+      (see `Owner.fence`).
+    - `facts`: JSON values by name. The names of the other fields are taken.
     """
 
     application: str
@@ -73,7 +88,10 @@ class Commit:
 
     @property
     def transaction_version(self) -> int:
-        """What Delta compares: larger for a later owner, and for a later number of one owner."""
+        """The number that Delta compares.
+
+        It is larger for a later owner, and for a later number of one owner.
+        """
         return self.token * _NUMBERS + self.number
 
     @property
@@ -84,12 +102,12 @@ class Commit:
 
     @property
     def is_fence(self) -> bool:
-        """Whether the commit decides nothing."""
+        """True where the commit decides nothing."""
         return self.number == 0
 
     @staticmethod
     def parse(metadata: str | None) -> Commit | None:
-        """The commit whose `metadata` this is; None for a text that is none."""
+        """Return the commit with this `metadata`; None where the text is not a commit's."""
         try:
             said = json.loads(metadata or "")
             own = said["application"], said["token"], said["number"]
@@ -102,14 +120,17 @@ class Commit:
 
 
 def last_commit(questions: Questions, table: str, application: str = APPLICATION) -> tuple[Version, Commit] | None:
-    """The last commit of an application that the table's history still knows, and the version that it made; a fence, too."""
+    """Return an application's last commit, fences included: (version, commit).
+
+    None where the table's history has no such commit, or no longer.
+    """
     return next(_commits(questions, table, application), None)
 
 
 def last_decision(questions: Questions, table: str, application: str = APPLICATION) -> tuple[int, Commit] | None:
-    """The last commit of an application that is no fence, and the version of the table that it made.
+    """Return an application's last commit that is no fence: (number of its version, commit).
 
-    Where the history has forgotten it, the last fence tells.
+    Where the history no longer has it, the last fence repeats it. None where there is neither.
     """
     told: tuple[int, Commit] | None = None
     for version, commit in _commits(questions, table, application):
@@ -122,10 +143,13 @@ def last_decision(questions: Questions, table: str, application: str = APPLICATI
 
 
 def unnoted_commit(questions: Questions, source: str) -> Commit | None:
-    """Return the last commit of an input to bronze, where `quarantine` lacks its refused records yet; else None."""
+    """Return the last commit of an input to bronze if `quarantine` lacks its refused records.
+
+    None where it lacks nothing.
+    """
     last = last_decision(questions, tables.bronze(source), application_of(source))
     if last is None or not last[1].facts["refused"]:
-        return None  # there is nothing to note, and quarantine's history need not be searched
+        return None  # nothing to note, so quarantine's history need not be searched
     noted = last_commit(questions, tables.QUARANTINE, bronze_application(source))
     is_noted = noted is not None and noted[1].transaction_version >= last[1].transaction_version
     return None if is_noted else last[1]
@@ -134,8 +158,9 @@ def unnoted_commit(questions: Questions, source: str) -> Commit | None:
 def commit_of(table: str, version: Version) -> Commit | None:
     """Return the owner's commit that made a version of a table; None where it was made otherwise.
 
-    That is told by what the version did and by the facts that a batch has, and not by its metadata alone: Delta
-    gives a session's metadata to every commit made there, such as a compaction behind a MERGE.
+    Its metadata alone does not tell: Delta gives a session's metadata to every commit made there,
+    such as a compaction after a MERGE. So what the version did, and the facts that a batch has,
+    count as well.
     """
     commit = Commit.parse(version.metadata) if version.operation in _WRITES else None
     if commit is None or commit.is_fence or commit.application in UNREAD:
@@ -152,10 +177,10 @@ def _commits(questions: Questions, table: str, application: str) -> Iterator[tup
 
 
 def ranges_fact(ranges: Mapping[int, tuple[int, int]]) -> list[list[int]]:
-    """Offset ranges `[from, until)` by partition as a fact: `[partition, from, until]` each."""
+    """Return offset ranges `[from, until)` by partition as `[partition, from, until]` each."""
     return [[partition, since, until] for partition, (since, until) in sorted(ranges.items())]
 
 
 def ranges_of(fact: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """The ranges of which `ranges_fact` made the fact."""
+    """Return the ranges from which `ranges_fact` made the fact."""
     return {partition: (since, until) for partition, since, until in fact}

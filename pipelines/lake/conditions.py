@@ -1,4 +1,4 @@
-"""Conditions on columns as SQL, for the dialects that lakes are asked in."""
+"""Conditions on columns as SQL, for the dialects in which lakes are queried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.lake.questions import Where
 
 
 class Dialect(NamedTuple):
-    """How a dialect writes a column's name, a text, a double, and a time given in epoch ms."""
+    """Functions that write a dialect's column names, texts, doubles, and times from epoch ms."""
 
     name: Callable[[str], str]
     text: Callable[[str], str]
@@ -18,7 +18,10 @@ class Dialect(NamedTuple):
 
 
 def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
-    """Conditions as SQL; `times`: the columns that hold timestamps. Raises ValueError for a value that no column holds."""
+    """Return conditions as SQL; `times`: the columns that hold timestamps.
+
+    Raises ValueError for a value that no column can hold.
+    """
     terms = [" AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE" for term in where]
     return " OR ".join(f"({term})" for term in terms) or "TRUE"
 
@@ -29,7 +32,7 @@ def _condition(times: Collection[str], dialect: Dialect, column: str, operator: 
         return f"{name} {operator.upper()}"
 
     def literal(one: Any) -> str:
-        """A value as the dialect writes it; epoch ms as a time, where the column has times."""
+        """Return a value in the dialect: epoch ms as a time, where the column has times."""
         return dialect.time(int(one)) if column in times else _literal(one, dialect)
 
     if operator in ("in", "not in"):
@@ -54,7 +57,7 @@ def _literal(value: Any, dialect: Dialect) -> str:
 
 
 def literal(value: str | bool | None) -> str:
-    """A value as SQL of every dialect writes it; a text has neither quotes nor backslashes."""
+    """Return a value as SQL of every dialect. A text must have neither quotes nor backslashes."""
     if value is None:
         return "NULL"
     return str(value).upper() if isinstance(value, bool) else f"'{value}'"

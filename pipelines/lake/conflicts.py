@@ -1,4 +1,4 @@
-"""Which errors mean that another writer of a table came first, told by their classes."""
+"""Conflicts with another writer of a table, recognised by the classes of their errors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from deltalake.exceptions import CommitFailedError
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether a commit was refused because of another writer's: reading the table again and retrying may succeed.
+    """Return True where a commit was refused because of another writer's commit.
 
-    Spark's classes are those of `delta.exceptions`, which have no common base; where that module has not been imported, no
-    error is one of them.
+    Reading the table again and retrying may succeed. Spark's error classes are those of
+    `delta.exceptions`, which have no common base. Where that module has not been imported, no error
+    is one of them.
     """
     module = sys.modules.get("delta.exceptions")
     of_spark = () if module is None else tuple(getattr(module, name) for name in module.__all__)
@@ -22,7 +23,7 @@ def is_conflict(error: BaseException) -> bool:
 
 @contextmanager
 def suppress_conflict() -> Iterator[None]:
-    """Inside, a conflict ends the block without an error; the caller looks at the table and tries again."""
+    """End the block silently on a conflict. The caller then reads the table and tries again."""
     try:
         yield
     except Exception as error:

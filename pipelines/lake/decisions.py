@@ -1,4 +1,4 @@
-"""The table `idle_heartbeats`: what the idle policy has decided, in the order in which it holds."""
+"""The table `idle_heartbeats`: decisions of the idle policy, in the order in which they hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
 
 def read_decisions(questions: Questions, generation: Generation) -> list[Decided]:
-    """Every decision of a generation, by topic-partition in its order."""
+    """Return every decision of a generation. Those of one topic-partition come in their order."""
     columns = ["source", "partition", "after_offset", "event_time", "decided_at"]
     columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(questions, tables.IDLE_HEARTBEATS)
     told: dict[tuple[object, ...], list[tuple[str, int]]] = {}
@@ -39,8 +39,10 @@ def read_decisions(questions: Questions, generation: Generation) -> list[Decided
 
 
 def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int, generation: int) -> pa.Table:
-    """Decisions of a generation as rows of `idle_heartbeats`: with tenants, a row of nobody's and one for each that is told a
-    time.
+    """Return decisions of a generation as rows of `idle_heartbeats`.
+
+    With tenants, a decision is one row without a tenant, and one row for each tenant with a time of
+    its own.
     """
     rows = [
         {**settings.place(tp.source)._asdict(), "partition": tp.partition, "tenant": tenant}

@@ -1,7 +1,8 @@
-"""Epochs: which rules a lake has had, and from which batch of silver on each of them holds.
+"""The table `epochs`: which rules a lake has had, and from which batch of silver on each set holds.
 
-The table `epochs` has the rules as JSON (`Settings.rules`). A batch is merged, and its rows are judged and published, by the
-rules of its epoch, whenever that happens. The first epoch begins with batch 0, and another one where `watersmeet evolve` says so.
+The rules are stored as JSON (`Settings.rules`). A batch is merged by the rules of its epoch, and
+its rows are validated and published by them, whenever that happens. The first epoch begins with
+batch 0, each further one where `watersmeet evolve` says so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _APPLICATION = "watersmeet-epochs"
 
 
 class Epoch(NamedTuple):
-    """The settings that hold from a batch of silver on, to the first batch of the next epoch."""
+    """Settings that hold from a batch of silver on, up to the first batch of the next epoch."""
 
     number: int
     from_batch: int
@@ -40,25 +41,28 @@ class Epoch(NamedTuple):
 
 
 class Epochs(tuple[Epoch, ...]):
-    """The epochs of a lake in their order: one or more."""
+    """The epochs of a lake in order: one or more."""
 
     @property
     def current(self) -> Epoch:
-        """The last one, whose rules new batches follow."""
+        """The last epoch, whose rules new batches follow."""
         return self[-1]
 
     def of(self, batch: int) -> Epoch:
-        """The epoch of a batch."""
+        """Return the epoch of a batch."""
         return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]
 
     def ends(self) -> list[tuple[Epoch, int]]:
-        """Every epoch but the last that saw a batch, and its last one."""
+        """Return each epoch before the last that saw a batch, with the number of its last batch."""
         pairs = pairwise(self)
         return [(epoch, after.from_batch - 1) for epoch, after in pairs if epoch.from_batch < after.from_batch]
 
 
 def read_epochs(questions: Questions, settings: Settings) -> Epochs:
-    """The epochs of a lake; all but the rules is as in `settings`. A lake without any has one, with these rules."""
+    """Return the epochs of a lake. Their settings are `settings` but for the rules.
+
+    A lake without any has one epoch, with the rules of `settings`.
+    """
     found = _read(questions)
     if not found:
         return Epochs([Epoch(0, 0, settings)])
@@ -70,14 +74,15 @@ def read_epochs(questions: Questions, settings: Settings) -> Epochs:
 
 
 def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """By dotted path, the rules that differ: as the lake's last epoch has them, and as the settings have them."""
+    """Return the rules that differ, by dotted path: (in the lake's last epoch, in the settings)."""
     before, now = epochs.current.settings.rules(), settings.rules()
     return {field: (before[field], now[field]) for field in now if not _is_same(field, before[field], now[field])}
 
 
 def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
-    """Return the repartitioned sources by whose rules, some of which changed, records go to partitions: all that reading a record
-    takes.
+    """Return the repartitioned sources whose records the changed rules may reroute.
+
+    The partition of a record depends on every rule by which the record is read.
     """
     return [
         name
@@ -89,20 +94,23 @@ def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
 
 
 def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> None:
-    """Raise ConfigurationError where a repartitioned source would be read by other rules than the lake's last epoch."""
+    """Raise ConfigurationError where a repartitioned source would be read by changed rules.
+
+    The ones to follow are those of the lake's last epoch.
+    """
     if wrong := [field for field in changes(epochs, settings) if source in rerouted(settings, [field])]:
         raise _other_rules(wrong)
 
 
 def _is_same(field: str, before: Any, now: Any) -> bool:
-    """Whether two rules say the same; in a schema the order of names says nothing."""
+    """Return True where two rules are the same. In a schema, the order of names does not count."""
     if field.endswith(".schema") and isinstance(before, str) and isinstance(now, str):
         return bool(json.loads(before) == json.loads(now))
     return bool(before == now)
 
 
 def check_rules(epochs: Epochs, settings: Settings) -> None:
-    """Raises ConfigurationError where the settings' rules are not those of the lake's last epoch."""
+    """Raise ConfigurationError where the settings' rules are not those of the lake's last epoch."""
     if found := changes(epochs, settings):
         raise _other_rules(found)
 
@@ -115,8 +123,9 @@ def _other_rules(fields: Iterable[str]) -> ConfigurationError:
 
 
 def may_begin_anew(questions: Questions, epochs: Epochs, settings: Settings) -> bool:
-    """Whether the settings' rules, which differ from the lake's, change nothing that is there: no record was read yet, and no
-    column depends on them.
+    """Return True where the settings' rules differ from the lake's, but change nothing that exists.
+
+    That is so where no record was read yet and no column depends on the rules that differ.
     """
     found = changes(epochs, settings)
     if not found or any(field.endswith(".schema") or field == "merge.window" for field in found):
@@ -133,30 +142,39 @@ def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> 
 
 
 def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> None:
-    """Records the settings' rules as the next epoch of a lake without an owner, which has no batch yet or is being rebuilt."""
+    """Record the settings' rules as the next epoch of a lake without an owner.
+
+    Such a lake has no batch yet, or is being rebuilt.
+    """
     number = len(_read(questions))
-    with suppress_conflict():  # of two first starts, one writes
+    with suppress_conflict():  # of two concurrent first starts, one writes
         append(tables.EPOCHS, epoch_row(settings, number, from_batch, now_ms), Commit(_APPLICATION, 0, number + 1))
 
 
 def keep_first_epoch(questions: Questions, append: Append, settings: Settings, now_ms: int) -> None:
-    """Afterwards the lake has an epoch. Raises ConfigurationError where a lake of layout 1 was begun with other rules."""
+    """Record the first epoch of a lake that has none.
+
+    Raises ConfigurationError where a lake of layout 1 was created with other rules.
+    """
     if not _read(questions):
         check_rules_of_layout_1(questions, settings)
         begin_epoch(questions, append, settings, 0, now_ms)
 
 
 def longest_ms(epochs: Epochs) -> int:
-    """For how long (ms) after its first record a merge record could be open at most, by the clock of all, under any of the rules:
-    the longest of the windows, and the largest lag of a tenant's clock.
+    """Return the longest time (ms) that a merge record could be open, under any of the rules.
+
+    It counts from the first record, by the clock of all: the longest of the windows, plus the
+    largest lag of a tenant's clock.
     """
     merges = [epoch.settings.merge for epoch in epochs]
     return max(merge.window.longest_ms for merge in merges) + max(merge.tenant_max_lag_ms or 0 for merge in merges)
 
 
 class EpochEnd(NamedTuple):
-    """Where an epoch ended in a partition: its window, the clock (ms) then, and the largest head (ms) of its inputs, up to which
-    it may have looked.
+    """The end of an epoch in a partition: the window, and the clock (ms) then.
+
+    `head`: the largest head (ms) of the partition's inputs, up to which the epoch may have looked.
     """
 
     window: Window
@@ -165,12 +183,15 @@ class EpochEnd(NamedTuple):
 
     @property
     def horizon(self) -> int:
-        """The event time (ms) before which a record was late at the end; what had timed out lies before it."""
+        """Event time (ms) before which a record was late at the end.
+
+        What had timed out lies before it.
+        """
         return self.clock - self.window.gap_ms
 
 
 def epoch_ends(questions: Questions, epochs: Epochs, generation: Generation) -> dict[int, list[EpochEnd]]:
-    """By partition, where the epochs before the last ended within a generation."""
+    """Return, by partition and in order, the ends of a generation's epochs before the last."""
     ends = {last: epoch.settings.merge.window for epoch, last in epochs.ends() if last >= generation.from_batch}
     if not ends:
         return {}
@@ -184,10 +205,13 @@ def epoch_ends(questions: Questions, epochs: Epochs, generation: Generation) -> 
 
 
 class Passed(NamedTuple):
-    """What ended epochs have left, by partition: the largest clock - gap at their ends, and the clock at the last one (ms).
+    """Lateness that the current epoch inherits from ended ones. Times are in ms.
 
-    With tenants the horizon is that of the clock of a tenant of which nothing was known. `tenant_horizons`: by partition and
-    tenant, where it is another one; `of_all`: by topic-partition what all tenants had at the least (ms) when the lag changed.
+    - `horizons`: by partition, the largest (clock - gap) at the ends of epochs. With tenants, the
+      clock is that of a tenant of which nothing was known.
+    - `begun`: by partition, the clock at the last end.
+    - `tenant_horizons`: by partition and tenant, the horizon where it is another one.
+    - `of_all`: by topic-partition, a lower bound of every tenant's position when the lag changed.
     """
 
     horizons: Mapping[int, int] = MappingProxyType({})
@@ -197,7 +221,7 @@ class Passed(NamedTuple):
 
 
 def passed(questions: Questions, epochs: Epochs, generation: Generation) -> Passed:
-    """What the epochs have left in a generation at these ends (`epoch_ends`)."""
+    """Return the lateness that ended epochs have left in a generation (`epoch_ends`)."""
     found = epoch_ends(questions, epochs, generation)
     begun = {p: mine[-1].clock for p, mine in found.items()}
     if epochs.current.settings.merge.has_tenants:

@@ -1,4 +1,7 @@
-"""The table `erased`: where records were that `forget` has erased, so that reading Kafka again does not bring them back."""
+"""The table `erased`: places of records that `forget` has erased.
+
+So reading Kafka again does not bring them back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from pipelines.lake.questions import Questions, Where
 
 
 def read_erased(questions: Questions, source: str, since: Mapping[int, int]) -> dict[int, Int64s]:
-    """By partition the offsets, from these ones on, at which records of an input were erased; only partitions with some."""
+    """Return, by partition, the offsets from `since` on at which records of an input were erased.
+
+    Only partitions with such offsets are included.
+    """
     if not questions.exists(tables.ERASED):
         return {}
     of_source: Where = [[("source", "=", source), ("offset", ">=", min(since.values(), default=0))]]
@@ -26,8 +32,11 @@ def read_erased(questions: Questions, source: str, since: Mapping[int, int]) -> 
 
 
 def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
-    """Rows of bronze as `forget` leaves them: of those at erased offsets, by partition, nothing but places, times and tenants.
-    One that had a key is a heartbeat, since its time still moves the position.
+    """Return rows of bronze as `forget` leaves them; `erased`: offsets by partition.
+
+    At erased offsets, key, value and headers are null; places, times and tenants stay. A record
+    that had a key becomes a heartbeat, since its time still moves the position. The detail of a
+    refused record is `FORGOTTEN`.
     """
     offsets, is_erased = int64s(rows["offset"]), np.zeros(rows.num_rows, np.bool_)
     for p, mine in groups(int64s(rows["partition"])).items():
@@ -58,6 +67,6 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
 
 
 def _without(column: pa.ChunkedArray, gone: pa.Array) -> pa.ChunkedArray:
-    """A column of lists, null where they are gone."""
+    """Return a column of lists, null where `gone`."""
     numbers = pa.array(np.arange(len(column)), mask=np.asarray(gone))
     return column.take(numbers)

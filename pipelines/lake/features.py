@@ -1,4 +1,7 @@
-"""Table features that somebody else has turned on: a platform by itself, or a person. What an engine cannot do is refused."""
+"""Table features that somebody else has turned on: a platform by itself, or a person.
+
+A feature that the engine cannot handle is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,23 @@ from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 
 _REMOVED_BY: Final = {"inCommitTimestamp": ["inCommitTimestamp"], "rowTracking": ["rowTracking", "domainMetadata"]}
-"""By feature, those that Spark can drop at once, so that delta-rs writes the table again."""
+"""Features that Spark can drop at once, so that delta-rs writes the table again.
+
+Each comes with the features to drop for it.
+"""
 
 
 def check_features(questions: Questions, lake: Lake) -> None:
-    """Raises ConfigurationError where a table has a feature with which the lake's engine cannot read or write it."""
+    """Raise ConfigurationError where the engine cannot read or write a feature of a table."""
     for table in filter(questions.exists, lake.layout):
         check_features_of(questions, lake, table)
 
 
 def check_features_of(questions: Questions, lake: Lake, table: str) -> None:
-    """The same of one table. Spark writes what delta-rs cannot; on either engine, delta-rs must be able to read it."""
+    """Raise ConfigurationError where the engine cannot read or write a feature of this table.
+
+    Spark writes what delta-rs cannot. On either engine, delta-rs must be able to read the table.
+    """
     is_embedded = lake.settings.engine == "embedded"
     unknown = questions.unknown_features(table, for_writing=is_embedded)
     if not unknown:

@@ -1,4 +1,7 @@
-"""Small files beside the tables, such as renewals of leases, on a local disk or in an object store, opened as delta-rs would."""
+"""Small files beside the tables, such as lease renewals, on a local disk or in an object store.
+
+They are opened as delta-rs would open them.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,25 @@ _CLIENT: Final = frozenset(
         "user_agent",
     ]
 )
-"""delta-rs's options that are about the connection, whatever the store."""
+"""Options of delta-rs that concern the connection, whatever the store."""
 
 _PATIENCE: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
-"""A store that is away is waited for by whoever asks: a lease has to be renewed as soon as it is back."""
+"""Few retries: the caller waits for a store that is away.
+
+A lease has to be renewed as soon as the store is back.
+"""
 
 
 class Files:
-    """Reads, writes and deletes small files by path or URI.
+    """Access to small files by path or URI: reads, writes and deletes them.
 
-    `storage` holds options of the object store under delta-rs's names; what it does not say, the environment does. An address
-    whose file system cannot be opened without Spark (`dbfs:`, `hdfs:`) raises ConfigurationError. An object store that does not
-    answer raises StoreUnreachableError, one that refuses StoreAccessError.
+    `storage` holds options of the object store under delta-rs's names; the environment supplies
+    what is missing there.
+
+    - An address whose file system cannot be opened without Spark (`dbfs:`, `hdfs:`) raises
+      ConfigurationError.
+    - An object store that does not answer raises StoreUnreachableError.
+    - An object store that refuses raises StoreAccessError.
     """
 
     def __init__(self, storage: Mapping[str, str]) -> None:
@@ -58,7 +68,10 @@ class Files:
         self._stores: dict[tuple[str | None, str], ObjectStore] = {}
 
     def read_text(self, address: str) -> str | None:
-        """What a file holds (perhaps nothing yet while it is being written); None where there is none."""
+        """Return the content of a file; None where there is no file.
+
+        It may be empty while the file is being written.
+        """
         if scheme_of(address) is None:
             with suppress(FileNotFoundError):
                 return Path(local_path(address)).read_text(encoding="utf-8", errors="replace")
@@ -68,7 +81,7 @@ class Files:
         return None
 
     def write_text(self, address: str, text: str) -> None:
-        """Writes a file anew, with the folders that lead to it."""
+        """Write a file anew, and make the folders that lead to it."""
         if scheme_of(address) is None:
             path = Path(local_path(address))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +91,7 @@ class Files:
             obstore.put(store, name, text.encode())
 
     def put(self, path: Path, address: str) -> None:
-        """Moves a file of any size from the local disk to an address."""
+        """Move a file of any size from the local disk to an address."""
         if scheme_of(address) is None:
             target = Path(local_path(address))
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,8 +102,10 @@ class Files:
         path.unlink()
 
     def create(self, address: str) -> bool:
-        """Makes an empty file in an object store; False, and nothing is changed, where there is one. Where the store cannot tell,
-        the file is written anew. Raises ConfigurationError where there is no such bucket.
+        """Make an empty file in an object store, and return True.
+
+        Where the file exists, change nothing and return False. Where the store cannot tell, the
+        file is written anew. Raises ConfigurationError where there is no such bucket.
         """
         with self._at(address, "writing") as (store, path):
             try:
@@ -104,13 +119,13 @@ class Files:
         return True
 
     def exists(self, address: str) -> bool:
-        """Whether there is a file or folder of that name."""
+        """Return True where a file or folder of that name exists."""
         if scheme_of(address) is None:
             return Path(local_path(address)).exists()
         return self.has_file(address) or bool(self._below(address))
 
     def has_file(self, address: str) -> bool:
-        """Whether there is a file of that name."""
+        """Return True where a file of that name exists."""
         if scheme_of(address) is None:
             return Path(local_path(address)).is_file()
         with self._at(address, "listing") as (store, path), suppress(FileNotFoundError):
@@ -119,7 +134,7 @@ class Files:
         return False
 
     def delete(self, address: str) -> None:
-        """Afterwards there is neither file nor folder of that name, nor anything in it."""
+        """Delete the file or folder of that name, with everything in it, if it exists."""
         if scheme_of(address) is None:
             path = Path(local_path(address))
             if path.is_dir():
@@ -132,8 +147,9 @@ class Files:
             obstore.delete(store, [*below, name])
 
     def delete_files(self, folder: str, names: Sequence[str]) -> None:
-        """Deletes files below a folder; what is gone already is passed over. On a local disk, the checksums that Hadoop keeps
-        beside its files go, too.
+        """Delete files below a folder; those that are gone already are skipped.
+
+        On a local disk, the checksums that Hadoop keeps beside its files go, too.
         """
         if scheme_of(folder) is None:
             for path in (Path(local_path(folder), name) for name in names):
@@ -144,8 +160,8 @@ class Files:
                 obstore.delete(store, [f"{below}/{name}" for name in names])
 
     def check_readable(self, address: str) -> None:
-        """Raises WatersmeetError where an object store does not answer, refuses, or does not have the bucket."""
-        self.read_text(f"{address}/_none")  # tells a refusal from a store that is away, which a list does not
+        """Raise WatersmeetError where a store does not answer, refuses, or lacks the bucket."""
+        self.read_text(f"{address}/_none")  # a list does not tell a refusal from an outage
         try:
             with self._at(address, "listing") as (store, path):
                 next(iter(obstore.list(store, path, chunk_size=1)), None)
@@ -158,7 +174,7 @@ class Files:
 
     @contextmanager
     def _at(self, address: str, doing: str) -> Iterator[tuple[ObjectStore, str]]:
-        """The store and the path of an address; inside, trouble with the store becomes one of our errors."""
+        """Yield the store and the path of an address. Inside, errors of the store become ours."""
         try:
             yield self._open(address)
         except (PermissionDeniedError, UnauthenticatedError):
@@ -188,7 +204,11 @@ def _no_bucket(address: str) -> ConfigurationError:
 
 
 def _store(url: str, storage: Mapping[str, str]) -> ObjectStore:
-    """The store with delta-rs's options, in any case, with or without the store's prefix, without those that only it knows."""
+    """Open a store with delta-rs's options.
+
+    Option names may be in any case, with or without the store's prefix. Options that only delta-rs
+    knows are left out.
+    """
     config: Any = {
         name: value for name, value in storage.items() if not _of_the_client({name: value}) and _is_known(url, {name: value})
     }

@@ -1,7 +1,9 @@
-"""By which rules what a lost lake would read again was read and merged: the fingerprints that messages carry.
+"""Fingerprints of rules in messages, for the recovery of a lost lake.
 
-Records are read by the rules of the epoch in which bronze read them, and merged by those of the epoch in which silver's batch
-came. Where an epoch begins to read, its first start notes (`keep_read_since`).
+A message names the rules by which everything was read and merged that a lost lake would read again.
+Records are read by the rules of the epoch in which bronze read them, and merged by those of the
+epoch of silver's batch. The first start of an epoch notes where it begins to read
+(`keep_read_since`).
 """
 
 from __future__ import annotations
@@ -21,11 +23,17 @@ from pipelines.settings import Settings
 
 Offsets = Mapping[TopicPartition, int]
 Span = tuple[str, Offsets, "Offsets | None"]
-"""Offsets that were read by the rules with this fingerprint, `[since, until)`; None: all that bronze has from there on."""
+"""The fingerprint of rules, and the offsets `[since, until)` that were read by them.
+
+Without `until` (None): all that bronze has from there on.
+"""
 
 
 class Ended(NamedTuple):
-    """An epoch that ended in a partition: its rules, where it ended, and how far a tenant's clock could be behind (ms)."""
+    """An ended epoch in a partition: its rules, and where it ended.
+
+    `lag_ms`: how far a tenant's clock could be behind.
+    """
 
     fingerprint: str
     end: EpochEnd
@@ -33,8 +41,11 @@ class Ended(NamedTuple):
 
 
 class Fingerprints(NamedTuple):
-    """Of a generation: the current rules, with their gap and lag (ms); by partition the epochs that ended; and which offsets were
-    read by other rules, each `[since, until)`.
+    """Fingerprints of the rules of a generation.
+
+    - `current`: of the current rules, with their gap and lag (ms).
+    - `ended`: by partition, the epochs that ended.
+    - `read`: the offsets that were read by other rules, each `[since, until)`.
     """
 
     current: str
@@ -44,9 +55,15 @@ class Fingerprints(NamedTuple):
     read: Sequence[Span]
 
     def of(self, partition: int, offsets: Mapping[str, int], position: int) -> set[str]:
-        """Those of the rules by which everything from these offsets of a partition on, by input, was read, and everything from a
-        position (ms) on was merged: an epoch that ended before counts where its end still decides what is late, or where tenants
-        stand, as they do after another lag: nowhere less than it behind what the epoch has looked at.
+        """Return the rules by which a partition was read and merged, by their fingerprints.
+
+        `offsets`: by input, the offsets from which on records were read. `position`: in ms, from
+        which on they were merged. An epoch that ended before `position` counts, too, where its end
+        still decides
+
+        - what is late; or
+        - where tenants stand: after a change of the lag, no tenant is further behind than the
+          epoch's lag, counted from the largest head that the epoch has looked at.
         """
         found = {self.current}
         for fingerprint, end, lag_ms in self.ended.get(partition, ()):
@@ -63,7 +80,7 @@ class Fingerprints(NamedTuple):
 
 
 def read_fingerprints(questions: Questions, settings: Settings, epochs: Epochs, generations: Generations) -> Fingerprints:
-    """What the newest generation's messages have to say."""
+    """Return the fingerprints for the messages of the newest generation."""
     newest, now = generations.newest, epochs.current.settings
     fingerprints = [epoch.settings.fingerprint for epoch in epochs]
     fixed = now.fingerprint, now.merge.window.gap_ms, now.merge.tenant_max_lag_ms or 0
@@ -84,21 +101,27 @@ def read_fingerprints(questions: Questions, settings: Settings, epochs: Epochs, 
 def read_spans(
     fingerprints: Sequence[str], read_since: Mapping[int, Offsets], jumps: Sequence[Generation] = ()
 ) -> Sequence[Span]:
-    """Which offsets were read by other rules than the last of these; `read_since`: by epoch where bronze began to read by its
-    rules. While it has not, all was read by those of earlier epochs: silver may merge, and gold publish, without it.
+    """Return the offsets that were read by other rules than the last of `fingerprints`.
+
+    `read_since`: by epoch, where bronze began to read by its rules. While an epoch is missing
+    there, everything was read by the rules of earlier ones: silver may merge, and gold publish,
+    without bronze.
     """
     known = {0: dict[TopicPartition, int](), **read_since}
     numbers = sorted(known)
     following = zip(numbers, [*numbers[1:], -1], strict=True)
     spans: list[Span] = [(fingerprints[number], known[number], known.get(after)) for number, after in following]
-    for jump in jumps:  # what bronze lacked was read by the rules of then
+    for jump in jumps:  # a jump reads what bronze lacks by the rules of its epoch
         until = known.get(next((n for n in numbers if n > jump.epoch), -1))
         spans.append((fingerprints[jump.epoch], jump.begin, until))
     return [span for span in spans if span[0] != fingerprints[-1]]
 
 
 def read_since(questions: Questions, settings: Settings, epochs: int) -> dict[int, dict[TopicPartition, int]]:
-    """By the number of an epoch, where bronze began to read by its rules; without epochs by whose rules it has read nothing."""
+    """Return, by the number of an epoch, where bronze began to read by its rules.
+
+    Epochs by whose rules it has read nothing are missing.
+    """
     kept, found = kept_facts(questions), dict[int, dict[TopicPartition, int]]()
     for number in range(1, epochs):
         for source in settings.inputs:
@@ -111,7 +134,10 @@ def read_since(questions: Questions, settings: Settings, epochs: int) -> dict[in
 def keep_read_since(
     questions: Questions, append: Append, settings: Settings, epochs: Epochs, next_offsets: Mapping[str, Mapping[int, int]]
 ) -> None:
-    """Note where bronze reads on by the current rules, by input and partition, if this is the first time."""
+    """Note, by input and partition, where bronze reads on by the current rules.
+
+    Only the first note of an epoch counts.
+    """
     facts = {
         _fact(epochs.current.number, source): orjson.dumps({str(p): at for p, at in mine.items()}).decode()
         for source, mine in next_offsets.items()
@@ -120,7 +146,10 @@ def keep_read_since(
 
 
 def is_noted(questions: Questions, settings: Settings, number: int) -> bool:
-    """Whether it is known where bronze began to read by the rules of an epoch; of the first one, it always is."""
+    """Return True where it is known where bronze began to read by the rules of an epoch.
+
+    Of the first epoch, it always is.
+    """
     return number == 0 or number in read_since(questions, settings, number + 1)
 
 

@@ -1,13 +1,13 @@
-"""The table `floors`: where the history of each table begins, once rows that are old enough have been deleted (`keep`).
+"""The table `floors`: where the history of each table begins, once `keep` has deleted old rows.
 
-A floor is written before the rows below it are deleted, so whoever knows it misses nothing above it. Bronze's floor is the end of
-a batch of silver: everything before its offsets is gone, but for refused records that are not old enough. The floor of another
-table is a time: of silver, of `late` and of `quarantine`, rows that lie before it (by last event time, by position, by Kafka's
-timestamp) are gone.
+A floor is written before the rows below it are deleted, so whoever knows it misses nothing above
+it. Bronze's floor is the end of a batch of silver: everything before its offsets is gone, except
+refused records that are not old enough. The floor of another table is a time. Rows before it are
+gone: of silver by last event time, of `late` by position, of `quarantine` by Kafka's timestamp.
 
-What is left can be derived again from the end of a batch on, if no row that it touches has been deleted: there its *history*
-begins. The merge records that were open then are those of silver that changed later, or are open still, as far as their parts
-came before.
+What is left can be derived again from the end of a batch on, if no row that it touches has been
+deleted: there its *history* begins. The merge records that were open then are those rows of silver
+that changed later or are still open, with the parts that came before.
 """
 
 from __future__ import annotations
@@ -24,15 +24,22 @@ from pipelines.settings import Settings
 
 
 class Floors(NamedTuple):
-    """By partition the batch at whose end bronze begins; and by table and partition the time (epoch ms) at which others begin."""
+    """Beginnings of tables after deletions.
+
+    - `batches`: by partition, the batch at whose end bronze begins.
+    - `times`: by table and partition, the time (epoch ms) at which another table begins.
+    """
 
     batches: Mapping[int, int]
     times: Mapping[tuple[str, int], int]
 
 
 class History(NamedTuple):
-    """What is known of a partition at the end of a batch (-1: before the first): by input its next offset and its position (ms;
-    None: none yet), and the clock (ms).
+    """State of a partition at the end of a batch (-1: before the first).
+
+    - `offsets`: by input, the next offset.
+    - `positions`: by input, in ms (None: none yet).
+    - `clock`: in ms.
     """
 
     batch: int
@@ -42,13 +49,13 @@ class History(NamedTuple):
 
 
 def read_floors(questions: Questions) -> Floors:
-    """All floors as they are now."""
+    """Return all floors as they are now."""
     if not questions.exists(tables.FLOORS):
         return Floors({}, {})
     values = {"batch": ("max", "batch"), "time": ("max", "time")}
     rows = questions.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
     batches: dict[int, int] = {}
-    for row in rows:  # of the sources, one may be ahead for a moment
+    for row in rows:  # for a moment, one source may be ahead of the others
         if row["batch"] is not None:
             batches[row["partition"]] = max(row["batch"], batches.get(row["partition"], -1))
     return Floors(batches, {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None})
@@ -57,19 +64,23 @@ def read_floors(questions: Questions) -> Floors:
 def read_history(
     questions: Questions, settings: Settings, partitions: int, generation: Generation, last_batch: int
 ) -> dict[int, History]:
-    """By partition, from where on what is left of a generation, up to a batch, can be derived again; nothing where nothing was
+    """Return, by partition, where the history of a generation begins.
+
+    What is left from there up to `last_batch` can be derived again. Empty where nothing was
     deleted.
     """
     floors = read_floors(questions)
     times_of = {place: time for place, time in floors.times.items() if place[0] in (tables.LATE, tables.SILVER)}
-    if not floors.batches and not times_of:  # whatever quarantine has lost: what was refused is derived from nothing
+    # Quarantine's floor does not count: refused records need no history.
+    if not floors.batches and not times_of:
         return {}
     noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]])["last"][0].as_py()
     longest_ms = max(epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings))
     found = {}
     for p in range(partitions):
         batch = max(min(floors.batches.get(p, -1), last_batch), generation.from_batch - 1)
-        # No merge record is open for longer, so that one which was at a clock has its last event time that long before, or later.
+        # No merge record is open for longer than `longest_ms`. So one that was open at a clock has
+        # its last event time at most that long before it.
         times = [time + (longest_ms if table == tables.SILVER else 0) for (table, q), time in times_of.items() if q == p]
         if times:
             first = max(batch, generation.from_batch)
@@ -84,7 +95,10 @@ def _beginning(generation: Generation, partition: int) -> History:
 
 
 def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int) -> int:
-    """The first batch at whose end every source of a partition has at least this position; else the last one that is noted."""
+    """Return the first batch at whose end every source of a partition has at least this position.
+
+    Without such a batch, it is the last one that is noted.
+    """
     beyond: list[Condition] = [("partition", "=", partition), ("position", ">=", time_ms)]
     beyond += [("batch", ">=", since), ("batch", "<=", last)]
     rows = questions.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
@@ -102,7 +116,10 @@ def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: 
 
 
 def batch_ends(questions: Questions, partitions: Mapping[int, int]) -> dict[TopicPartition, int]:
-    """Where each source's offsets go on after a batch of each partition."""
+    """Return the next offset of each source after a batch.
+
+    `partitions`: by partition, the batch.
+    """
     where: Where = [[("batch", "in", sorted(set(partitions.values()))), ("partition", "in", sorted(partitions))]]
     rows = questions.select(tables.PROGRESS, ["source", "partition", "batch", "until_offset"], where).to_pylist()
     return {

@@ -1,7 +1,8 @@
 """The table `generations`: where the lake began, and where each jump began it anew.
 
-A generation is what is a pure function of its beginning and of bronze: silver's rows, late records, the idle policy's decisions.
-Batches of silver are numbered through; those of a generation lie between its `from_batch` and that of the next one.
+A generation is what is a pure function of its beginning and of bronze: silver's rows, late records,
+the idle policy's decisions. Batches of silver are numbered across generations: those of one lie
+between its `from_batch` and that of the next one.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ _TAIL: Final = ("seq", "event_time", "merge_key", "due", "closed_at", "tenant")
 class Generation(NamedTuple):
     """A generation of a lake, by its beginning.
 
-    `from_batch`: its first batch of silver. `begin`: by topic-partition the offset that is read first. `tails`: by partition the
-    last message of the sink then; what sorts before it is never published. `kind`: `start`, `sink` (a lost lake was taken up) or
-    `reset`; `reason` in words. `epoch`: the last epoch then. `is_lived`: whether a lost lake had more behind it than its records
-    and one set of rules.
+    - `from_batch`: its first batch of silver.
+    - `begin`: by topic-partition, the offset that is read first.
+    - `tails`: by partition, the last message of the sink at the beginning. What sorts before it is
+      never published.
+    - `kind`: `start`, `sink` (a lost lake was recovered) or `reset`; `reason` in words.
+    - `epoch`: the last epoch at the beginning.
+    - `is_lived`: True where the lake that was lost, or reset, had more behind it than its records
+      and one set of rules.
     """
 
     number: int
@@ -42,38 +47,44 @@ class Generation(NamedTuple):
     is_lived: bool = False
 
     def offsets_of(self, source: str) -> dict[int, int]:
-        """By partition, the offset of an input that is read first."""
+        """Return, by partition, the offset of an input that is read first."""
         return {tp.partition: offset for tp, offset in self.begin.items() if tp.source == source}
 
     def is_of(self, number: int | None) -> bool:
-        """Whether a row with this number belongs here; one of an earlier version (None) belongs to the first generation."""
+        """Return True where a row with this number belongs to the generation.
+
+        A row of an earlier version (None) belongs to the first one.
+        """
         return (number or 0) == self.number
 
 
 class Generations(tuple[Generation, ...]):
-    """The generations of a lake in their order; none before its first start."""
+    """The generations of a lake in order; none before its first start."""
 
     @property
     def newest(self) -> Generation:
-        """The last one. Raises IndexError where there is none."""
+        """The last generation. Raises IndexError where there is none."""
         return self[-1]
 
     def of(self, batch: int) -> Generation:
-        """The generation of a batch of silver."""
+        """Return the generation of a batch of silver."""
         return [each for each in self if each.from_batch <= batch or each is self[0]][-1]
 
     def after(self, generation: Generation) -> Generation | None:
-        """The generation that ended this one; None of the newest."""
+        """Return the generation that ended this one; None for the newest."""
         return next((each for each in self if each.number == generation.number + 1), None)
 
     def batches(self, generation: Generation) -> list[Condition]:
-        """The batches of a generation, as a condition."""
+        """Return the batches of a generation as a condition."""
         last = self.after(generation)
         return [("batch", ">=", generation.from_batch), *([] if last is None else [("batch", "<", last.from_batch)])]
 
 
 def read_generations(questions: Questions, settings: Settings) -> Generations:
-    """The generations of a lake as they are now. A lake that an earlier version has begun has one."""
+    """Return the generations of a lake as they are now.
+
+    A lake that an earlier version has begun has one.
+    """
     if not questions.exists(tables.GENERATIONS):
         return _of_earlier_version(questions, settings)
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
@@ -99,7 +110,10 @@ def _tail(row: Mapping[str, Any]) -> Tail:
 
 
 def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
-    """A generation as rows of the table: one for every topic-partition, and one for every partition of the sink with messages."""
+    """Return a generation as rows of the table.
+
+    There is one for every topic-partition, and one for every partition of the sink with messages.
+    """
     of_all = {
         "generation": generation.number,
         "from_batch": generation.from_batch,
@@ -120,14 +134,14 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
 
 
 def is_begun(questions: Questions) -> bool:
-    """Whether the table says where the lake begins."""
+    """Return True where the table says where the lake begins."""
     return questions.exists(tables.GENERATIONS) and row_count(questions, tables.GENERATIONS) > 0
 
 
 def _of_earlier_version(questions: Questions, settings: Settings) -> Generations:
-    """The only generation of a lake whose beginning an earlier version has decided; none where there is no such lake.
+    """Return the only generation of a lake that an earlier version has begun, if there is one.
 
-    Raises ConfigurationError where it has had a jump.
+    Raises ConfigurationError where the lake has had a jump.
     """
     if not _has_begun(questions, settings):
         return Generations()
@@ -158,7 +172,10 @@ def _has_begun(questions: Questions, settings: Settings) -> bool:
 
 
 def _of_no_generation(questions: Questions, table: str) -> list[Condition]:
-    """What a start that was cut short has written has a number already, and decides nothing."""
+    """Return the condition for rows without a generation.
+
+    Rows with one were written by a start that was cut short, and decide nothing.
+    """
     return [("generation", "is null", None)] if own_generation(questions, table) else []
 
 
@@ -175,5 +192,5 @@ def _partitions(questions: Questions, settings: Settings) -> set[int]:
 
 
 def own_generation(questions: Questions, table: str) -> list[str]:
-    """The column `generation`, if the table has it: earlier versions have not."""
+    """Return the column `generation` if the table has it: tables of earlier versions do not."""
     return own_columns(questions.columns(table), pa.schema([pa.field("generation", pa.int32())]))

@@ -1,7 +1,8 @@
-"""Where the clocks of tenants stood after a batch, derived from bronze and the idle policy's decisions: no table keeps it.
+"""Clocks of tenants after a batch, which no table keeps.
 
-Of each topic-partition it takes the largest event time of each tenant, as far as that is not too old to count, and the first
-record that was at the clock.
+They are derived from bronze and the idle policy's decisions. For each topic-partition this takes
+the largest event time of each tenant, unless it is too old to count, and the first record that had
+reached the clock.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ _RECORDS = pa.schema(
 
 
 class Moment(NamedTuple):
-    """The end of a batch: how far the merge had passed each topic-partition, and by partition the clock (ms)."""
+    """The end of a batch.
+
+    `cursors`: how far the merge had read each topic-partition. `clocks`: by partition, in ms.
+    """
 
     cursors: Mapping[TopicPartition, Cursor]
     clocks: Mapping[int, int]
 
 
 def moment_of(questions: Questions, batch: int) -> Moment:
-    """The end of a batch that `progress` has."""
+    """Return the end of a batch that `progress` has."""
     columns = ["source", "partition", "until_offset", "position", "clock"]
     rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
     cursors = {TopicPartition(row["source"], row["partition"]): Cursor(row["until_offset"], row["position"]) for row in rows}
@@ -44,14 +48,16 @@ def moment_of(questions: Questions, batch: int) -> Moment:
 
 @dataclass(frozen=True)
 class Heads:
-    """Asks for the clocks of tenants in a generation of a lake."""
+    """Reader of the clocks of tenants in a generation of a lake."""
 
     questions: Questions
     generation: Generation
 
     def clocks_at(self, moment: Moment, lag_ms: int, of_all: Mapping[TopicPartition, int] = MappingProxyType({})) -> TenantClocks:
-        """The clocks of tenants at a moment. `of_all`: what all tenants had at the least on a topic-partition since an earlier
-        epoch (ms), which had another lag.
+        """Return the clocks of tenants at a moment.
+
+        `of_all`: by topic-partition, a lower bound (ms) of every tenant's position since an earlier
+        epoch, which had another lag.
         """
         begins = self.generation.begin
         idle: dict[TopicPartition, list[IdleDecision]] = {}
@@ -72,7 +78,7 @@ class Heads:
         return TenantClocks.of(pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms)
 
     def _waiting(self, source: str, stood: Sequence[_Stood]) -> pa.Table:
-        """The records that wait first."""
+        """Return the first waiting record of each topic-partition."""
         at = {each.tp.partition: each.cursor.next_offset for each in stood}
         ranges = {p: (offset, offset + 1) for p, offset in at.items()}
         found = self.questions.select(tables.bronze(source), _RECORDS.names[1:], within(ranges)).to_pylist()
@@ -80,7 +86,7 @@ class Heads:
         return pa.Table.from_pylist(list(rows), _RECORDS)
 
     def _heads(self, source: str, stood: Sequence[_Stood], lag_ms: int) -> pa.Table:
-        """Those of a source, as `core.tenants.HEADS`."""
+        """Return the heads of a source's tenants, as `core.tenants.HEADS`."""
         first = self._first_at_clock(source, [each for each in stood if each.is_cut_passed])
         passed = [(each, each.cursor.next_offset) for each in stood if each.cursor.position is not None]
         own = self._largest(source, passed, lag_ms)
@@ -99,7 +105,7 @@ class Heads:
         return pa.Table.from_pylist([dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS)
 
     def _first_at_clock(self, source: str, stood: Sequence[_Stood]) -> dict[int, int]:
-        """By partition the offset of the first record that had come to the clock."""
+        """Return, by partition, the offset of the first record that had reached the clock."""
         found: dict[int, int] = {}
         for some in in_portions(stood):
             where: Where = [[*each.passed_offsets(each.cursor.next_offset), ("event_time", ">=", each.clock)] for each in some]
@@ -108,7 +114,10 @@ class Heads:
         return found
 
     def _largest(self, source: str, until: Sequence[tuple[_Stood, int]], lag_ms: int) -> _Own:
-        """The largest event time of each tenant before these offsets, where it is not too old to count."""
+        """Return the largest event time of each tenant before these offsets.
+
+        A time that is too old to count is left out.
+        """
         found: _Own = {}
         for some in in_portions(until):
             where: Where = [
@@ -121,7 +130,7 @@ class Heads:
 
 
 class _Cut(NamedTuple):
-    """A cut that was passed: the exclusive end offset of its records, and its decisions."""
+    """A cut that was read in full: the exclusive end offset of its records, and its decisions."""
 
     records_until: int
     decisions: Sequence[IdleDecision]
@@ -129,7 +138,12 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Stood:
-    """A topic-partition at a moment: since which offset its state counts, how far it was passed, and the clock (ms)."""
+    """Merge state of a topic-partition after a batch.
+
+    - `begin`: the offset from which on its state counts.
+    - `cursor`: how far it was read.
+    - `clock`: of its partition, in ms.
+    """
 
     tp: TopicPartition
     begin: int
@@ -140,16 +154,20 @@ class _Stood:
 
     @property
     def is_cut_passed(self) -> bool:
-        """Whether the first record that has come to the clock was passed."""
+        """True where the merge had read the first record that reached the clock."""
         return self.cursor.position is not None and self.cursor.position >= self.clock
 
     def passed(self) -> list[IdleDecision]:
-        """The decisions that were passed."""
+        """Return the decisions that the merge had read."""
         at, position = self.cursor.next_offset, self.cursor.position or 0
         return [each for each in self.decisions if each.after_offset < at and each.event_time <= position]
 
     def cut(self, first: int | None) -> _Cut:
-        """The cut; `first`: the first record that had come to the clock. A decision may have come to it before."""
+        """Return the cut.
+
+        `first`: the first record that had reached the clock. A decision may have reached it
+        earlier.
+        """
         passed = self.passed()
         until = self.cursor.next_offset if first is None else first + 1
         for number, decision in enumerate(passed):
@@ -160,7 +178,7 @@ class _Stood:
         return _Cut(until, passed)
 
     def passed_offsets(self, until: int) -> list[Condition]:
-        """The records since the beginning, before an offset."""
+        """Return the condition for the records since the beginning, before an offset."""
         return [("partition", "=", self.tp.partition), ("offset", ">=", self.begin), ("offset", "<", until)]
 
 

@@ -1,7 +1,8 @@
-"""What never changes in a lake, beside the records: kept when the lake is begun, and compared at every start.
+"""Facts of a lake that never change: kept when the lake is begun, and compared at every start.
 
-Another topic or number of partitions would make another result of the same records, which would not agree with what was merged
-before. So a change is refused; it needs a new lake. (The rules may change: `lake.epochs`.)
+Another topic or number of partitions would give another result for the same records, which would
+not agree with what was merged before. So a change is refused; it needs a new lake. (The rules may
+change: `lake.epochs`.)
 """
 
 from __future__ import annotations
@@ -27,19 +28,24 @@ _APPLICATION = "watersmeet-configuration"
 _ATTEMPTS = 20
 
 _LATER = {"tombstone": "quarantine", "where": "null"}
-"""What a lake was begun with by a version that did not know this fact of a source yet, and so did not keep it."""
+"""Values of facts of a source in lakes of earlier versions.
+
+Such a version did not know the fact yet, and so did not keep it.
+"""
 
 _LATER_OF_ALL = {"merge.window": "null", "kafka.max_record_bytes": str(MAX_RECORD_BYTES)}
-"""The same for a fact of the lake."""
+"""Values of facts of the lake itself in lakes of such versions."""
 
 _NO_TENANTS = ""
-"""The path of the tenants of a source where there are none; it is not kept."""
+"""Path of the tenants of a source that has none; it is not kept."""
 
 
 def check_layout(questions: Questions, lake: Lake) -> None:
-    """Raises ConfigurationError where the tables are of a layout that this version of Watersmeet does not continue: a later one,
-    or one from before layouts were numbered; and where they were begun with other tenants than the configuration has, or a source
-    with another number of topics: either has other columns.
+    """Raise ConfigurationError where this version, as configured, cannot continue the tables.
+
+    - Their layout is a later one, or one from before layouts were numbered.
+    - The lake was begun with other tenants than the configuration has, or a source with another
+      number of topics: either has other columns.
     """
     silver, progress = tables.SILVER, tables.PROGRESS
     properties = questions.properties(silver) if questions.exists(silver) else {}
@@ -60,10 +66,13 @@ def check_layout(questions: Questions, lake: Lake) -> None:
 
 
 def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """By dotted path, everything that rows of bronze and silver depend on and that never changes, and the `name` by which Kafka
-    keeps a second publisher out.
+    """Return, by dotted path, the facts of a lake that never change.
 
-    `topic_ids`: Kafka's identity of each source's topic that there is, which a topic made again does not share.
+    They are what rows of bronze and silver depend on, and the `name` by which Kafka keeps a second
+    publisher out.
+
+    `topic_ids`: Kafka's identity of each source's topic that exists; a topic that was made again
+    has another one.
     """
     facts = {
         "name": settings.name,
@@ -87,12 +96,15 @@ def _other_topics(questions: Questions, settings: Settings) -> Iterator[str]:
 
 
 def _tenants(settings: Settings) -> dict[str, str]:
-    """By dotted path, where each source has its tenants."""
+    """Return, by dotted path, the path of each source's tenants."""
     return {f"sources.{name}.tenant": settings.tenant_path(name) or _NO_TENANTS for name in settings.sources}
 
 
 def rules_of_layout_1(settings: Settings) -> dict[str, str]:
-    """By dotted path, the rules as lakes of layout 1 keep them, in which they never changed."""
+    """Return, by dotted path, the rules as lakes of layout 1 keep them.
+
+    In those lakes they never changed.
+    """
     facts = {
         "kafka.max_record_bytes": str(settings.kafka.max_record_bytes),
         "merge.timeout": "null" if settings.merge.timeout_ms is None else f"{settings.merge.timeout_ms} ms",
@@ -125,12 +137,15 @@ def _joined(paths: str | tuple[str, ...]) -> str:
 
 
 def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
-    """A sentence for everything that is not as it was when the lake was begun; nothing where it was not begun yet."""
+    """Return a sentence for everything that is not as it was when the lake was begun.
+
+    Nothing for a lake that was not begun yet.
+    """
     return _differences(_kept(questions) if questions.exists(tables.CONFIGURATION) else {}, facts)
 
 
 def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
-    """Raises ConfigurationError where a lake of layout 1 was begun with other rules than these."""
+    """Raise ConfigurationError where a lake of layout 1 was begun with other rules than these."""
     kept, facts = _kept(questions), rules_of_layout_1(settings)
     if "merge.timeout" not in kept:  # the lake is of a later layout, and begins now
         return
@@ -141,14 +156,21 @@ def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
 
 
 def remade_topics(questions: Questions, facts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return, by the fact of a source whose topics are called as they were, those that have another identity now."""
+    """Return the topics that kept their names but have another identity now.
+
+    They are listed by the fact of their source. Sources whose topics have other names than before
+    are left out.
+    """
     kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
     names = [field for field, now in facts.items() if field.endswith(".topic") and kept.get(field, now) != now]
     return {field: _remade(kept[field], facts[field]) for field in names if _topics(kept[field]) == _topics(facts[field])}
 
 
 def keep_moved(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
-    """Keep facts in the place of those that the lake has: for its owner, of topics that have moved."""
+    """Keep facts in place of those that the lake has.
+
+    For the lake's owner, where topics have moved.
+    """
     kept, now = _kept(questions), time.time_ns() // 1_000_000
     changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
     if changed:
@@ -163,7 +185,10 @@ def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
 
 
 def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
-    """Afterwards the lake holds every fact. Raises ConfigurationError where one differs from what it held."""
+    """Make sure that the lake holds every fact.
+
+    Raises ConfigurationError where one differs from what the lake held.
+    """
     kept = keep_facts(questions, append, settings, facts)
     if changed := _differences(kept, facts):
         raise _refusal(changed)
@@ -177,14 +202,14 @@ def keep_facts(questions: Questions, append: Append, settings: Settings, facts: 
         missing = [(name, value, now) for name, value in facts.items() if name not in kept and value != _NO_TENANTS]
         if not missing:
             break
-        with suppress_conflict():  # of two first starts, one writes
+        with suppress_conflict():  # of two concurrent first starts, one writes
             number = row_count(questions, tables.CONFIGURATION) + len(missing)
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
     return kept
 
 
 def kept_facts(questions: Questions) -> dict[str, str]:
-    """Everything that the lake was begun with, or that was noted since, by its name."""
+    """Return, by name, everything that the lake was begun with, or that was noted since."""
     return _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
 
 
@@ -194,7 +219,8 @@ def _refusal(changed: Sequence[str]) -> ConfigurationError:
 
 def _kept(questions: Questions) -> dict[str, str]:
     rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "ascending")])
-    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))  # the last one: a topic may have moved
+    # Of a field, the last row holds: a topic may have moved.
+    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
     without = {f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS for field in kept if field.endswith(".topic")}
     return {**without, **kept}
 
@@ -229,17 +255,17 @@ def _difference(field: str, before: str, now: str) -> str:
 
 
 def _remade(before: str, now: str) -> list[str]:
-    """The topics that have another identity than before."""
+    """Return the topics that have another identity than before."""
     return [name.partition(" ")[0] for name in now.split(", ") if name not in before.split(", ")]
 
 
 def _topics(fact: str) -> list[str]:
-    """The topics of a source, without Kafka's identity of them."""
+    """Return the topics of a source, without Kafka's identity of them."""
     return [name.partition(" ")[0] for name in fact.split(", ")]
 
 
 def _digest(schema: bytes) -> str:
-    """Of what a schema says, not of how it is written."""
+    """Return a digest of what a schema says, however it is written."""
     with suppress(orjson.JSONDecodeError):
         schema = orjson.dumps(orjson.loads(schema), option=orjson.OPT_SORT_KEYS)
     return f"sha256 {hashlib.sha256(schema).hexdigest()[:16]}"

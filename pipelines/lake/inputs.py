@@ -1,5 +1,7 @@
-"""Tables have a source and a topic; the layers name inputs (`core.inputs`), and parts of tables by them. This is where the one
-becomes the other: in the conditions and the columns of a question, and in the conditions of a write.
+"""Translation between inputs (`core.inputs`) and tables, which have a source and a topic instead.
+
+The layers name inputs, and parts of tables by them. They are translated in the conditions and the
+columns of a query, and in the conditions of a write.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from pipelines.lake.tables import SILVER, Table
 
 
 def narrowed(table: str, where: Where) -> Where:
-    """Conditions on the rows of a table, or of a part of it, in which `source` may be an input, as the table has its columns."""
+    """Return conditions on the table's own columns.
+
+    `table` may be a part of a table, and `source` may be an input in the conditions.
+    """
     terms = [[plain for condition in term for plain in _plain(condition)] for term in where]
     if topic := topic_of(table):
         return [[("topic", "=", topic), *term] for term in terms or [[]]]
@@ -31,13 +36,20 @@ def _plain(condition: Condition) -> Iterator[Condition]:
 
 
 def asked(columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]) -> Sequence[str]:
-    """The columns that are read for these: where a source has several topics, `source` alone stands for the input."""
-    is_input = bool(with_topics) and "source" in columns and "topic" not in columns and table != SILVER  # which has parts
+    """Return the columns to read for `columns`.
+
+    Where a source has several topics, `source` without `topic` stands for the input.
+    """
+    # Silver's columns are named by sources, and its topics are in the parts.
+    is_input = bool(with_topics) and "source" in columns and "topic" not in columns and table != SILVER
     return [*columns, "topic"] if is_input and table in layout and "topic" in layout[table].schema.names else columns
 
 
 def named(found: pa.Table, columns: Sequence[str], with_topics: Collection[str]) -> pa.Table:
-    """What was read as `asked`, with inputs as `source`; `columns`: those that were wanted."""
+    """Return what was read with the columns of `asked`, with inputs as `source`.
+
+    `columns`: those that were requested.
+    """
     if found.column_names == list(columns):
         return found
     source, topic = found["source"], found["topic"]

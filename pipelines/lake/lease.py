@@ -1,13 +1,15 @@
-"""One owner for each layer of a lake at a time, by a lease with a fencing token.
+"""One owner at a time for each layer of a lake, by a lease with a fencing token.
 
-The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of the same number through. An
-entry says that layers were taken, with its number as the fencing token, or released. The owner renews a file of its token every
-few seconds. A newcomer that finds a layer taken watches that file: if it changes, the newcomer is refused; if it stays the same
-for `SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
+The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of
+the same number through. An entry says that layers were taken, with its number as the fencing token,
+or released. The owner renews a file of its token every few seconds. A newcomer that finds a layer
+taken watches that file. If it changes, the newcomer is refused. If it stays the same for
+`SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
 
-That the waiting is over, or was none, proves nothing: every owner fences whatever it may write before it
-reads (`pipelines.running.owner.Owner.fence`), whoever was before. An owner that was only paused learns from
-`leases` that it was replaced; what it tries to write until then is kept out by its token.
+That the wait is over, or was not needed, proves nothing: every owner fences whatever it may write
+before it reads (`pipelines.running.owner.Owner.fence`), whoever was before. An owner that was only
+paused learns from `leases` that it was replaced. What it tries to write until then is kept out by
+its token.
 """
 
 from __future__ import annotations
@@ -37,10 +39,16 @@ from pipelines.lake.questions import Questions
 
 RENEWAL_S: Final = 2.0
 SILENCE_S: Final = 20.0
-"""Ten renewals: an owner that is silent for so long is dead, or paused for longer than anyone should wait for it."""
+"""Ten renewals.
+
+An owner that is silent for so long is dead, or paused for longer than anyone should wait for it.
+"""
 _LOOK_S: Final = 0.25
 _CHECK_EVERY: Final = 5
-"""With so many renewals an owner looks at `leases`, whatever its file says; sooner where the file is gone."""
+"""Number of renewals after which an owner checks `leases`, whatever its file says.
+
+Where the file is gone, it checks sooner.
+"""
 
 TAKEN, RELEASED = "taken", "released"
 FORGET: Final = "forget"
@@ -48,7 +56,7 @@ EVOLVE: Final = "evolve"
 _APPLICATION = "watersmeet-leases"
 _ATTEMPTS = 20
 _SPARK_CLASSES: Final = ("org.apache.spark.", "com.databricks.")
-"""How the main class of a JVM begins that runs Spark's driver."""
+"""Prefixes of the main class of a JVM that runs Spark's driver."""
 
 
 class Entry(NamedTuple):
@@ -70,15 +78,19 @@ class Entry(NamedTuple):
 
     @property
     def change(self) -> str | None:
-        """The command by which the owner changes the lake; None for one that works on as long as it is left to."""
+        """The command by which the owner changes the lake.
+
+        None for an owner that works on as long as it is left to.
+        """
         return self.holder.partition(" ")[0] if " " in self.holder else None
 
 
 def is_dead(owner: Entry) -> bool:
     """Return True where it is certain that the owner writes nothing any more.
 
-    It was in this process table, and neither it nor its JVM is left, which may outlive it for a moment and
-    finish what it was told to write. An owner that did not say when it started is never certainly dead.
+    It was in this process table, and neither its process nor its JVM is left: the JVM may outlive
+    the process for a moment and finish what it was told to write. An owner that did not say when it
+    started is never certainly dead.
     """
     here = process_table()
     if None in (here.boot_id, here.namespace, owner.started) or (owner.boot_id, owner.namespace) != here:
@@ -88,26 +100,30 @@ def is_dead(owner: Entry) -> bool:
 
 
 def last_entries(questions: Questions) -> dict[str, Entry]:
-    """Return, by layer, the last entry of `leases`. A table of an earlier version lacks some of the columns."""
+    """Return, by layer, the last entry of `leases`.
+
+    A table of an earlier version lacks some of the columns.
+    """
     known = questions.columns(tables.LEASES).names
     rows = questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
     return {entry.layer: entry for entry in sorted((Entry(**row) for row in rows), key=attrgetter("entry"))}
 
 
 def change_under_way(questions: Questions, change: str | None = None) -> Entry | None:
-    """Return the entry of a command, or of this one, that changes the lake and has not released it; None where there is none.
+    """Return the entry of a command that changes the lake and has not released it, if any.
 
-    It may have been cut short, too: `is_dead` knows more.
+    `change`: only this command. It may have been cut short, too: `is_dead` knows more.
     """
     entries = last_entries(questions).values() if questions.exists(tables.LEASES) else ()
     return next((entry for entry in entries if entry.event == TAKEN and entry.change and change in (None, entry.change)), None)
 
 
 def check_not_changing(questions: Questions, lake: Lake, change: str) -> None:
-    """Raise LeaseTakenError while this command has taken layers of the lake to change it, or was cut short.
+    """Raise LeaseTakenError while the command `change` holds layers of the lake, or was cut short.
 
-    For whoever sends records without a lease, once it has fenced those before it. The command fences in turn after it has taken
-    the layers, so that of the two that cross one learns of the other.
+    For a process that sends records without a lease, once it has fenced those before it. The
+    command first takes the layers and then fences in turn, so of two that cross, one learns of the
+    other.
     """
     entry = change_under_way(questions, change)
     if entry is not None:
@@ -116,10 +132,11 @@ def check_not_changing(questions: Questions, lake: Lake, change: str) -> None:
 
 @dataclass
 class Lease:
-    """Some layers of a lake, held by this process from `take` to `release`; `lost` is set where another owner took over.
+    """Lease on some layers of a lake, held by this process from `take` to `release`.
 
-    `append` writes to `leases`. `on_lost` is called, in another thread, as soon as a takeover is noticed. Tests replace the sleep
-    and the look at processes, and renew by themselves.
+    `lost` is set where another owner took over, and `on_lost` is called, in another thread, as soon
+    as that is noticed. `append` writes to `leases`. Tests replace the sleep and the look at
+    processes, and renew by themselves.
     """
 
     lake: Lake
@@ -127,7 +144,10 @@ class Lease:
     append: Append
     layers: Sequence[str]
     change: str | None = None
-    """The command that changes the lake: it takes the layers by force, but not from one that changes the lake, too."""
+    """The command that changes the lake.
+
+    It takes the layers by force, except from another such command.
+    """
     token: int = 0
     lost: LeaseLostError | None = None
     on_lost: Callable[[], None] = lambda: None
@@ -148,10 +168,11 @@ class Lease:
         return Files(self.lake.storage)
 
     def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
-        """Waits until nobody else renews the layers, and takes them; the token is larger than every one before.
+        """Wait until nobody else renews the layers, then take them.
 
-        `largest_known` is asked where `leases` is empty: other tables may have seen owners. Raises LeaseTakenError where a living
-        process holds one of the layers that does not lose them to a `change`.
+        The token is larger than every earlier one. `largest_known` is called where `leases` is
+        empty: other tables may have seen owners. Raises LeaseTakenError where a living process
+        holds one of the layers and does not lose it to a `change`.
         """
         for _ in range(_ATTEMPTS):
             last, next_entry = self._last()
@@ -173,7 +194,11 @@ class Lease:
         )
 
     def release(self) -> None:
-        """The next owner need not wait; where another writer of `leases` comes in between, it has to find out."""
+        """Release the layers, so that the next owner need not wait.
+
+        Where another writer of `leases` comes in between, no entry is made, and the next owner has
+        to find out by itself.
+        """
         self._ended.set()
         if self._renewing is not None:
             self._renewing.join()
@@ -183,18 +208,21 @@ class Lease:
         self._files.delete(self._path(self.token))
 
     def check(self) -> None:
-        """Before a step that would itself shut another owner out. Raises LeaseLostError where another process has taken over."""
+        """Raise LeaseLostError where another process has taken over.
+
+        For a step that would itself shut another owner out.
+        """
         others = [entry for entry in self._last()[0].values() if entry.token != self.token]
         if others:
             self.lost = LeaseLostError(self.lake.location, max(others, key=attrgetter("entry")).change)
             raise self.lost
 
     def renew(self) -> bool:
-        """Says once more that this process lives; False, with `lost` set and `on_lost` called, where another has
-        taken over.
+        """Show once more that this process lives; return False where another has taken over.
 
-        Whoever takes over removes the file after its entry is in `leases`. So a renewal that makes the file anew
-        finds the entry when it looks there next, and removes the file again.
+        Then `lost` is set and `on_lost` is called. Whoever takes over removes the file after its
+        entry is in `leases`. So a renewal that makes the file anew finds the entry at its next
+        check, and removes the file again.
         """
         is_there = self._renewal(self.token) is not None
         self._write_renewal()
@@ -209,13 +237,16 @@ class Lease:
         return True
 
     def _last(self) -> tuple[Mapping[str, Entry], int]:
-        """The last entry of each of the layers, and the number of the next one."""
+        """Return the last entry of each of the layers, and the number of the next entry."""
         entries = last_entries(self.questions)
         next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
         return {layer: entry for layer, entry in entries.items() if layer in self.layers}, next_entry
 
     def _claim(self, entry: int) -> bool:
-        """Whether it was this process that wrote the entry of that number, and so took the layers."""
+        """Take the layers by the entry of that number.
+
+        Return True where it was this process that wrote it.
+        """
         self._append(entry, TAKEN, token=entry)
         holders = self.questions.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])["holder"].to_pylist()
         is_ours = set(holders) == {self._holder}
@@ -235,8 +266,9 @@ class Lease:
             self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
 
     def _await_silence(self, owner: Entry) -> None:
-        """Returns once the owner is certainly dead, was silent long enough, or has released. Raises
-        LeaseTakenError while it is alive.
+        """Wait until the owner is certainly dead, was silent long enough, or has released.
+
+        Raises LeaseTakenError where it is alive.
         """
         seen = self._renewal(owner.token)
         for _ in range(round(SILENCE_S / _LOOK_S)):
@@ -266,7 +298,7 @@ class Lease:
 
 
 def _jvm_pid() -> int | None:
-    """Spark's JVM, where this process has started one or was started by one."""
+    """Return the process id of Spark's JVM, if this process has started it or was started by it."""
     here = psutil.Process()
     for process in (*here.children(recursive=True), *here.parents()):
         with suppress(psutil.Error):

@@ -1,4 +1,7 @@
-"""Where the tables of a lake are: folders under a path or a URI, or tables of a catalog's schema. Nothing is opened here."""
+"""Location of a lake's tables: folders under a path or a URI, or tables of a catalog's schema.
+
+Nothing is opened here.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,38 @@ from pipelines.settings import CatalogLake, Settings
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(?=/)")
 _NOT_BY_DELTA_RS = re.compile(r"[#?\[\]|^\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
-"""What delta-rs cannot have in a path, or takes for something else than a part of one."""
+"""Characters that delta-rs cannot have in a path, or does not take literally."""
 _DELTA_RS_SCHEMES = frozenset(["s3", "s3a", "abfs", "abfss", "az", "adl", "azure", "gs"])
 
 
 def scheme_of(address: str) -> str | None:
-    """The scheme of a URI in lower case; None for a path and for a `file:` URI, which both name a folder of this machine."""
+    """Return the scheme of a URI in lower case.
+
+    None for a path and for a `file:` URI, which both name a folder of this machine.
+    """
     found = _SCHEME.match(address)
     return None if found is None or found[1].lower() == "file" else found[1].lower()
 
 
 def has_store(address: str) -> bool:
-    """Whether an address is in an object store that is known without Spark."""
+    """Return True where an address is in an object store that is known without Spark."""
     return scheme_of(address) in _DELTA_RS_SCHEMES
 
 
 def local_path(address: str) -> str:
-    """The path that an address without a scheme names: `file:` is cut off, and nothing is decoded, as in Hadoop's paths."""
+    """Return the path that an address without a scheme names.
+
+    `file:` is cut off, and nothing is decoded, as in Hadoop's paths.
+    """
     return _FILE_URI.sub("", address, count=1)
 
 
 @dataclass(frozen=True)
 class Lake:
-    """The tables of one configuration. Those in `borrowed`, by table name, are another lake's, which is only read.
+    """The tables of one configuration.
 
-    A rebuild borrows bronze and the idle decisions of the lake that it checks.
+    `borrowed`: by table name, another lake that has the table and is only read. A rebuild borrows
+    bronze and the idle decisions of the lake that it checks.
     """
 
     settings: Settings
@@ -52,32 +62,38 @@ class Lake:
         return layout(self.settings)
 
     def schema(self, table: str) -> pa.Schema:
-        """The columns of a table, or of the part of it that an input has (`core.inputs`)."""
+        """Return the columns of a table, or of the part of it that an input has (`core.inputs`)."""
         return self.layout[source_of(table)].schema
 
     @property
     def is_catalog(self) -> bool:
-        """Whether the tables are in a schema of a catalog, so that they have a name and no path."""
+        """True where the tables are in a schema of a catalog: they have a name and no path."""
         return isinstance(self.settings.lake, CatalogLake)
 
     @property
     def location(self) -> str:
-        """Where the lake is, for a sentence: its path, URI, or `catalog.schema`."""
+        """The place of the lake, for messages: its path, URI, or `catalog.schema`."""
         location = self.settings.lake
         return f"{location.catalog}.{location.schema_name}" if isinstance(location, CatalogLake) else location
 
     @property
     def storage(self) -> Mapping[str, str]:
-        """Options of the object store under delta-rs's names; none where the environment says everything."""
+        """Options of the object store under delta-rs's names.
+
+        None where the environment has them all.
+        """
         return self.settings.storage
 
     def home(self, table: str) -> Lake:
-        """The lake that holds the table, or the part of one: this one, or the one it is borrowed from."""
+        """Return the lake that holds a table, or a part of one.
+
+        That is this one, or the one it is borrowed from.
+        """
         name = source_of(table)
         return self.borrowed[name].home(name) if name in self.borrowed else self
 
     def address(self, table: str) -> str:
-        """The path or URI `<lake>/<table>`, or the quoted name in the catalog."""
+        """Return the path or URI `<lake>/<table>`, or the quoted name in the catalog."""
         location, table = self.home(table).settings.lake, source_of(table)
         if isinstance(location, CatalogLake):
             return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
@@ -85,9 +101,10 @@ class Lake:
 
     @property
     def needs_spark(self) -> bool:
-        """Whether nothing but Spark can open every table: one is in a catalog, or where delta-rs cannot go.
+        """True where only Spark can open every table.
 
-        delta-rs knows folders of this machine, but for a few characters in their path, and the common object stores.
+        One is in a catalog, or where delta-rs cannot go. It knows folders of this machine, except
+        for a few characters in their path, and the common object stores.
         """
         location = self.settings.lake
         if isinstance(location, CatalogLake) or any(lake.needs_spark for lake in self.borrowed.values()):

@@ -1,8 +1,9 @@
-"""Keeps the tables small: compaction, the deletion of rows that `keep` lets go (`pipelines.operations.keeping`), and the removal
-of files that lie further back than `retention`.
+"""Maintenance that keeps tables small: it compacts, deletes old rows, and removes old files.
 
-The owner of a layer does it between two batches, so nothing is ever rewritten under a writer's hands. Compaction changes no row,
-and only files that no version within the retention uses are deleted. The Delta log and the history reach back as far.
+`keep` says which rows are old (`pipelines.operations.keeping`), `retention` which files. The owner
+of a layer does it between two batches, so nothing is ever rewritten under a writer's hands.
+Compaction changes no row, and only files that no version within the retention uses are deleted. The
+Delta log and the history reach back as far.
 """
 
 from __future__ import annotations
@@ -19,38 +20,48 @@ if TYPE_CHECKING:
     from pipelines.engine import Engine
 
 FILE_BYTES: Final = 128 * 1024 * 1024
-"""Compaction makes files of up to about this size."""
+"""Approximate size up to which compaction makes files."""
 
 GATHERED: Final = ((64, FILE_BYTES), (8, 16 * 1024 * 1024), (1, 2 * 1024 * 1024))
-"""Up to which size files are gathered by each 64th compaction of a run, by each eighth of the others, and by the rest. If each
-made the largest files, each would write anew what those before it have gathered, and all that stays until the retention is over.
+"""Pairs (n, size): every n-th compaction of a run gathers files up to that size (bytes).
+
+The first pair that fits applies. If each made the largest files, each would rewrite what those
+before it have gathered, and all that stays until the retention is over.
 """
 
 FEW_FILES: Final = 16
-"""A table of no more files is left as it is: a question opens one in a millisecond, and what compaction replaces stays until the
-retention is over.
+"""Number of files up to which a table is left as it is.
+
+A query opens a file in a millisecond, and what compaction replaces stays until the retention is
+over.
 """
 
 VACUUM_EVERY_S: Final = 6 * 3600.0
-"""Listing all files of a table costs most where there is nothing to remove."""
+"""Seconds between two vacuums.
+
+Listing all files of a table costs most where there is nothing to remove.
+"""
 
 
 @dataclass
 class Maintenance:
-    """Looks after some tables of a lake for their owner."""
+    """Maintenance of some tables of a lake, for their owner."""
 
     engine: Engine
     names: Sequence[str]
     every: int | None = None
-    """After how many commits tables are compacted; None for as many as the engine says."""
+    """Number of commits after which tables are compacted; None for as many as the engine says."""
     expire: Callable[[str], None] = lambda _: None
-    """Deletes the rows of a table that are old enough."""
+    """Function that deletes the rows of a table that are old enough."""
     now_s: Callable[[], float] = time.monotonic
     _commits: int = 0
     _vacuumed_at_s: float | None = None
 
     def after_commit(self) -> None:
-        """Compacts after every so many commits; after some hours deletes old rows first, and vacuums."""
+        """Compact the tables after every so many commits.
+
+        Once `VACUUM_EVERY_S` have passed, delete old rows before that, and vacuum after it.
+        """
         self._commits += 1
         if self._vacuumed_at_s is None:
             self._vacuumed_at_s = self.now_s()
@@ -69,8 +80,10 @@ class Maintenance:
 
 
 def maintain(engine: Engine, names: Sequence[str], expire: Callable[[str], None] = lambda _: None) -> list[dict[str, object]]:
-    """Deletes old rows of the tables (`expire`), compacts and vacuums them; tells of each how many files it had, has now, and how
-    many old ones were removed.
+    """Delete old rows of the tables (`expire`), compact and vacuum them.
+
+    Returns, for each, how many files it had, how many it has now, and how many old ones were
+    removed.
     """
     done: list[dict[str, object]] = []
     for name in names:
@@ -83,14 +96,17 @@ def maintain(engine: Engine, names: Sequence[str], expire: Callable[[str], None]
 
 
 def keep_properties(engine: Engine, table: str) -> None:
-    """Afterwards the table has the properties of the layout, whatever it was made with. For its owner alone."""
+    """Give the table the properties of the layout, whatever it was made with.
+
+    For the table's owner alone.
+    """
     wanted = engine.lake.layout[table].properties
     if wanted.items() - engine.questions.properties(table).items():
         engine.set_properties(table, wanted)
 
 
 def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:
-    """Compacts a table that has more than few files; how many it had."""
+    """Compact a table that has more than `FEW_FILES` files, and return how many it had."""
     before = engine.questions.file_count(table)
     if before > FEW_FILES:
         engine.compact(table, file_bytes)
@@ -98,7 +114,9 @@ def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:
 
 
 def _vacuum(engine: Engine, table: str) -> int:
-    """Removes old files, and gives up those of the last version in which rows stand that are deleted: they are old once the
+    """Remove old files of a table, and return how many.
+
+    Files of the last version that still hold deleted rows are replaced first: they are old once the
     retention is over.
     """
     keep_properties(engine, table)

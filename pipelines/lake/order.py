@@ -1,4 +1,4 @@
-"""In which order silver's finished records are published: by which of its columns."""
+"""The order in which silver's finished records are published, by columns of silver."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ _BEFORE_ALL: Final = Place(PLAIN, b"", -1, b"")
 
 
 class Order(NamedTuple):
-    """By which columns of silver records are published, of which the first is a time; and what holds for these records."""
+    """An order of publication: columns of silver, and the conditions on its records.
+
+    The first column is a time.
+    """
 
     columns: Sequence[str]
     conditions: Sequence[Condition] = ()
 
     @property
     def column(self) -> str:
-        """The time."""
+        """The first column, which is a time."""
         return self.columns[0]
 
     def since(self, tails: Mapping[int, Tail], partitions: Iterable[int]) -> dict[int, int]:
-        """By partition, the time (ms) of the tail, or -1; without those whose tail is behind all records of this order."""
+        """Return, by partition, the time (ms) of the tail, or -1 without one.
+
+        Partitions whose tail sorts after all records of this order are left out.
+        """
         places = {p: tails[p].place if p in tails else _BEFORE_ALL for p in partitions}
         if self.column == "closed_at":
             return {p: place.closed_at for p, place in places.items()}
@@ -33,28 +39,34 @@ class Order(NamedTuple):
 
 
 BY_EVENT_TIME: Final = Order(["event_time", "merge_key"])
-"""Where merge records are closed by a timeout alone."""
+"""Order where merge records are closed by a timeout alone."""
 
 BY_CLOSING: Final = Order(["closed_at", "due", "merge_key"])
-"""Where there is a window by gap."""
+"""Order where there is a window by gap."""
 
 BY_TENANT: Final = Order(["closed_at", "tenant", "due", "merge_key"])
-"""Where there are tenants."""
+"""Order where there are tenants."""
 
 
 def due_columns(questions: Questions) -> list[str]:
-    """The columns of `DUE` that silver has: both, or none."""
+    """Return the columns of `DUE` that silver has: both, or none."""
     return own_columns(questions.columns(tables.SILVER), DUE)
 
 
 def place_columns(questions: Questions) -> list[str]:
-    """The columns of silver that say where a merge record stands in the order of publication: what `sequence.place_of` takes."""
+    """Return the columns of silver that give a merge record its place in the order of publication.
+
+    They are what `sequence.place_of` takes.
+    """
     silver = questions.columns(tables.SILVER)
     return ["event_time", "merge_key", *own_columns(silver, DUE), *own_columns(silver, TENANT)]
 
 
 def orders(questions: Questions) -> list[Order]:
-    """In which orders silver is published, one after the other: what a timeout closed before there was a window comes first."""
+    """Return the orders in which silver is published, one after the other.
+
+    What a timeout closed before there was a window comes first.
+    """
     silver = questions.columns(tables.SILVER)
     if has_tenants(silver):
         return [BY_TENANT]

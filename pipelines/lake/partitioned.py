@@ -1,4 +1,7 @@
-"""Files of a table that is partitioned by one column, written a piece at a time, for a commit that names them."""
+"""Files of a table that is partitioned by one column.
+
+They are written a piece at a time, for a commit that names them.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,20 @@ from pipelines.lake.files import Files
 from pipelines.lake.maintenance import FILE_BYTES
 
 _COUNTED: Final = (pa.int32(), pa.int64(), TIME)
-"""Of columns of these types a file has statistics: others could tell a key (`forget`)."""
+"""Types of the columns that a file has statistics of.
+
+Statistics of other types could tell a key (`forget`).
+"""
 
 MAX_FILES: Final = 256
-"""So many files at most are open at a time: a process may often have no more than 1,024."""
+"""Maximum number of files open at a time: a process may often have no more than 1,024."""
 
 
 def by_key(pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path) -> Iterator[pa.Table]:
-    """Yield rows of silver that come in pieces in about so many others, all of a key in one. Meanwhile they are on the disk."""
+    """Yield rows of silver in about `count` pieces, with all rows of a key in one.
+
+    Meanwhile the rows are on the disk.
+    """
     count = min(count, MAX_FILES)
     paths = [folder / f"{number}.arrow" for number in range(count)]
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -47,7 +56,11 @@ def by_key(pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Pa
 
 
 class PartitionedFiles:
-    """Files of a table at an address, made in a folder of the local disk, and taken there once they are whole."""
+    """Writer of a table's files.
+
+    Each is made in a folder of the local disk, and moved to the table's address once it is
+    complete.
+    """
 
     def __init__(self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path) -> None:
         self._by, self._address, self._files, self._folder = by, address, files, folder
@@ -55,7 +68,7 @@ class PartitionedFiles:
         self._counted = [field.name for field in self._schema if field.type in _COUNTED]
 
     def write(self, pieces: Iterable[pa.Table]) -> list[AddAction]:
-        """Write all rows, a row group for each piece; return what a commit says of the files."""
+        """Write all rows, a row group for each piece; return the files' entries for a commit."""
         added: list[AddAction] = []
         writers: dict[str, pq.ParquetWriter] = {}
         for piece in pieces:
@@ -78,7 +91,7 @@ class PartitionedFiles:
 
 
 def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
-    """The statistics of a file, as Delta's log has them, of these columns."""
+    """Return the statistics of these columns of a file, as Delta's log has them."""
     least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     groups = [written.row_group(i) for i in range(written.num_row_groups)]
     columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
@@ -92,5 +105,5 @@ def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number, or a time, whose milliseconds are whole."""
+    """Return a number as it is, and a time as text with whole milliseconds."""
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if isinstance(value, datetime) else value

@@ -1,8 +1,8 @@
-"""Which process of which machine an owner is, so that it can be known for certain that it is gone.
+"""Identity of a process, by which it is known for certain whether an owner is gone.
 
-A host name and a process id do not say it: two containers may share a host name and never a process table,
-and a number is given again. A boot id, a namespace of processes and the time since boot at which a process
-started do, and no wall clock is in them.
+A host name and a process id do not suffice: two containers may share a host name but never a
+process table, and process ids are reused. A boot id, a namespace of processes and the time since
+boot at which a process started do, and none of them depends on a wall clock.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ProcessTable(NamedTuple):
 def process_table() -> ProcessTable:
     """Return the process table of this process, as Linux names it.
 
-    Where `/proc` shows the processes of another namespace than this one's, no number in it can be trusted, and
-    nothing is told.
+    Where `/proc` shows the processes of another namespace than this one's, no number in it can be
+    trusted, and both fields are None.
     """
     with suppress(OSError):
         me = Path("/proc/self")
@@ -36,7 +36,10 @@ def process_table() -> ProcessTable:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None where the system does not tell."""
+    """Return when a process started, in clock ticks since boot.
+
+    None where the system does not tell.
+    """
     with suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])  # the name of the program, in parentheses, may hold anything
@@ -44,7 +47,10 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_gone(pid: int, started: int | None) -> bool:
-    """Return True where this process table has no process of that number, or one that started at another time."""
+    """Return True where this process table has no process of that number.
+
+    A process that started at another time is another one.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

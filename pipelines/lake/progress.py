@@ -1,6 +1,6 @@
-"""How far silver is: the plan of a batch as facts of its commit, as rows of the table `progress`, and back.
+"""Progress of silver: a batch's plan as facts of its commit, as rows of `progress`, and back.
 
-The commit decides; `progress` follows from it, and keeps for good what the log forgets.
+The commit decides. `progress` follows from it, and keeps for good what the log forgets.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from pipelines.settings import Settings
 
 
 def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
-    """A batch as facts of its commit to silver.
+    """Return a batch as facts of its commit to silver.
 
-    `batch`; `epoch`; `offsets`: by input, `[partition, from, until, position_before, position, head]` for each of its
-    partitions; `clocks`: `[partition, clock]`. All times are ms after `since` (epoch ms), or null. `has_late`; `generation`;
-    `configuration`: a digest.
+    - `batch`, `epoch` and `generation`: numbers.
+    - `offsets`: by input, `[partition, from, until, position_before, position, head]` for each of
+      its partitions.
+    - `clocks`: `[partition, clock]`.
+    - `since`: epoch ms. All other times are ms after it, or null.
+    - `has_late`: as in the plan.
+    - `configuration`: a digest.
     """
     times = [time for done in plan.ranges.values() for time in (done.position_before, done.position, done.head)]
     since = min((time for time in [*times, *plan.clocks.values()] if time is not None), default=0)
 
     def after(time: int | None) -> int | None:
-        """A time (ms) as its distance from the smallest of the plan; None stays None."""
+        """Return a time (ms) as its distance from the plan's smallest; None stays None."""
         return None if time is None else time - since
 
     offsets: dict[str, list[list[int | None]]] = {}
@@ -43,11 +47,11 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
 
 
 def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
-    """The batch of which `facts_of` made the facts."""
+    """Return the batch from which `facts_of` made the facts."""
     since = facts["since"]
 
     def time(after: int | None) -> int | None:
-        """A time (epoch ms) from its distance to the smallest of the plan; None stays None."""
+        """Return a time (epoch ms) from its distance to the plan's smallest; None stays None."""
         return None if after is None else since + after
 
     ranges = {
@@ -60,7 +64,10 @@ def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
 
 
 def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, committed_at_ms: int) -> pa.Table:
-    """One row of `progress` for every topic-partition, so that the last batch alone says where all of them stand."""
+    """Return a row of `progress` for every topic-partition.
+
+    So the last batch alone says where all of them stand.
+    """
     rows = []
     for tp, done in plan.ranges.items():
         of_batch = (committed_at_ms, done.position, None, silver_version, plan.epoch, plan.generation)
@@ -70,7 +77,7 @@ def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, comm
 
 
 def clocks_after(questions: Questions, batch: int) -> dict[int, int]:
-    """By partition, the clock (ms) that a batch left, where there is one."""
+    """Return, by partition, the clock (ms) after a batch, where there is one."""
     where: Where = [[("batch", "=", batch), ("clock", "is not null", None)]]
     rows = questions.select(tables.PROGRESS, ["partition", "clock"], where).to_pylist()
     return {row["partition"]: row["clock"] for row in rows}
@@ -81,10 +88,11 @@ LastBatch: TypeAlias = tuple[BatchPlan, int, Commit]
 
 
 def last_batch(questions: Questions) -> LastBatch | None:
-    """Silver's last batch, the version of silver that holds it, and the commit that decided it; None before the first.
+    """Return silver's last batch, the version of silver that holds it, and the deciding commit.
 
-    Where the log has forgotten that commit, the table of progress tells: its notes were written then, the plan says that there
-    may be late records, and the commit has neither token nor facts.
+    None before the first. Where the log has forgotten that commit, `progress` has the batch. Then
+    its notes were written, the plan says that there may be late records, and the commit has neither
+    token nor facts.
     """
     found = last_decision(questions, tables.SILVER, APPLICATION)
     if found is None:

@@ -1,4 +1,7 @@
-"""The tables `published` and `dead_letters`: where the sink, and a topic of dead letters, stood after the last transaction."""
+"""The tables `published` and `dead_letters`.
+
+They say where the sink, or a dead-letter topic, stood after the last transaction.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pipelines.lake.questions import Condition, Questions
 
 
 def last_sink(questions: Questions, conditions: Sequence[Condition] = ()) -> str | None:
-    """The sink, as `published` names it, that was noted last by rows that meet all conditions; None where there are none."""
+    """Return the sink that was noted last, as `published` names it.
+
+    Only rows that meet all conditions count; None where there are none.
+    """
     found = questions.summary(tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]).to_pylist()
     return max(found, key=itemgetter("last"))["sink"] if found else None
 
@@ -22,9 +28,9 @@ def last_noted_ms(questions: Questions) -> int:
 
 
 def last_published(questions: Questions, sink: str | None = None, until_ms: int | None = None) -> dict[int, Tail]:
-    """By partition the last message that was noted of a sink (without a name: of the last one), up to a time (epoch ms).
+    """Return, by partition, the last message that was noted of a sink, up to a time (epoch ms).
 
-    Nothing where the table does not exist.
+    Without a name, the sink is the one that was noted last. Empty where the table does not exist.
     """
     if not questions.exists(tables.PUBLISHED):
         return {}
@@ -46,9 +52,10 @@ def last_published(questions: Questions, sink: str | None = None, until_ms: int 
 
 
 def last_letters(questions: Questions, sink: str) -> dict[int, dict[str, int]]:
-    """By partition and source, up to which offset (exclusive) records were noted as sent to a topic of dead letters.
+    """Return the offsets up to which records were noted as sent to a dead-letter topic.
 
-    `sink`: the topic and Kafka's identity of it, as `dead_letters` names it. Nothing where the table does not exist.
+    They are exclusive, by partition and source. `sink`: the topic and Kafka's identity of it, as
+    `dead_letters` names it. Empty where the table does not exist.
     """
     noted: dict[int, dict[str, int]] = {}
     if not questions.exists(tables.DEAD_LETTERS):

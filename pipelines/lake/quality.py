@@ -1,6 +1,6 @@
-"""The table `quality`: what became of each expectation at each check, and up to where each suite has looked.
+"""The table `quality`: results of expectations by check, and how far each suite has checked.
 
-A check looks at everything up to a version of silver; the next one of that suite goes on there.
+A check covers everything up to a version of silver; the next one of that suite goes on there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Checked(NamedTuple):
 
 
 def last_versions(questions: Questions) -> dict[tuple[str, str], int]:
-    """By suite and table, the version of silver up to which the suite has looked; nothing where the table does not exist."""
+    """Return, by suite and table, the version of silver up to which the suite has checked.
+
+    Empty where the table does not exist.
+    """
     if not questions.exists(tables.QUALITY):
         return {}
     found = questions.summary(tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}).to_pylist()
@@ -43,8 +46,11 @@ def last_versions(questions: Questions) -> dict[tuple[str, str], int]:
 
 
 def last_results(questions: Questions) -> list[dict[str, Any]]:
-    """What the last check of each suite and table has found: `suite`, `table`, `version`, `checked_at` (epoch ms), `success`,
-    `expectations` and `failed`: how many there are, and how many of them failed.
+    """Return the results of the last check of each suite and table.
+
+    - `suite`, `table`, `version`, `checked_at` (epoch ms), `success`.
+    - `expectations`: how many there are.
+    - `failed`: how many of them failed.
     """
     if not questions.exists(tables.QUALITY):
         return []
@@ -68,10 +74,10 @@ def last_results(questions: Questions) -> list[dict[str, Any]]:
 
 
 def append_results(questions: Questions, append: Append, table: Table, results: Sequence[Checked]) -> None:
-    """Adds the results of one check, all of them in one commit; several processes may do so at once.
+    """Append the results of one check in one commit; several processes may do so at once.
 
-    The commit's number is that of the version that it is to make, so Delta skips, or finds in conflict, the later one of two that
-    end together; that one tries again.
+    The commit's number is that of the version that it is to make. So of two checks that end
+    together, Delta skips the later one, or finds it in conflict, and that one tries again.
     """
     mine, rows = uuid.uuid4().hex, table.rows(results)
     for _ in range(_ATTEMPTS):
@@ -84,7 +90,7 @@ def append_results(questions: Questions, append: Append, table: Table, results: 
 
 
 def _checks_since(questions: Questions, table: str, number: int) -> list[str]:
-    """The checks whose results were added by this version of the table, or a later one."""
+    """Return the checks whose results were added by this version of the table, or a later one."""
     new = takewhile(lambda version: version.number >= number, walk(questions, table))
     commits = [Commit.parse(version.metadata) for version in new]
     return [str(commit.facts.get("check")) for commit in commits if commit is not None]

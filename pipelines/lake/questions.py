@@ -1,6 +1,7 @@
-"""Small read-only questions about the tables of a lake, asked as columns and conditions and answered as Arrow.
+"""Small read-only queries on the tables of a lake: columns and conditions in, Arrow out.
 
-delta-rs answers them in milliseconds, without a JVM, for a lake with a path that it can open, and Spark for all others.
+delta-rs answers them in milliseconds, without a JVM, for a lake with a path that it can open, and
+Spark for all others.
 """
 
 from __future__ import annotations
@@ -23,33 +24,43 @@ from pipelines.errors import WatersmeetError
 _T = TypeVar("_T")
 
 Condition: TypeAlias = tuple[str, str, Any]
-"""A column, an operator, and what the column is compared with."""
+"""A column, an operator, and the value that the column is compared with."""
 
 Where: TypeAlias = Sequence[Sequence[Condition]]
-"""Conditions (column, operator, value), ANDed within a term; the terms are ORed. `()` is everything.
+"""Conditions (column, operator, value), ANDed within a term; the terms are ORed.
 
-Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` and `not in` (a list), `is null`, `is not null` (the value is ignored). A time is
-epoch ms. As in SQL, a null passes nothing but `is null`.
+`()` matches every row. Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` and `not in` (a list),
+`is null`, `is not null` (the value is ignored). A time is epoch ms. As in SQL, a null meets no
+condition but `is null`.
 """
 
 Aggregates: TypeAlias = Mapping[str, tuple[str, str]]
-"""By output name, (`count` | `min` | `max` | `sum`, column). Nulls are ignored; `("count", "*")` counts rows."""
+"""Aggregates by output name: (`count` | `min` | `max` | `sum`, column).
+
+Nulls are ignored; `("count", "*")` counts rows.
+"""
 
 COMPARISONS: Final = frozenset(["=", "!=", "<", "<=", ">", ">="])
 OPERATORS: Final = COMPARISONS | {"in", "not in", "is null", "is not null"}
 AGGREGATES: Final = frozenset(["count", "min", "max", "sum"])
 
 MAX_TERMS: Final = 16
-"""A condition with a term for each of hundreds of partitions takes longer to plan than to answer."""
+"""Maximum number of terms in a condition on partitions.
+
+With a term for each of hundreds of partitions, a condition takes longer to plan than to answer.
+"""
 
 PARTITIONS_PER_QUESTION: Final = 64
-"""Where each partition needs a term of its own, so many are asked for at a time."""
+"""Maximum number of partitions in one query where each needs a term of its own."""
 
 ROW_BYTES: Final = 100
-"""About so many bytes a row takes in memory beside keys, values and headers."""
+"""Approximate size in memory of a row without keys, values and headers."""
 
 PACKED: Final = 4
-"""So many times as large as in the files are rows in memory whose size no column tells: those of earlier versions."""
+"""Approximate ratio of the size of rows in memory to that in the files.
+
+For rows of earlier versions, whose size no column tells.
+"""
 
 
 class NoTableError(WatersmeetError):
@@ -72,8 +83,12 @@ class VersionGoneError(WatersmeetError):
 
 
 class Version(NamedTuple):
-    """A commit to a table: its number, when it was made (epoch ms), its `userMetadata`, and what it did, as Delta calls it
-    (WRITE, MERGE, OPTIMIZE, ...); and where it is a RESTORE, to which version (-1: to one that it does not say).
+    """A commit to a table.
+
+    - `committed_at_ms`: when it was made (epoch ms).
+    - `metadata`: its `userMetadata`.
+    - `operation`: what it did, as Delta calls it (WRITE, MERGE, OPTIMIZE, ...).
+    - `restored_to`: for a RESTORE, the version that it restored (-1: it does not say which).
     """
 
     number: int
@@ -84,63 +99,81 @@ class Version(NamedTuple):
 
 
 class Questions(Protocol):
-    """What may be asked about a lake's tables. Every answer is of the last commit, but for a `version`.
+    """Read-only queries on a lake's tables. Every answer is of the last commit, or of a `version`.
 
-    Unknown columns and operators raise ValueError; a table that is not there raises NoTableError (but for `exists`), a version
-    that is not there, or whose files were vacuumed, VersionGoneError. Timestamp columns are answered as int64 epoch ms; nested
-    values as they are, with timestamps as timestamp[us, UTC].
+    - Unknown columns and operators raise ValueError.
+    - A table that does not exist raises NoTableError (but for `exists`).
+    - A version that does not exist, or whose files were vacuumed, raises VersionGoneError.
 
-    Where a source has several topics, a table may be a part of one (`core.inputs`), `source` may be an input in a condition, and
-    is one among columns without `topic`.
+    Timestamp columns are answered as int64 epoch ms; nested values as they are, with timestamps as
+    timestamp[us, UTC].
+
+    Where a source has several topics, a table may be a part of one (`core.inputs`), and `source`
+    may be an input in a condition. Among columns without `topic`, `source` is the input.
     """
 
     def exists(self, table: str) -> bool:
-        """Whether the table is there; nothing is created."""
+        """Return True where the table exists. Nothing is created."""
 
     def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
-        """The columns of exactly the rows that meet the conditions, in no particular order."""
+        """Return columns of exactly the rows that meet the conditions, in no particular order."""
 
     def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
-        """As `select`, of the table's own columns, and with times as they are in it: timestamp[us, UTC]."""
+        """Return what `select` returns, but of the table's own columns and with its own times.
+
+        Their type is timestamp[us, UTC].
+        """
 
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
     ) -> pa.Table:
-        """A row for each combination of `by` (one row in any case where that is empty), with aggregates of its rows."""
+        """Return a row for each combination of `by`, with aggregates of its rows.
+
+        Where `by` is empty, there is one row in any case.
+        """
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
-        """The last commits, latest first; without a limit, all that the log still knows."""
+        """Return the last commits, latest first; without a limit, all that the log still has."""
 
     def version(self, table: str) -> int:
-        """The number of the last commit."""
+        """Return the number of the last commit."""
         return self.history(table, 1)[0].number
 
     def has_moved(self, table: str, version: int) -> bool:
-        """Whether the table has another last version than this one."""
+        """Return True where the last version of the table is another one than `version`."""
         return self.version(table) != version
 
     def version_at(self, table: str, time_ms: int) -> int | None:
-        """The last commit at or before a time (epoch ms); None before the first that the log still knows."""
+        """Return the version of the last commit at or before a time (epoch ms).
+
+        None before the first commit that the log still has.
+        """
         return next((version.number for version in walk(self, table) if version.committed_at_ms <= time_ms), None)
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
-        """The columns that the stored table has, which may be more than its layout's."""
+        """Return the columns of the stored table, which may be more than its layout's."""
 
     def properties(self, table: str) -> dict[str, str]:
-        """Its table properties."""
+        """Return the table's properties."""
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """The table features that keep whoever answers from reading the table, or from writing it, by Delta's names."""
+        """Return the table features, by Delta's names, that keep the engine from reading the table.
+
+        `for_writing`: those that keep it from writing the table.
+        """
 
     def file_count(self, table: str) -> int:
-        """How many data files the last version has."""
+        """Return the number of data files in the last version."""
 
     def row_bytes(self, table: str) -> int:
-        """About how many bytes a row has in the files of the last version, where values are packed; 0 where there is no row."""
+        """Return the approximate number of bytes of a row in the files of the last version.
+
+        Values are packed there. 0 where there is no row.
+        """
 
 
 def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> int | None:
-    """The version that a commit has restored, as its entry in the history says it; see `Version`."""
+    """Return the version that a commit has restored, from its history entry (see `Version`)."""
     if operation != "RESTORE":
         return None
     version = str((parameters or {}).get("version"))
@@ -148,10 +181,10 @@ def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> 
 
 
 def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
-    """Rows at offsets `[from, until)` of their partition (until None: no end); partitions not named are outside.
+    """Return the condition for offsets `[from, until)` of each partition (until None: no end).
 
-    With more than 16 partitions, neighbours share a term, so that more rows may come: filter exactly afterwards. Of no partition
-    there are no rows.
+    Partitions not named are outside; without any, no row matches. With more than 16 partitions,
+    neighbours share a term and more rows may match: filter exactly afterwards.
     """
     if not ranges:
         return [[("partition", "in", [])]]
@@ -165,28 +198,35 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
 
 
 def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) -> Where:
-    """Rows whose columns, the first one first, are all as these values are, or greater (`operator` is ">") or less ("<")."""
+    """Return the condition for rows that sort at or beyond these values, by the first column first.
+
+    Beyond is after them where `operator` is ">", and before them where it is "<".
+    """
     same = [(column, "=", value) for column, value in zip(columns, values, strict=True)]
     operators = [operator] * (len(columns) - 1) + [f"{operator}="]
     return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
 
 
 def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
-    """Partitions in their order, those that share a term together: at most `MAX_TERMS` terms."""
+    """Return sorted partitions in groups that share a term: at most `MAX_TERMS` groups."""
     size = max(1, math.ceil(len(partitions) / MAX_TERMS))
     return [partitions[i : i + size] for i in range(0, len(partitions), size)]
 
 
 def in_portions(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """What needs a term of its own each, as many at a time as one question may ask for (`PARTITIONS_PER_QUESTION`)."""
+    """Return items that need a term of their own each, in portions for one query.
+
+    A portion has at most `PARTITIONS_PER_QUESTION` of them.
+    """
     return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
 
 
 def first_offsets(
     asked: Questions, table: str, column: str, bounds: Mapping[int, int], since: Mapping[int, int] = MappingProxyType({})
 ) -> dict[int, int]:
-    """By partition the first offset, from `since` on, of a row whose `column` is at least the partition's bound; absent where
-    there is none.
+    """Return, by partition, the first offset whose row has a `column` of at least the bound.
+
+    Only offsets from `since` on count. Partitions without such a row are absent.
     """
     first: dict[int, int] = {}
     for some in in_portions(sorted(bounds.items())):
@@ -197,14 +237,15 @@ def first_offsets(
 
 
 def row_count(asked: Questions, table: str, where: Where = ()) -> int:
-    """How many rows of a table meet the conditions."""
+    """Return the number of rows of a table that meet the conditions."""
     return int(asked.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
 
 
 def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
-    """How many bytes each of some rows has in memory, as `record_bytes` says it, and beside that `ROW_BYTES`.
+    """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`.
 
-    Where the rows do not have that column, or an earlier version has written one, by the mean size in the files.
+    Where the rows do not have that column, or an earlier version has written a row, the mean size
+    in the files counts.
     """
     known = rows[RECORD_BYTES.name] if RECORD_BYTES.name in rows.column_names else None
     if known is not None and known.null_count == 0:
@@ -214,12 +255,15 @@ def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
 
 
 def with_sizes(asked: Questions, table: str, columns: Sequence[str]) -> list[str]:
-    """Columns of a table, and `record_bytes`, if the table has it: what `sizes_of` needs."""
+    """Return these columns of a table, and `record_bytes` if it has it, as `sizes_of` needs it."""
     return [*columns, *own_columns(asked.columns(table), pa.schema([RECORD_BYTES]))]
 
 
 def walk(asked: Questions, table: str) -> Iterator[Version]:
-    """The table's commits, latest first, read from the log in growing steps: the one wanted is mostly among the last."""
+    """Yield the table's commits, latest first.
+
+    They are read from the log in growing steps: the one wanted is mostly among the last.
+    """
     oldest: int | None = None
     for limit in (1, 20, None):
         found = asked.history(table, limit)
@@ -230,7 +274,10 @@ def walk(asked: Questions, table: str) -> Iterator[Version]:
 
 
 def check_question(table: str, known: Collection[str], columns: Sequence[str], where: Where, values: Aggregates) -> None:
-    """Raises ValueError where a question names a column that is not among the known ones, or an unknown operator."""
+    """Raise ValueError where a query names an unknown operator or aggregate, or an unknown column.
+
+    `known`: the known columns.
+    """
     conditions = list(chain.from_iterable(where))
     aggregated = (column for _, column in values.values() if column != "*")
     for column in chain(columns, aggregated, (column for column, _, _ in conditions)):
@@ -255,7 +302,10 @@ _PLAIN: Final = {
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The one Arrow type that all engines' variants of it stand for: string for string views and large strings, and so on."""
+    """Return the one Arrow type for which all engines' variants of it stand.
+
+    That is string for string views and large strings, and so on.
+    """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -270,12 +320,15 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: Iterable[pa.Field]) -> pa.Schema:
-    """A schema of plain types, in which everything may be null and nothing bears metadata."""
+    """Return a schema of plain types, in which everything may be null and nothing has metadata."""
     return pa.schema([pa.field(one.name, plain_type(one.type)) for one in schema])
 
 
 def answer(found: pa.Table) -> pa.Table:
-    """An engine's rows as Questions promises them: plain types, and timestamp columns as int64 epoch ms."""
+    """Return an engine's rows as `Questions` promises them.
+
+    Types are plain, and timestamp columns are int64 epoch ms.
+    """
     plain = found.cast(plain_schema(found.schema))
     in_ms = [pc.divide(column.cast(pa.int64()), 1000) if column.type == TIME else column for column in plain.columns]
     return pa.table(in_ms, plain.column_names)

@@ -1,8 +1,9 @@
-"""Which records are parts of messages that are out, or copies of others, and must not be merged: by the table `recovered`, and by
-what redriven records say in bronze.
+"""Records that must not be merged: parts of published messages, and copies of other records.
 
-Of a lake that was lost, the first generation knows the messages that were read back from the sink, by key and time. After a jump
-back, a generation knows the offsets of the parts of all messages of those before it.
+The table `recovered` knows the parts, and redriven records in bronze say which records they copy.
+Of a lake that was lost, the first generation knows the messages that were read back from the sink,
+by key and time. After a jump back, a generation knows the offsets of the parts of all messages of
+earlier generations.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ from pipelines.lake.questions import Condition, Questions, Where, in_portions, r
 from pipelines.settings import Settings
 
 MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
-"""The rows that are messages of a lost lake."""
+"""Condition for the rows that are messages of a lost lake."""
 
 Ranges = Mapping[TopicPartition, tuple[int, int]]
-"""Offsets `[from, until)`."""
+"""Offsets `[from, until)` by topic-partition."""
 
 
 def has_messages(questions: Questions, generation: Generation) -> bool:
-    """Whether a generation knows messages that were read back from the sink."""
+    """Return True where a generation knows messages that were read back from the sink."""
     return generation.number == 0 and row_count(questions, tables.RECOVERED, MESSAGES) > 0
 
 
 def read_since(questions: Questions, generation: Generation) -> dict[int, int]:
-    """With tenants, by partition, from which position of their tenant (ms) on a lost lake's records are taken up."""
+    """Return, by partition, the position (ms) from which on a lost lake's records are merged.
+
+    A record counts by the position of its tenant. Empty without tenants.
+    """
     if generation.number or "since" not in questions.columns(tables.RECOVERED).names:
         return {}
     found = questions.select(tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]])
@@ -44,15 +48,17 @@ def read_since(questions: Questions, generation: Generation) -> dict[int, int]:
 
 
 def read_out(questions: Questions, generation: Generation, ranges: Ranges | None = None) -> dict[TopicPartition, Int64s]:
-    """By topic-partition the offsets, in order, of records that a generation passes over, since a message of an earlier one has
-    them, or since they are copies of records that it has; of these ranges, or all.
+    """Return, by topic-partition, the offsets of records that a generation skips, in order.
+
+    A message of an earlier generation has them, or they are copies of records that this one has.
+    `ranges`: the offsets to look at; all without.
     """
     within_all = {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
     return joined([*parts_of_messages(questions, generation, within_all), *_copies(questions, generation, within_all)])
 
 
 def joined(found: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
-    """By topic-partition all offsets, in order, each once."""
+    """Return all offsets by topic-partition, in order, each once."""
     offsets = defaultdict(list)
     for tp, mine in found:
         offsets[tp].append(mine)
@@ -60,8 +66,9 @@ def joined(found: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartitio
 
 
 def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
-    """Offsets of parts of messages, in order by topic-partition, as rows of the table: one for each range `[offset,
-    until_offset)`.
+    """Return the offsets of parts of messages as rows of the table.
+
+    There is one for each range `[offset, until_offset)`. `out`: by topic-partition, in order.
     """
     return [
         {**settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
@@ -73,7 +80,10 @@ def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> l
 def parts_of_messages(
     questions: Questions, generation: Generation, ranges: Mapping[TopicPartition, tuple[int, int | None]]
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
-    """By topic-partition offsets of parts of messages of earlier generations, within ranges (until None: no end)."""
+    """Yield, by topic-partition, offsets of parts of messages of earlier generations.
+
+    `ranges`: the offsets to look at (until None: no end).
+    """
     if not generation.number or not ranges:
         return
     terms: list[Condition] = [("generation", "=", generation.number), ("until_offset", "is not null", None)]
@@ -89,8 +99,10 @@ def parts_of_messages(
 def _copies(
     questions: Questions, generation: Generation, ranges: Mapping[TopicPartition, tuple[int, int | None]]
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
-    """Redriven records whose refused one this lake has not refused: since the redrive, its rules of reading have changed, or it
-    was lost. What only says that it was redriven is another record, and no copy.
+    """Yield the offsets of redriven records whose original this lake has not refused.
+
+    Since the redrive, its rules of reading have changed, or the lake was lost. A record that only
+    says that it was redriven is another record, and no copy.
     """
     for source in sorted({tp.source for tp in ranges}):
         table = tables.bronze(source)
@@ -115,7 +127,7 @@ def _copies(
 def _records_at(
     questions: Questions, table: str, places: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
-    """By partition and offset, the keys and values of records that were not refused."""
+    """Return, by partition and offset, the key and value of records that were not refused."""
     found = {}
     for some in in_portions(sorted(places)):
         where: Where = [[("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)] for p, offset in some]

@@ -1,7 +1,8 @@
-"""Tables that somebody has taken back to an earlier version (`RESTORE`), while the log still tells of all commits.
+"""Tables that somebody has restored to an earlier version, while the log still has all commits.
 
-A restore changes the rows and leaves the transaction versions and the commits' metadata, from which an owner knows how far it is.
-So what was merged since would never be merged again. A run is refused until the table is taken forward again.
+A RESTORE changes the rows, but not the transaction versions and the commits' metadata, from which
+an owner knows how far it is. So what was merged since would never be merged again. A run is refused
+until the table is taken forward again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pipelines.lake.questions import Questions, walk
 
 
 def check_not_restored(questions: Questions, lake: Lake) -> None:
-    """Raises ConfigurationError where a table that the layers write was taken back behind a commit of theirs."""
+    """Raise ConfigurationError where a table was restored to before a commit of the layers.
+
+    All tables that the layers write are checked.
+    """
     noted = [tables.PROGRESS, tables.PUBLISHED, tables.IDLE_HEARTBEATS, tables.GENERATIONS, tables.RECOVERED, tables.RESETS]
     for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
         if questions.exists(table):
@@ -22,7 +26,7 @@ def check_not_restored(questions: Questions, lake: Lake) -> None:
 
 
 def check_table(questions: Questions, lake: Lake, table: str) -> None:
-    """The same of one table."""
+    """Raise ConfigurationError where this table was restored to before a commit of the layers."""
     undone = _undone(questions, table)
     if undone is not None:
         restore, version = undone
@@ -36,7 +40,10 @@ def check_table(questions: Questions, lake: Lake, table: str) -> None:
 
 
 def _undone(questions: Questions, table: str) -> tuple[int, int] | None:
-    """The number of a restore that has undone a commit of an owner, and that of the last commit that it has undone."""
+    """Return the versions of a restore and of the last owner's commit that it has undone.
+
+    None where there is no such restore.
+    """
     restore: int | None = None
     until: int | None = None
     for version in walk(questions, table):

@@ -1,4 +1,7 @@
-"""The schemas that values were written with, as the lake keeps them beside bronze: silver never asks a registry."""
+"""Schemas that values were written with, as the lake keeps them beside bronze.
+
+So silver never asks a registry.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,34 @@ class _Kept(dict[int, str]):
 
 
 def known_schemas(questions: Questions, source: str) -> Mapping[int, str]:
-    """By id, the schemas that the lake keeps of a source, `UNKNOWN` for one that the registry did not have.
+    """Return, by id, the schemas that the lake keeps of a source.
 
-    To ask for another one raises WatersmeetError.
+    One that the registry did not have is `UNKNOWN`. Looking up any other id raises WatersmeetError.
     """
     return _Kept({schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(questions, source).items()})
 
 
 def unknown_schemas(questions: Questions, source: str) -> dict[int, int]:
-    """The ids of schemas that a source waits for, since the registry lacks them so far, and since when (epoch ms)."""
+    """Return the ids of schemas that a source waits for, each with the time since when (epoch ms).
+
+    The registry lacks them so far.
+    """
     return {schema_id: since for schema_id, (text, since) in _rows(questions, source).items() if text is None}
 
 
 def given_up_schemas(questions: Questions, source: str) -> set[int]:
-    """The ids of schemas that a source no longer waits for, although the registry did not have them."""
+    """Return the ids of schemas that a source no longer waits for.
+
+    The registry did not have them.
+    """
     return {schema_id for schema_id, (text, _) in _rows(questions, source).items() if text == UNKNOWN}
 
 
 def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]]:
-    """By id, a schema with when it was seen (epoch ms). One that nobody has is None while it is waited for, then `UNKNOWN`."""
+    """Return, by id, a schema and when it was seen (epoch ms).
+
+    A schema that the registry lacks is None while it is waited for, then `UNKNOWN`.
+    """
     if not questions.exists(tables.WRITER_SCHEMAS):
         return {}
     found = questions.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]])
@@ -50,7 +62,10 @@ def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]
 
 
 def avro_schemas(questions: Questions, settings: Settings) -> dict[str, AvroSchema]:
-    """By source whose values are Avro their schema, which knows how all that is in bronze by now was written."""
+    """Return the schema of each source whose values are Avro.
+
+    It knows how everything that is in bronze by now was written.
+    """
     found = {name: source.avro_schema for name, source in settings.sources.items() if source.avro_schema}
     return {
         name: replace(schema, writers=known_schemas(questions, name)) if settings.sources[name].registry else schema

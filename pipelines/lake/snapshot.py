@@ -1,8 +1,8 @@
-"""One moment of a lake: versions of all its tables that belong together, while other processes go on writing.
+"""One moment of a lake: consistent versions of all its tables, while other processes go on writing.
 
-An answer that is put together from several questions is wrong where a batch, `keep` or `forget` comes in between. So
-the version of each table is taken first, and looked at again until no table has moved in between: then all of them
-were the last ones at the same moment. Every question is answered of these versions.
+An answer that takes several queries is wrong where a batch, `keep` or `forget` comes in between. So
+the version of each table is read first, and checked again until no table has changed in between:
+then all of them were the last ones at the same moment. Every query is answered from these versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from pipelines.lake.questions import Aggregates, Questions, Version, VersionGone
 from pipelines.settings import Settings
 
 ATTEMPTS: Final = 100
-"""So often the tables are looked at until none of them has moved. Each look takes far less time than a commit."""
+"""Maximum number of checks until no table has changed.
+
+A check takes far less time than a commit.
+"""
 
 _THREADS: Final = 8
 
@@ -31,7 +34,7 @@ _OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.PROGRESS)
 """The tables that a batch of silver and its notes are written to."""
 
 _CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])
-"""What commits that change rows which were there do, as Delta calls it."""
+"""Operations, as Delta calls them, of commits that change existing rows."""
 
 
 class IncompleteBatchError(WatersmeetError):
@@ -45,9 +48,10 @@ class IncompleteBatchError(WatersmeetError):
 
 
 class Snapshot(Questions):
-    """`Questions` of which every answer is of one moment; see there.
+    """`Questions` about one moment: every answer is of that moment.
 
-    A table that did not exist at that moment is not there. `is_exact`: whether no table moved while the versions were taken.
+    A table that did not exist then does not exist here. `is_exact`: True where no table changed
+    while the versions were taken.
     """
 
     def __init__(self, questions: Questions, settings: Settings) -> None:
@@ -56,23 +60,29 @@ class Snapshot(Questions):
         self._names = frozenset(tables.layout(settings))
         self._versions, self.is_exact = _versions(questions, self._names)
         self._before: frozenset[str] = frozenset()
-        """The tables of which a version before that moment's is read (`before`)."""
+        """The tables that are read at a version before that moment's (`before`)."""
 
     @property
     def is_past(self) -> bool:
-        """Whether a table has another version by now, or is there that was not."""
+        """True where a table has another version by now, or exists and did not then."""
         now = {name for name in self._names - self._versions.keys() if self._questions.exists(name)}
         return bool(now) or any(self._questions.has_moved(*each) for each in self._versions.items())
 
     def has_changed_since(self, table: str) -> bool:
-        """Whether rows of a table have been deleted or changed since that moment; that rows were added does not count."""
+        """Return True where rows of a table have been deleted or changed since that moment.
+
+        Rows that were added do not count.
+        """
         if (version := self._versions.get(source_of(table))) is None:
             return False
         since = (commit for commit in walk(self._questions, table) if commit.number > version)
         return any(commit.operation in _CHANGING for commit in since)
 
     def before(self, commit: Commit) -> Snapshot:
-        """The moment before a commit and its notes, where it is the last one of its application in silver."""
+        """Return the moment before a commit and its notes.
+
+        The commit must be the last one of its application in silver.
+        """
         found = copy(self)
         found._versions = dict(self._versions)
         for table in _OF_BATCHES:
@@ -119,27 +129,29 @@ class Snapshot(Questions):
         return self._questions.columns(table, self._version(table, version))
 
     def properties(self, table: str) -> dict[str, str]:
-        """See `Questions`. They are those of now."""
+        """See `Questions`. Returns the current ones."""
         return self._questions.properties(table)
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `Questions`. They are those of now."""
+        """See `Questions`. Returns the current ones."""
         return self._questions.unknown_features(table, for_writing=for_writing)
 
     def file_count(self, table: str) -> int:
-        """See `Questions`. It is that of now."""
+        """See `Questions`. Returns the current one."""
         return self._questions.file_count(table)
 
     def row_bytes(self, table: str) -> int:
-        """See `Questions`. It is that of now."""
+        """See `Questions`. Returns the current one."""
         return self._questions.row_bytes(table)
 
     def _version(self, table: str, version: int | None) -> int | None:
         return self._versions.get(source_of(table)) if version is None else version
 
     def _asked(self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]) -> pa.Table:
-        """The answer of one version, or of that moment's. Where a file of a table that has not moved is missing, no version is
-        gone: the error is the one that a question about the last version ends with.
+        """Return the answer at `version`, or at that moment's version.
+
+        Where a file is missing although the table has not changed, no version is gone: the query is
+        repeated at the last version, and raises the error of a query there.
         """
         at = self._version(table, version)
         try:
@@ -153,7 +165,10 @@ class Snapshot(Questions):
 
 
 def _versions(questions: Questions, names: Collection[str]) -> tuple[Mapping[str, int], bool]:
-    """By table that exists, its last version; and whether all of them were the last ones at the same moment."""
+    """Return the last version of each existing table, and whether they belong together.
+
+    True where all of them were the last ones at the same moment.
+    """
     versions = dict(_last_versions(questions, names))
     missing = [name for name in names if name not in versions]
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -1,4 +1,4 @@
-"""Whether the place of a lake can be used, found out by using it: an object store, or a folder."""
+"""Checks of a lake's location, an object store or a folder, by using it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from pipelines.lake.location import Lake, has_store, local_path, scheme_of
 
 
 def stored(lake: Lake) -> list[str]:
-    """Where a run writes that is in an object store: the lake, and its checkpoints with the renewals of leases."""
+    """Return the places in an object store that a run writes to.
+
+    They are the lake, and its checkpoints with the renewals of leases.
+    """
     places = [lake.settings.checkpoints] if lake.is_catalog else [lake.location, lake.settings.checkpoints]
     return [place for place in places if has_store(place)]
 
 
 def check_readable(lake: Lake) -> None:
-    """Raises WatersmeetError where the lake's objects cannot be listed: what only reads needs no more."""
+    """Raise WatersmeetError where the lake's objects cannot be listed.
+
+    A command that only reads needs no more.
+    """
     if not lake.is_catalog and has_store(lake.location):
         Files(lake.storage).check_readable(lake.location)
 
 
 def check_openable(lake: Lake) -> None:
-    """Raises ConfigurationError where the embedded engine is to open a lake that only Spark can."""
+    """Raise ConfigurationError where the embedded engine is to open a lake that only Spark can."""
     if lake.settings.engine == "embedded" and lake.needs_spark:
         raise ConfigurationError(
             f"engine: embedded cannot open {lake.location}; name an object-store URI (s3:, abfss:, gs:) or a folder (its path "
@@ -34,11 +40,15 @@ def check_openable(lake: Lake) -> None:
 
 
 def check_writable(lake: Lake) -> None:
-    """Raises WatersmeetError where the engine cannot open the lake, where its folder takes no commits, or where the store of the
-    lake or of its checkpoints is away, refuses, or lets two writers make a file.
+    """Raise WatersmeetError where a run could not write to the lake.
 
-    In a store, a file is made, tried to be made again, and deleted. Only a store that refuses the second try keeps one commit
-    from replacing another: that takes conditional puts (`If-None-Match`), which not every store that speaks S3 knows.
+    - The engine cannot open the lake.
+    - Its folder takes no commits.
+    - The store of the lake or of its checkpoints is away, refuses, or lets two writers make a file.
+
+    In a store, a file is made, made a second time, and deleted. Only a store that refuses the
+    second attempt keeps one commit from replacing another: that takes conditional puts
+    (`If-None-Match`), which not every store that speaks S3 knows.
     """
     check_openable(lake)
     if not lake.is_catalog and scheme_of(lake.location) is None:
@@ -56,9 +66,10 @@ def check_writable(lake: Lake) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises ConfigurationError where a folder, which need not exist, cannot be written to, or has no hard links.
+    """Raise ConfigurationError where a folder cannot be written to, or has no hard links.
 
-    delta-rs makes the file of a commit as one, so that it replaces no other. Folders mounted from a store often lack them.
+    The folder need not exist. delta-rs makes the file of a commit as a hard link, so that it
+    replaces no other. Folders mounted from a store often lack hard links.
     """
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())

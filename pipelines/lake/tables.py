@@ -1,4 +1,7 @@
-"""The tables of a lake: names, columns, and how each is laid out. Timestamps are UTC; event times are whole milliseconds."""
+"""The tables of a lake: names, columns, and how each is laid out.
+
+Timestamps are UTC; event times are whole milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,19 @@ CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
-"""The property of silver that says which layout the tables of its lake have."""
+"""Property of silver that says which layout the tables of its lake have."""
 LAYOUT_VERSION = 3
-"""The layout that this version writes. A later one takes up every earlier one; `tests/golden/lakes` keeps a lake of each."""
+"""Layout that this version writes.
+
+A later version continues lakes of every earlier layout; `tests/golden/lakes` has one of each.
+"""
 
 STATISTICS_BYTES = 64
-"""What statistics of a file keep of the smallest and the largest text or bytes: whole ones would triple small files, and no
-reader opens a file where they have some hundred megabytes."""
+"""Bytes that a file's statistics keep of the smallest and the largest text or binary value.
+
+Whole values would triple small files, and no reader opens a file whose statistics have some hundred
+megabytes.
+"""
 
 _ADDED = {
     SILVER: frozenset([*DUE.names, RECORD_BYTES.name, "generation"]),
@@ -58,34 +67,38 @@ _ADDED = {
 
 
 def added(table: str) -> frozenset[str]:
-    """The columns of a table that lakes of earlier versions, or without a window by gap, lack; their owner adds them."""
+    """Return the columns of a table that an older lake, or one without a window by gap, lacks.
+
+    Their owner adds them.
+    """
     of_bronze = frozenset([RECORD_BYTES.name, REDRIVEN_FROM.name])
     return of_bronze if table.startswith(bronze("")) else _ADDED.get(table, frozenset())
 
 
 _OF_DUE = {PUBLISHED: schema_of("last_due timestamp, last_closed_at timestamp"), RECOVERED: DUE}
-"""By table, its further columns where merge records say when they were closed."""
+"""Further columns, by table, where merge records say when they were closed."""
 
 _OF_TENANTS = {
     IDLE_HEARTBEATS: TENANT,
     PUBLISHED: schema_of("last_tenant string"),
     RECOVERED: schema_of("tenant string, since timestamp"),
 }
-"""By table, its further columns where there are tenants.
+"""Further columns, by table, where there are tenants.
 
-In `idle_heartbeats` a decision is a row of nobody's tenant (null), and with the same `after_offset` and `decided_at` one for each
-tenant that it tells a time of its own. In `recovered` a row with `since` says from which position of their tenant on the records
-of a partition were merged; all before are passed over.
+In `idle_heartbeats`, a decision is a row without a tenant (null), and a row for each tenant with a
+time of its own, with the same `after_offset` and `decided_at`. In `recovered`, a row with `since`
+says from which position of their tenant on the records of a partition were merged; all before are
+skipped.
 """
 
 
 _OF_TOPICS = {RECOVERED: schema_of("topic string")}
-"""By table, its further columns where a source has several topics."""
+"""Further columns, by table, where a source has several topics."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A Delta table's layout: its columns, the columns that partition it, and its table properties."""
+    """Layout of a Delta table: its columns, the columns that partition it, and its properties."""
 
     name: str
     schema: pa.Schema
@@ -93,45 +106,61 @@ class Table:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
-        """Rows of Python values, in the order of the columns, as an Arrow table of the layout; times are epoch ms."""
+        """Return rows of Python values, in the order of the columns, as an Arrow table.
+
+        Times are epoch ms.
+        """
         columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
         kinds = [pa.timestamp("ms", "UTC") if kind == TIME else kind for kind in self.schema.types]
         return pa.table([*map(pa.array, columns, kinds)], self.schema.names).cast(self.schema)
 
     def rows_of(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-        """Rows by the names of columns, null where they are not named; columns that the layout lacks are left out."""
+        """Return rows by column name as an Arrow table.
+
+        Columns that a row lacks are null; columns that the layout lacks are left out.
+        """
         return self.rows([row.get(name) for name in self.schema.names] for row in rows)
 
 
 def bronze(source: str) -> str:
-    """The name of a source's bronze table, or for an input (`core.inputs`) that of its part of the table."""
+    """Return the name of a source's bronze table.
+
+    For an input (`core.inputs`), that is the name of its part of the table.
+    """
     return f"bronze_{source}"
 
 
 def has_records(table: str) -> bool:
-    """Whether a table, or the part of one, has records: as they came, merged, late or refused. The others have what a run itself
-    says, a few rows a batch.
+    """Return True where a table (or a part of one) has records: raw, merged, late or refused.
+
+    The others have what a run itself says, a few rows a batch.
     """
     return table.startswith(bronze("")) or table in (SILVER, LATE, QUARANTINE)
 
 
 def inputs_of(settings: Settings) -> frozenset[str]:
-    """The tables that the merge reads and never writes: what Kafka said, how to read it, and what the idle policy has decided."""
+    """Return the tables that the merge reads and never writes.
+
+    They say what Kafka had, how to read it, and what the idle policy has decided.
+    """
     registered = [WRITER_SCHEMAS] if has_registry(settings) else []
     return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, *registered])
 
 
 def has_registry(settings: Settings) -> bool:
-    """Whether a source's values name schemas in a registry."""
+    """Return True where a source's values name schemas in a registry."""
     return any(source.registry is not None for source in settings.sources.values())
 
 
 def layout(settings: Settings) -> dict[str, Table]:
-    """Every table of a lake by name, as this configuration needs it; removed files and the log stay as long as `retention`."""
+    """Return every table of a lake by name, as this configuration needs it.
+
+    Removed files and the log stay as long as `retention`.
+    """
     interval = f"interval {settings.retention_ms} milliseconds"
     retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
     of_bronze = [_bronze(name, source, settings.merge) for name, source in settings.sources.items()]
-    # Records that came after their time: never merged, kept.
+    # Late records, which are kept and never merged.
     of_late = _statistics("source", "topic", "partition", "offset", "event_time", "position", "batch")
     late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants), properties=of_late)
     others = [_with_further(table, settings) for table in _OTHERS]
@@ -142,8 +171,10 @@ def layout(settings: Settings) -> dict[str, Table]:
 
 
 def _with_further(table: Table, settings: Settings) -> Table:
-    """A table with the columns that it has where merge records say when they were closed, where there are tenants, and where a
-    source has several topics.
+    """Return a table with the further columns that the configuration needs.
+
+    They are for merge records that say when they were closed, for tenants, and for sources with
+    several topics.
     """
     added = [*(_OF_DUE.get(table.name, ()) if settings.merge.has_due else ())]
     added += _OF_TENANTS.get(table.name, ()) if settings.merge.has_tenants else ()
@@ -156,23 +187,31 @@ def _statistics(*columns: str) -> dict[str, str]:
 
 
 def _bronze(name: str, source: SourceSettings, merge: MergeSettings) -> Table:
-    """What Kafka said, every record once; `reason` and `detail` where it is refused (the row is then in `quarantine` too)."""
-    # Statistics on these skip files exactly: a file holds one contiguous range of offsets of one topic-partition.
+    """Return the bronze table of a source: every Kafka record once.
+
+    A refused one has `reason` and `detail`, and is in `quarantine`, too.
+    """
+    # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
+    # of one topic-partition.
     schema = bronze_schema(has_registry=source.registry is not None, has_tenants=merge.has_tenants)
     statistics = _statistics("partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name)
     return Table(bronze(name), schema, properties=statistics)
 
 
 def _silver(settings: Settings) -> Table:
-    """The merge. Partitioned by status, so that no batch ever opens a file of finished records again."""
+    """Return the table of merge records.
+
+    It is partitioned by status, so that no batch ever opens a file of finished records again.
+    """
     types = {name: source.value_type for name, source in settings.sources.items()}
     merge = settings.merge
     schema = silver_schema(types, settings.with_topics, has_due=merge.has_due, has_tenants=merge.has_tenants)
-    # No smallest and largest key of a file: they would stand in the log, which `forget` cannot change.
+    # No statistics of keys: they would be in the log, which `forget` cannot change.
     without = {"status", "valid", "invalid_reason", "merge_key", *types}
     properties = {
         **_statistics(*(name for name in schema.names if name not in without)),
-        # A checkpoint of the log costs a small batch as much again; between two, reading the log costs next to nothing.
+        # A checkpoint of the log doubles the cost of a small batch; reading the log between two
+        # costs next to nothing.
         "delta.checkpointInterval": "50",
         # A MERGE marks the rows that it replaces instead of rewriting their files.
         DELETION_VECTORS: "true",
@@ -186,8 +225,9 @@ _TOPIC_PARTITION = "source string, topic string, partition int"
 _NOT_QUARANTINED = ("timestamp_type", "merge_key", "event_time", "heartbeat")
 _QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not in _NOT_QUARANTINED]
 
-# The schemas in a registry that records of bronze name, each with all that it refers to: kept before the first such record, so
-# that nothing after bronze needs the registry. A row may come twice. One without a schema: the registry did not have it then.
+# The registry's schemas that records of bronze name, each with all that it refers to. They are
+# written before the first such record, so that nothing after bronze needs the registry. A row may
+# occur twice. In one without a schema, the registry did not have it then.
 _WRITER_SCHEMAS = Table(WRITER_SCHEMAS, schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"))
 
 _OTHERS = (
@@ -197,16 +237,19 @@ _OTHERS = (
         pa.schema([("source", pa.string()), *_QUARANTINED]),
         properties=_statistics("source", "topic", "partition", "offset"),
     ),
-    # What the idle policy decided: a heartbeat of a silent topic-partition, placed after `after_offset` (-1: before any record)
-    # and before whatever comes next. Input of the merge like bronze: a rebuild takes the same decisions.
+    # Decisions of the idle policy: a heartbeat of a silent topic-partition, placed after
+    # `after_offset` (-1: before any record) and before whatever comes next. Like bronze, they are
+    # input of the merge: a rebuild takes the same decisions.
     Table(
         IDLE_HEARTBEATS,
         schema_of(f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, generation int"),
     ),
-    # Where the generations of the lake begin, each decided by one commit: a row for every topic-partition with the offset that is
-    # read first, and one for every partition of the sink that had messages, with the last of them (`seq` to `tenant`; its
-    # `source` is null). `from_batch`: the first batch of silver that belongs to the generation. `epoch`: the last epoch then.
-    # `is_lived`: whether the lake that this one takes up had more behind it than its records and one set of rules.
+    # Beginnings of the lake's generations, each decided by one commit: a row for every
+    # topic-partition with the offset that is read first, and one for every partition of the sink
+    # that had messages, with the last of them (`seq` to `tenant`; its `source` is null).
+    # `from_batch`: the generation's first batch of silver. `epoch`: the last epoch then.
+    # `is_lived`: true where the lake that was lost, or reset, had more behind it than its records
+    # and one set of rules.
     Table(
         GENERATIONS,
         schema_of(
@@ -215,11 +258,13 @@ _OTHERS = (
             "closed_at timestamp, tenant string"
         ),
     ),
-    # Offsets of a topic-partition that were passed over on purpose, `[from_offset, to_offset)`, and why: a jump to another
-    # generation, or a gap in Kafka that was accepted. Where `to_offset` is the smaller one, the range is merged once more.
+    # Offsets of a topic-partition that were skipped on purpose, `[from_offset, to_offset)`, and
+    # why: a jump to another generation, or a gap in Kafka that was accepted. Where `to_offset` is
+    # the smaller one, the range is merged once more.
     Table(RESETS, schema_of(f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, reason string")),
-    # What each publication transaction wrote; `sink_offset` is that of its last message (null under at_most_once, which notes
-    # before it sends). `sink` is the topic with Kafka's identity of it, which a topic made again does not share.
+    # What each publication transaction wrote. `sink_offset` is the offset of its last message (null
+    # under at_most_once, which notes before it sends). `sink` is the topic with Kafka's identity of
+    # it, which a topic that was made again does not share.
     Table(
         PUBLISHED,
         schema_of(
@@ -227,18 +272,20 @@ _OTHERS = (
             "committed_at timestamp, sink string"
         ),
     ),
-    # Up to which offset (exclusive) each transaction has sent the records of a topic-partition to a topic of dead letters; `sink`
-    # is that topic with Kafka's identity of it.
+    # The exclusive offset up to which each transaction has sent the records of a topic-partition to
+    # a dead-letter topic. `sink` is that topic with Kafka's identity of it.
     Table(DEAD_LETTERS, schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp")),
-    # Where merge records were whose key was forgotten: the sink may have messages of them. It does not name the key.
+    # Places of merge records whose key was forgotten, without the key: the sink may have messages
+    # of them.
     Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
-    # Where records were that `forget` has erased, and are no more: whatever reads Kafka again leaves their places
-    # empty.
+    # Places of records that `forget` has erased: whatever reads Kafka again leaves them empty.
     Table(ERASED, schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp")),
-    # What a generation must know of messages that are out, a row being one of three; the rest of it is null. Of a lake that was
-    # lost: the messages read back from the sink (`merge_key`, `event_time`), and for each source the offset at which reading
-    # began (`source`, `offset`). After a jump back: the offsets `[offset, until_offset)` of parts of messages of earlier
-    # generations.
+    # What a generation must know of published messages. A row is one of three; the columns of the
+    # others are null.
+    # - A message of a lost lake that was read back from the sink: `merge_key`, `event_time`.
+    # - The offset at which reading a lost lake's source began: `source`, `offset`.
+    # - After a jump back, offsets of parts of messages of earlier generations:
+    #   `[offset, until_offset)`.
     Table(
         RECOVERED,
         schema_of(
@@ -246,9 +293,10 @@ _OTHERS = (
             "recovered_at timestamp, generation int"
         ),
     ),
-    # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the silver batch merged, and the
-    # time it was then. `head` and `clock` are null while there is none; `position` is the running maximum at `until_offset`.
-    # `reason` is null. `silver_version` is the version of silver that holds the batch, `epoch` the epoch whose rules it followed
+    # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the
+    # silver batch merged, and the event times then. `head` and `clock` are null while there is
+    # none; `position` is the running maximum at `until_offset`. `reason` is null. `silver_version`
+    # is the version of silver that holds the batch, `epoch` the epoch whose rules it followed
     # (null: the first).
     Table(
         PROGRESS,
@@ -257,14 +305,16 @@ _OTHERS = (
             "committed_at timestamp, position timestamp, reason string, silver_version bigint, epoch int, generation int"
         ),
     ),
-    # Where a table's history begins since `keep` had rows of a partition deleted: for bronze at the end of a batch of silver, for
-    # another table at a time. A later row of a table and partition lies further on.
+    # The beginning of a table's history in a partition, after `keep` had rows deleted: of bronze
+    # the end of a batch of silver, of another table a time. A later row of a table and partition
+    # lies further on.
     Table(
         FLOORS,
         pa.schema([("table", pa.string()), *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp")]),
     ),
-    # What became of each expectation at each check, which looked at everything up to this version of silver. `total` rows were
-    # looked at, `unexpected` of them are against the expectation (null: it is not about rows, or could not be checked).
+    # The result of each expectation at each check, which covered everything up to this version of
+    # silver. `total` rows were checked; `unexpected` of them violate the expectation (null: it is
+    # not about rows, or could not be checked).
     Table(
         QUALITY,
         schema_of(
@@ -272,13 +322,15 @@ _OTHERS = (
             "unexpected bigint, total bigint"
         ),
     ),
-    # Which rules hold from which batch of silver on, as JSON by dotted path.
+    # The rules that hold from a batch of silver on, as JSON by dotted path.
     Table(EPOCHS, schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp")),
-    # What the lake was begun with, of all that never changes; the first row of a field is the one that holds.
+    # The facts that never change, as the lake was begun with them. The last row of a field holds: a
+    # topic may have moved.
     Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
-    # Which process writes which layer: an owner holds it from `taken` (whose `entry` is its token) to `released`, or to a larger
-    # token. `jvm_pid` is null where the process has no JVM of its own. `boot_id`, `namespace`, `started` and `jvm_started` (clock
-    # ticks since boot) say which processes of which machine these are; null where the system does not tell.
+    # The process that writes a layer: an owner holds it from `taken` (whose `entry` is its token)
+    # to `released`, or to a larger token. `jvm_pid` is null where the process has no JVM of its
+    # own. `boot_id`, `namespace`, `started` and `jvm_started` (clock ticks since boot) identify the
+    # processes and their machine; null where the system does not tell.
     Table(
         LEASES,
         schema_of(

@@ -1,4 +1,4 @@
-"""Tenants with something open or waiting, how far their clocks have come, and for whom others wait."""
+"""Tenants with open or waiting rows: how far their clocks have come, and for whom others wait."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from pipelines.lake.questions import Questions, Where, in_portions
 
 
 class Slowest(NamedTuple):
-    """How many tenants of a partition have something open or waiting, and who of them is behind the others, with its clock (ms;
-    None: not known).
+    """The number of a partition's tenants with open or waiting rows, and the one furthest behind.
+
+    `clock`: of that tenant, in ms (None: not known).
     """
 
     tenants: int
@@ -28,18 +29,20 @@ class Slowest(NamedTuple):
 
 
 UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
-"""Rows of silver that are still to change."""
+"""Condition for rows of silver that are still to change."""
 
 NOBODY = Slowest(0, None, None)
 
 
 def unfinished(questions: Questions) -> pa.Table:
-    """How many `rows` of silver are still to change: by partition, tenant and status (open, waiting)."""
+    """Return how many `rows` of silver are still to change, by partition, tenant and status."""
     return questions.summary(tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED)
 
 
 def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) -> TenantClocks:
-    """The clocks of tenants at a moment, by the rules of a batch: at its end, or before it. The moment may be of a part of the
+    """Return the clocks of tenants at a moment, by the rules of a batch.
+
+    The moment is at the end of the batch, or before it, and may be of a part of the
     topic-partitions.
     """
     generation, epoch = read_generations(questions, epochs.current.settings).of(batch), epochs.of(batch)
@@ -48,7 +51,10 @@ def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) 
 
 
 def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int | None]]:
-    """Each partition and tenant of such rows (`unfinished`) with its clock (ms), in the order of partition and clock."""
+    """Return each partition and tenant of such rows (`unfinished`) with its clock.
+
+    Clocks are in ms (None: not known); the order is by partition and clock.
+    """
     known = rows.group_by(["partition", "tenant"]).aggregate([])
     times = clocks.clocks(int64s(known["partition"]), known["tenant"])
     found = zip(known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True)
@@ -56,7 +62,7 @@ def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int |
 
 
 def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
-    """By partition, of the tenants of such rows (`unfinished`)."""
+    """Return, by partition, the number of tenants in such rows (`unfinished`), and the slowest."""
     found: dict[int, Slowest] = {}
     for p, tenant, clock in times_of(rows, clocks):
         first = found.get(p, Slowest(0, tenant, clock))
@@ -65,7 +71,10 @@ def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
 
 
 def tenants_of(questions: Questions, heads: Mapping[TopicPartition, int]) -> dict[TopicPartition, str | None]:
-    """Whose record took a topic-partition to its head (ms); absent where none in bronze did, but the idle policy."""
+    """Return the tenant whose record took a topic-partition to its head (ms).
+
+    A topic-partition is absent where the idle policy did, and no record in bronze.
+    """
     found: dict[TopicPartition, tuple[int, str | None]] = {}
     by, first_of = ["partition", "tenant"], {"first": ("min", "offset")}
     for source in sorted({tp.source for tp in heads}):

@@ -1,4 +1,7 @@
-"""How far a generation came, and which of its finished rows are in no message: by its beginning, and by that of the next one."""
+"""Finished rows of a generation that are in no message, and how far the generation came.
+
+Both follow from its beginning, and from that of the next one.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,17 @@ _VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=
 
 
 def reached(questions: Questions, generation: Generation, until_batch: int) -> dict[TopicPartition, int]:
-    """By topic-partition, the offset that a generation would have merged next after the batch before this one."""
+    """Return, by topic-partition, the next offset of a generation before batch `until_batch`."""
     where: Where = [[("batch", "=", until_batch - 1), ("batch", ">=", generation.from_batch)]]
     rows = questions.select(tables.PROGRESS, ["source", "partition", "until_offset"], where).to_pylist()
     return {**generation.begin, **{TopicPartition(row["source"], row["partition"]): row["until_offset"] for row in rows}}
 
 
 def unpublished(questions: Questions, ended: Generation, newest: Generation) -> Iterator[Sequence[Condition]]:
-    """The finished, valid rows of the generation before the newest that are in no message: they sort behind the tail at which the
-    newest begins, or are behind the sink in their own.
+    """Yield conditions for finished, valid rows of the former generation that are in no message.
+
+    `ended`: the generation before `newest`. Its rows sort after the tail at which the newest
+    begins, or are behind the sink in their own (`behind_sink`).
     """
     yield from behind_sink(questions, ended, newest.from_batch)
     batches: list[Condition] = [("batch", ">=", ended.from_batch), ("batch", "<", newest.from_batch)]
@@ -38,9 +43,10 @@ def unpublished(questions: Questions, ended: Generation, newest: Generation) -> 
 
 
 def behind_sink(questions: Questions, generation: Generation, until_batch: int | None = None) -> Iterator[Sequence[Condition]]:
-    """The finished, valid rows of a generation that are never published: they sort at or before the tail at which it began.
+    """Yield conditions for the finished, valid rows of a generation that are never published.
 
-    `until_batch`: where it has ended, the first batch of the next one.
+    They sort at or before the tail at which it began. `until_batch`: where it has ended, the first
+    batch of the next one.
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
     batches += [] if until_batch is None else [("batch", "<", until_batch)]
@@ -51,7 +57,10 @@ def behind_sink(questions: Questions, generation: Generation, until_batch: int |
 
 
 def count_behind_sink(questions: Questions, generation: Generation) -> dict[int, int]:
-    """By partition, how many finished, valid rows of a generation are never published (`behind_sink`)."""
+    """Return, by partition, the number of finished, valid rows that are never published.
+
+    They are those of `behind_sink`.
+    """
     found: Counter[int] = Counter()
     for some in in_portions(list(behind_sink(questions, generation))):
         rows = questions.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
@@ -60,7 +69,7 @@ def count_behind_sink(questions: Questions, generation: Generation) -> dict[int,
 
 
 def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequence[Condition]]:
-    """Which rows of an order come after a tail; or else which come at or before it."""
+    """Yield conditions for the rows of an order that come after a tail, or else at or before it."""
     if tail is None:
         yield from ([[]] if is_after else [])
         return
@@ -82,6 +91,6 @@ def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequ
 
 
 def is_complete(questions: Questions, generation: Generation) -> bool:
-    """Whether what follows from the jump that began a generation is complete."""
+    """Return True where everything is done that follows from the jump that began a generation."""
     decided: Where = [[("decided_at", "=", generation.decided_at), ("reason", "=", generation.reason)]]
     return row_count(questions, tables.RESETS, decided) > 0

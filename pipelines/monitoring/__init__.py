@@ -1,1 +1,3 @@
-"""What a run tells while it works: its events, and the metrics and log lines that are made of them."""
+"""The reports of a run while it works: its events, and the metrics and log lines that are made of
+them.
+"""

@@ -1,7 +1,7 @@
-"""What happens in a run, as its observers are told: the metrics, the consumer groups, the lineage.
+"""The events of a run, as its observers get them: the metrics, the consumer groups, the lineage.
 
-An event is told after the fact, from the thread in which it happened, and holds only what a layer knows anyway. An observer must
-be quick, safe to call from several threads, and raise nothing.
+An event is reported after the fact, from the thread in which it happened, and holds only what a
+layer knows anyway. An observer must be quick, safe to call from several threads, and raise nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Counts: TypeAlias = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class OwnerChanged:
-    """This process holds the lease of some layers, with this fencing token, or does not any more."""
+    """A change of owner: this process holds the lease of some layers, with this fencing token, or
+    does not any more.
+    """
 
     layers: Sequence[str]
     token: int
@@ -28,7 +30,7 @@ class OwnerChanged:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A layer has done a step of a batch."""
+    """A step of a batch that a layer has done."""
 
     layer: str
     step: str
@@ -37,28 +39,32 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Committed:
-    """A table has a new commit of this process, one that decides."""
+    """A new commit of this process to a table, one that decides."""
 
     table: str
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Up to which offset (exclusive) bronze has read some topic-partitions."""
+    """The offsets (exclusive) up to which bronze has read some topic-partitions."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True)
 class Handled:
-    """What became of the records that a layer has handled in a batch, by the topic from which, or to which, they are."""
+    """The outcomes of the records that a layer has handled in a batch, by the topic that they come
+    from, or go to.
+    """
 
     layer: str
     topics: Mapping[str, Counts]
 
 
 class SourceStanding(NamedTuple):
-    """Where the merge stands in a topic-partition: the next offset, the position and the head (ms), and the source's state."""
+    """The state of the merge in a topic-partition: the next offset, the position and the head (ms),
+    and the source's state.
+    """
 
     next_offset: int
     position: int | None
@@ -68,8 +74,9 @@ class SourceStanding(NamedTuple):
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the merge stands, after a batch or where there was nothing to merge. `clocks`: by partition, in ms; `tenants`: those
-    of tenants, where there are some.
+    """The state of the merge, after a batch or where there was nothing to merge.
+
+    `clocks`: by partition, in ms; `tenants`: those of tenants, where there are some.
     """
 
     clocks: Mapping[int, int]
@@ -86,8 +93,11 @@ class Published:
 
 
 class TenantsSampled(NamedTuple):
-    """How many records wait for their tenants' clocks, how many tenants have something open or waiting, and how far the slowest
-    of them is behind the clock of its partition (ms).
+    """A sample of the tenants.
+
+    - `waiting_rows`: how many records wait for their tenants' clocks.
+    - `tenants`: how many tenants have something open or waiting.
+    - `lag_ms`: how far the slowest of them is behind the clock of its partition.
     """
 
     waiting_rows: int
@@ -97,9 +107,13 @@ class TenantsSampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a run asks now and then: the first offset and the exclusive end offset of each topic-partition in Kafka; how many
-    merge records are open, how many by partition are never published (`behind_sink`), and how tenants stand (None: as before, or
-    there are none); and the oldest open transaction of each topic-partition that has one.
+    """The answers to what a run asks now and then.
+
+    - `bounds`: the first offset and the exclusive end offset of each topic-partition in Kafka.
+    - `open_rows`: how many merge records are open (None: as before).
+    - `tenants`: how tenants stand (None: as before, or there are none).
+    - `transactions`: the oldest open transaction of each topic-partition that has one.
+    - `behind_sink`: by partition, how many merge records are never published (None: as before).
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
@@ -111,7 +125,9 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Behind:
-    """How many offsets of each partition of a topic a layer has not passed, as far as it has looked."""
+    """Number of offsets of each partition of a topic that a layer has not passed, as far as it has
+    looked.
+    """
 
     layer: str
     topic: str
@@ -120,7 +136,9 @@ class Behind:
 
 @dataclass(frozen=True)
 class Failed:
-    """Something failed, for a reason of this kind (`errors.kind_of`), and is tried again or ends the run."""
+    """A failure for a reason of this kind (`errors.kind_of`), after which the same is tried again,
+    or the run ends.
+    """
 
     kind: str
     is_retried: bool
@@ -128,7 +146,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Checked:
-    """A suite of expectations was checked on a table; `failed` of them are not met."""
+    """A check of a suite of expectations on a table; `failed` of its expectations are not met."""
 
     suite: str
     table: str
@@ -142,14 +160,14 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The observer of a run that nobody observes."""
+    """Do nothing: the observer of a run that nobody observes."""
 
 
 def all_of(observers: Sequence[Observer]) -> Observer:
-    """Tells every one of these observers."""
+    """Return an observer that tells every one of these observers."""
 
     def tell(event: Event) -> None:
-        """Tells an event to each of the observers, in their order."""
+        """Tell an event to each of the observers, in their order."""
         for observer in observers:
             observer(event)
 

@@ -1,7 +1,8 @@
 """The metrics of a run, in Prometheus's text format over HTTP.
 
-They observe the run: nothing is asked, read or counted for them in a batch. Labels are names and numbers of the configuration (a
-topic, a partition, a layer), and never keys or values. `METRICS` is the whole list.
+They observe the run: nothing is asked, read or counted for them in a batch. Labels are names and
+numbers of the configuration (a topic, a partition, a layer), and never keys or values. `METRICS` is
+the whole list.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class Metric(NamedTuple):
-    """A metric without the prefix `watersmeet_`: its name, its kind in Prometheus, its labels, and what it says."""
+    """A metric without the prefix `watersmeet_`: its name, its kind in Prometheus, its labels, and
+    its description.
+    """
 
     name: str
     kind: str
@@ -96,7 +99,7 @@ METRICS: Final = (
 
 
 class Metrics:
-    """Holds the metrics of one run, which it observes; `registry` is what Prometheus's client serves."""
+    """The metrics of one run, which they observe; `registry` is what Prometheus's client serves."""
 
     def __init__(self, settings: Settings) -> None:
         from prometheus_client import (
@@ -117,7 +120,7 @@ class Metrics:
             more = {"buckets": BUCKETS} if kind == "histogram" else {}
             self._metrics[name] = make[kind](f"watersmeet_{name}", text, labels, registry=self.registry, **more)
         self._of("build_info", settings.name, settings.engine, pipelines.__version__).set(1)
-        for error in kinds():  # an increase can only be seen of a counter that was there before
+        for error in kinds():  # an increase is only seen in a counter that was there before
             self._of("retries_total", error)
             self._of("errors_total", error)
         self._lock = threading.Lock()
@@ -126,7 +129,7 @@ class Metrics:
         self._bounds: dict[TopicPartition, tuple[int, int]] = {}
 
     def __call__(self, event: Event) -> None:
-        """Brings the metrics up to date."""
+        """Bring the metrics up to date."""
         with self._lock:
             match event:
                 case OwnerChanged(layers, token, is_owner):
@@ -200,7 +203,7 @@ class Metrics:
         self._lags()
 
     def _lags(self) -> None:
-        """As far as it is known where Kafka ends, and where the layer is."""
+        """Set the lags, as far as it is known where Kafka ends, and where the layer is."""
         for (layer, tp), offset in self._reached.items():
             if tp not in self._bounds:
                 continue
@@ -215,7 +218,7 @@ class Metrics:
     def _transactions(
         self, bounds: Mapping[TopicPartition, tuple[int, int]], transactions: Mapping[TopicPartition, OpenTransaction]
     ) -> None:
-        """What is open in the partitions that were asked for."""
+        """Set what is open in the partitions that were asked for."""
         for tp in bounds:
             place, found = (self._settings.inputs[tp.source], tp.partition), transactions.get(tp)
             since = None if found is None else found.since
@@ -225,9 +228,10 @@ class Metrics:
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[list[Observer]]:
-    """Inside, the metrics are served where the configuration asks for them: the observers that a run is to tell, one or none.
+    """Serve the metrics inside the `with` block, where the configuration asks for them.
 
-    Raises ConfigurationError where the address cannot be used, or Prometheus's client is not installed.
+    Yields the observers that a run is to tell, one or none. Raises ConfigurationError where the
+    address cannot be used, or Prometheus's client is not installed.
     """
     if settings.metrics is None:
         yield []

@@ -1,4 +1,4 @@
-"""What a run says: a progress line on a terminal, plain log lines elsewhere, or JSON."""
+"""The output of a run: a progress line on a terminal, plain log lines elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ log = logging.getLogger("watersmeet")
 
 
 class JsonLines(logging.Formatter):
-    """Each record as one JSON object on one line: `time` (UTC), `level`, `logger`, `message`, and what else is known of it:
+    """A formatter that makes each record one JSON object on one line.
+
+    It has `time` (UTC), `level`, `logger`, `message`, and what else is known of the record:
     `layer`, `facts` (numbers by name), `trace` (a stack trace).
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
         line |= {name: value for name in ("layer", "facts") if (value := getattr(record, name, None))}
@@ -34,10 +36,10 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(*, verbose: bool = False) -> None:
-    """Logs go to standard error, so that standard output holds the answer alone.
+    """Send logs to standard error, so that standard output holds the answer alone.
 
-    Unless it is `verbose`, nothing is said there of Spark's JVM being gone by those who talk to it: whoever asked them
-    says it in one sentence.
+    Unless it is `verbose`, py4j's logs are left out. They say that Spark's JVM is gone, which
+    whoever asked it reports in one sentence.
     """
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
@@ -52,23 +54,27 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _log_error(*_: object) -> None:
-    """Log what a request to a server of this process failed by, such as pyspark's own; it would be printed as it is."""
+    """Log the error of a request to a server of this process, such as pyspark's own; otherwise it
+    would be printed as it is.
+    """
     log.debug("a request failed", exc_info=True)
 
 
 def log_as_json() -> None:
-    """From here on each line of the log is a JSON object."""
+    """Make each line of the log a JSON object from here on."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonLines())
 
 
 def logs_are_json() -> bool:
-    """Whether standard error is to hold JSON objects and nothing else."""
+    """Return True where standard error is to hold JSON objects and nothing else."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
 class Reporter:
-    """Reports the progress of each layer; safe to call from the threads of several streams."""
+    """A reporter of the progress of each layer; safe to call from the threads of several
+    streams.
+    """
 
     def __init__(self, status: Status | None = None) -> None:
         self._status = status
@@ -76,7 +82,9 @@ class Reporter:
         self._lock = threading.Lock()
 
     def tell(self, layer: str, news: str, **facts: int | str | None) -> None:
-        """Replaces the last news of a layer on the progress line; writes one more line to a log, in JSON with the facts."""
+        """Replace the last news of a layer on the progress line, or else write one more line to the
+        log, in JSON with the facts.
+        """
         with self._lock:
             self.latest[layer] = news
             if self._status is None:
@@ -87,7 +95,9 @@ class Reporter:
 
 @contextmanager
 def reporting() -> Iterator[Reporter]:
-    """A progress line where standard error is a terminal and no JSON is asked for, else log lines."""
+    """Provide a reporter with a progress line where standard error is a terminal and no JSON is
+    asked for, else with log lines.
+    """
     console = Console(stderr=True)
     if not console.is_terminal or logs_are_json():
         yield Reporter()

@@ -1,4 +1,6 @@
-"""The HTTP server of the metrics: whoever connects can cost it a few threads for a few seconds, and a run nothing."""
+"""The HTTP server of the metrics: whoever connects can cost it a few threads for a few seconds, and
+a run nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,17 @@ from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 MOST_CONNECTIONS: Final = 16
-"""So many are served at a time; another one is closed at once. A monitoring system needs one or two."""
+"""Maximum number of connections that are served at a time; another one is closed at once. A
+monitoring system needs one or two.
+"""
 
 TIMEOUT_S: Final = 5.0
-"""Whoever sends or takes nothing for so long is cut off."""
+"""Seconds after which a client that sends or takes nothing is cut off."""
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Log no request."""
         del format, args
 
 
@@ -33,7 +37,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking for the name of this host, which may take as long as a name server likes."""
+        """Bind without asking for the name of this host, which may take as long as a name server
+        likes.
+        """
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -61,12 +67,16 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever has gone before the end is no error of ours."""
+        """Ignore the error of a connection: that a client has gone before the end is no error of
+        ours.
+        """
         del request, client_address
 
 
 class MetricsServer:
-    """Serves a WSGI application at an address until it is stopped. Raises OSError where the address cannot be used."""
+    """A server of a WSGI application at an address, until it is stopped. Raises OSError where the
+    address cannot be used.
+    """
 
     def __init__(self, address: str, port: int, application: Callable[..., Any], timeout_s: float = TIMEOUT_S) -> None:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
@@ -77,11 +87,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the server listens."""
         return self._server.server_port
 
     def stop(self) -> None:
-        """Let nobody in any more."""
+        """Stop serving, and return once the server's thread has ended."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

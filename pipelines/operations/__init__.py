@@ -1,1 +1,1 @@
-"""What operators do to a lake that lives: change its rules, reset, redrive, keep, forget."""
+"""Operations on an existing lake: change its rules, reset, redrive, keep, forget."""

@@ -1,13 +1,16 @@
-"""Changes the rules of a living lake: says first what changes and from which batch on, then records it as the next epoch.
+"""Changes the rules of an existing lake.
 
-The epoch is one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever owns them, so
-that no batch can be made by the old rules afterwards; a run that goes on meanwhile ends. The row carries this
-process's token: once another one has taken a layer, it is not written. The next run, with the new rules, adds
-the columns that they need. Where nothing changes, or a change is refused, nothing is taken from anybody.
+It says first what changes and from which batch on, then records it as the next epoch. The epoch is
+one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever
+owns them, so that no batch can follow the old rules afterwards; a run in progress ends. The row
+carries this process's token: once another process has taken a layer, it is not written. The next
+run, with the new rules, adds the columns that they need. If nothing changes, or a change is
+refused, no layers are taken.
 
-What `repartition` has written by the old rules lies where these have the record's key. So where rules of such a source
-change, it is fenced, and bronze reads by the old rules what it has written, before the epoch begins; from then on it is refused
-until it has the new rules, too.
+What `repartition` has written by the old rules lies in the partition of the key that these rules
+give a record. So if rules of such a source change, `repartition` is fenced, and bronze reads by the
+old rules what it has written, before the epoch begins. From then on `repartition` is refused until
+it has the new rules, too.
 """
 
 from __future__ import annotations
@@ -40,9 +43,15 @@ from pipelines.settings import Settings
 
 
 def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
-    """The answer of `evolve --json`: the fields that change, before and after; problems, which keep the change from being made;
-    the next epoch's number, and the batch of silver that it would begin with; the repartitioned sources of which bronze reads
-    first what is written. Raises ConfigurationError where there is no lake.
+    """Return the answer of `evolve --json`, without changing anything.
+
+    - `changes`: the fields that change, before and after;
+    - `problems`: what keeps the change from being made;
+    - `epoch` and `from_batch`: the next epoch's number, and the batch of silver that it would begin
+      with;
+    - `read_first`: the repartitioned sources of which bronze first reads what is written.
+
+    Raises ConfigurationError if there is no lake.
     """
     epochs, last = read_epochs(questions, settings), last_batch(questions)
     found = changes(epochs, settings)
@@ -58,11 +67,14 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
 
 
 def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict[str, Any]:
-    """Records the settings' rules as the lake's next epoch, and answers as `preview` does. Raises ConfigurationError where they
-    cannot be made, and LeaseTakenError where the layers cannot be had.
+    """Record the settings' rules as the lake's next epoch, and answer as `preview` does.
+
+    Raises ConfigurationError if the change cannot be made, and LeaseTakenError if the layers cannot
+    be taken.
     """
     found = _applicable(questions, settings)
-    if not found["changes"] and change_under_way(questions, EVOLVE) is None:  # one that was cut short still has the layers
+    # An `evolve` that was cut short still has the layers.
+    if not found["changes"] and change_under_way(questions, EVOLVE) is None:
         return found
     this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
     with this_run.owned(change=EVOLVE) as owned:
@@ -81,7 +93,7 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
 
 
 def _applicable(questions: Questions, settings: Settings) -> dict[str, Any]:
-    """Return what `preview` does. Raises ConfigurationError where the change cannot be made."""
+    """Return what `preview` does. Raises ConfigurationError if the change cannot be made."""
     found = preview(questions, settings)
     if found["problems"]:
         raise ConfigurationError("{where}: {what}; {fix}".format(**found["problems"][0]))
@@ -89,7 +101,10 @@ def _applicable(questions: Questions, settings: Settings) -> dict[str, Any]:
 
 
 def _read_to_the_end(this_run: Run, owned: Owned, sources: Sequence[str]) -> None:
-    """Have bronze read all that the topics of repartitioned sources hold, to which nobody sends any more."""
+    """Let bronze read all that the topics of repartitioned sources hold.
+
+    Whoever sends to these topics is fenced first.
+    """
     settings = this_run.settings
     for name in sources:
         fence_records(settings, settings.inputs[name], REPARTITION, REDRIVE)
@@ -98,7 +113,10 @@ def _read_to_the_end(this_run: Run, owned: Owned, sources: Sequence[str]) -> Non
 
 
 def _first_values(reading: NextOffsets, settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the values of changed schemas of bare Avro begin, which do not say it themselves: where bronze reads on."""
+    """Return, as rules, where the values of changed schemas of bare Avro begin.
+
+    The values do not say it themselves: they begin where bronze goes on reading.
+    """
     changed = {change["field"] for change in found["changes"]}
     rules: dict[str, Any] = {}
     for name, source in settings.sources.items():
@@ -110,8 +128,10 @@ def _first_values(reading: NextOffsets, settings: Settings, found: Mapping[str, 
 def _too_early(
     questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None, epochs: Epochs, after: Settings
 ) -> Iterator[Problem]:
-    """The rules of reading and grouping say which records the messages hold that were read back from the sink of a lost lake:
-    they stay until all of these are past.
+    """Yield a problem for each partition that may still need the old rules of reading and grouping.
+
+    These rules say which records are in the messages that were read back from the sink of a lost
+    lake. They stay until all of these messages are past.
     """
     before, after = epochs.current.settings, epochs.current.settings.under(after.rules())
     if before.fingerprint == after.fingerprint or not questions.exists(tables.RECOVERED):

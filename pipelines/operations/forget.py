@@ -1,15 +1,17 @@
 """Forgets a key: its records leave every table, and all else stays as it was, to the byte.
 
-A record's event time moves the position of its topic-partition, and so the clock, lateness and order of all other records. So
-bronze keeps the row of a forgotten record as a heartbeat: its place, its times and its tenant, without key, value and headers.
-What the merge makes of that is what it made before, but for the key; a rebuild gives the same, and a record of the key that comes
-later begins anew. A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
+A record's event time moves the position of its topic-partition, and so the clock, lateness and
+order of all other records. So bronze keeps the row of a forgotten record as a heartbeat: its place,
+its times and its tenant, without key, value and headers. The merge makes of it what it made before,
+except for the key. A rebuild gives the same, and a record of the key that comes later starts anew.
+A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
 
-It is done by the owner of all layers, which takes them from a run that goes on; the run waits and goes on afterwards. Rows are
-named by their places: the Delta log must not say the key. Each step finds by itself what is left to do, so after a crash it is
-called again. A key that is in no table takes no layers.
+The owner of all layers does this. It takes them from a run in progress, which waits and goes on
+afterwards. Rows are named by their places, because the Delta log must not contain the key. Each
+step finds by itself what is left to do, so after a crash the command is called again. A key that is
+in no table takes no layers.
 
-A redrive that has begun before is fenced: it may have read what is erased now.
+A redrive that began before is fenced: it may have read what is erased now.
 """
 
 from __future__ import annotations
@@ -48,10 +50,10 @@ from pipelines.running.pieces import NOT_FORGOTTEN, pieces_of, read_piece
 from pipelines.settings import Settings
 
 ROWS = 5_000
-"""So many rows are named in one commit."""
+"""Maximum number of rows that are named in one commit."""
 
 ATTEMPTS = 5
-"""So often a commit is tried: a run that has just lost the layers may still compact a table."""
+"""Attempts for a commit: a run that has just lost the layers may still compact a table."""
 
 Places = Sequence[tuple[int, int]]
 """Partition and offset of records of one input."""
@@ -60,9 +62,11 @@ Places = Sequence[tuple[int, int]]
 def forgotten(
     settings: Settings, key: str, reporter: Reporter, tenant: str | None = None, *, has_tombstone: bool = False
 ) -> dict[str, Any]:
-    """Forgets the key, of one tenant or of all; the answer of `forget --apply --json`. With a tombstone, the sink gets one for
-    the key first, since the tables say then in which partitions it was. Raises LeaseTakenError while another command changes the
-    lake, and ConfigurationError where a tombstone is asked for one tenant: it would speak for all.
+    """Forget the key, of one tenant or of all; return the answer of `forget --apply --json`.
+
+    With a tombstone, the sink gets one for the key first, while the tables still say in which
+    partitions it was. Raises LeaseTakenError while another command changes the lake. Raises
+    ConfigurationError if a tombstone is asked for one tenant, since it would apply to all.
     """
     if has_tombstone and tenant is not None:
         raise ConfigurationError(
@@ -86,8 +90,9 @@ def forgotten(
 
 @dataclass
 class Forgetting:
-    """Where a key is, of one tenant or of all, as of the first question. Raises ConfigurationError where a tenant is named and
-    the lake has none.
+    """The places of a key, of one tenant or of all, as of the first query.
+
+    Raises ConfigurationError if a tenant is named and the lake has none.
     """
 
     questions: Questions
@@ -100,7 +105,11 @@ class Forgetting:
             raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
 
     def preview(self) -> dict[str, Any]:
-        """`tables`: how many records of the key each has, `before` and `after`; `held`: what else holds them, until when."""
+        """Return where the key is, without erasing anything.
+
+        `tables`: how many records of the key each table has, `before` and `after`. `held`: what
+        else holds them, and until when.
+        """
         sources = self.settings.sources
         counts = {
             tables.SILVER: len(self._silver),
@@ -115,7 +124,10 @@ class Forgetting:
 
     @property
     def is_there(self) -> bool:
-        """True where a table has something to erase, also a record of bronze of which a crash has left no note in quarantine."""
+        """True where a table has something to erase.
+
+        That may also be a record of bronze whose note in quarantine a crash prevented.
+        """
         refused: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
         sources = self.settings.inputs
         return bool(
@@ -126,7 +138,7 @@ class Forgetting:
 
     @property
     def partitions(self) -> set[int]:
-        """The partitions where the tables have the key."""
+        """The partitions in which the tables have the key."""
         places = [place for source in self.settings.inputs for place in (*self._in_bronze(source), *self._late[source])]
         return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
@@ -137,7 +149,7 @@ class Forgetting:
         return self._conditions("merge_key", "tenant")
 
     def _conditions(self, key: str, tenant: str) -> list[Condition]:
-        """What holds for the rows of the key, by the names of these columns."""
+        """Return the conditions for rows of the key, given the names of their two columns."""
         return [(key, "=", self.key), *([] if self.tenant is None else [(tenant, "=", self.tenant)])]
 
     @cached_property
@@ -156,13 +168,15 @@ class Forgetting:
 
     @cached_property
     def _read(self) -> dict[str, Places]:
-        """By input, the records that were read, late or not."""
+        """The records that were read, late or not, by input."""
         return {i: _places(self.questions.select(tables.bronze(i), _PLACE, [self._of_key])) for i in self.settings.inputs}
 
     @cached_property
     def _unmerged(self) -> dict[str, Places]:
-        """By input, heartbeats, also those that are records of another source, and skipped tombstones, that have the key:
-        as Kafka's key, or where the value has it by the rules of any epoch of a source of the topic.
+        """Heartbeats and skipped tombstones that have the key, by input.
+
+        Heartbeats may be records of another source. The key is Kafka's key, or the value has it by
+        the rules of any epoch of a source of the topic.
         """
         return {source: list(self._with_key(source, tables.bronze(source), _UNMERGED)) for source in self.settings.inputs}
 
@@ -171,15 +185,18 @@ class Forgetting:
 
     @cached_property
     def _refused(self) -> dict[str, Places]:
-        """By input, the refused records that have the key all the same: as Kafka's key, or where the value has it by the rules
-        of any epoch.
+        """Refused records that have the key all the same, by input.
+
+        The key is Kafka's key, or the value has it by the rules of any epoch.
         """
         refused = {source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.inputs}
         return {source: list(self._with_key(source, tables.QUARANTINE, mine)) for source, mine in refused.items()}
 
     def _with_key(self, source: str, table: str, conditions: Sequence[Condition]) -> Iterator[tuple[int, int]]:
-        """The records of a table that meet the conditions and have the key, which the table has not as a merge key. Of one
-        tenant: those whose value does not name another.
+        """Yield the records of a table that meet the conditions and have the key, but not as merge
+        key.
+
+        For one tenant, these are the records whose value does not name another.
         """
         topic, as_bytes = self.settings.inputs[source], self.key.encode()
         readers = [name for name, other in self.settings.sources.items() if topic in other.topics]
@@ -196,7 +213,7 @@ class Forgetting:
                         yield row["partition"], row["offset"]
 
     def _rules(self, source: str) -> list[ReadingRules]:
-        """The rules that records of a source were read by, epoch by epoch."""
+        """Return the rules by which records of a source were read, epoch by epoch."""
         found: list[ReadingRules] = []
         for epoch in read_epochs(self.questions, self.settings):
             rules = epoch.settings.reading_rules(source)
@@ -212,7 +229,10 @@ class Forgetting:
     # -- what holds it for longer
 
     def _held(self) -> Iterator[dict[str, Any]]:
-        """Time travel and change files, and the topics: how many records, and until when (epoch ms; null: no end is known)."""
+        """Yield what holds the key for longer: time travel and change files, and the topics.
+
+        Each row says how many records, and until when (epoch ms; None: no end is known).
+        """
         if self._silver or any(self._in_bronze(source) for source in self.settings.inputs):
             yield {"where": "time travel and change files", "records": None, "until": now_ms() + self.settings.retention_ms}
         cluster = Cluster(self.settings.kafka)
@@ -233,7 +253,10 @@ class Forgetting:
             yield self._of_topic(cluster, topic, [place for places in found.values() for place in places])
 
     def _of_topic(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
-        """Records that are, or may be, in a topic. `until`: where it has a retention, so long from now at the latest."""
+        """Return a row about records that are, or may be, in a topic.
+
+        `until`: if the topic has a retention, that long from now, at the latest.
+        """
         until = None
         with suppress(KafkaAccessError):  # without DESCRIBE_CONFIGS, Kafka does not say
             said = cluster.topic_settings(topic) if records else {}
@@ -244,10 +267,13 @@ class Forgetting:
     # -- erasing
 
     def erase(self, owner: Owner) -> None:
-        """Erases it; what has been erased already is passed over. Afterwards only older versions have files with it, which
-        `maintain` removes once the retention is over.
+        """Erase the key; what has been erased already is left out.
 
-        Bronze comes first: where it is cut short, what silver and late still have is known by records that bronze has no more.
+        Afterwards only older versions have files with it, which `maintain` removes once the
+        retention is over.
+
+        Bronze comes first: if the command is cut short, what silver and late still have is
+        recognised by records that bronze no longer has.
         """
         for step in (self._note_places, self._forget_in_bronze, self._forget_refused, self._forget_records, self._forget_late):
             step(owner)
@@ -255,7 +281,10 @@ class Forgetting:
             _retried(partial(owner.engine.purge, table))
 
     def _note_places(self, owner: Owner) -> None:
-        """Reading Kafka again must not bring the records back, also where `keep` has let go of their rows."""
+        """Note the places of the key's records in `erased`.
+
+        Reading Kafka again must not bring them back, even if `keep` has deleted their rows.
+        """
         now = now_ms()
         for source in self.settings.inputs:
             if rows := [(*self.settings.place(source), p, at, now) for p, at in sorted(set(self._in_bronze(source)))]:
@@ -277,7 +306,9 @@ class Forgetting:
             _each(owner, tables.LATE, self._late[source], [("source", "=", source)], None)
 
     def _forget_records(self, owner: Owner) -> None:
-        """Merge records; where they were is noted first, since the sink may have their messages."""
+        """Erase merge records. Their places are noted first, since the sink may have their
+        messages.
+        """
         if not self._silver:
             return
         engine, now, schema = owner.engine, now_ms(), owner.engine.lake.layout[tables.SILVER].schema
@@ -293,7 +324,9 @@ class Forgetting:
 
     @property
     def _waiting(self) -> list[dict[str, Any]]:
-        """By partition and tenant, up to which position records wait."""
+        """The positions up to which records wait, by partition and tenant, as rows that delete
+        them.
+        """
         found: dict[tuple[int, str], int] = {}
         for row in (row for row in self._silver if row["status"] == "waiting"):
             place = row["partition"], row["tenant"]
@@ -302,7 +335,7 @@ class Forgetting:
 
 
 def _column(name: str, kind: pa.DataType, gone: Sequence[Mapping[str, Any]]) -> pa.Array:
-    """A column of rows that go: what names them, and nothing else."""
+    """Return a column of deletion markers: what names the rows, and nulls for everything else."""
     if name not in ("partition", "merge_key", *TENANT.names, *REPLACING):
         return pa.nulls(len(gone), kind)
     values = [row.get(name) for row in gone]
@@ -319,7 +352,7 @@ def _places(found: pa.Table) -> Places:
 
 
 def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], values: Mapping[str, Any] | None) -> None:
-    """Gives columns of these records' rows other values, or (without `values`) deletes the rows."""
+    """Set columns of these records' rows to other values, or (without `values`) delete the rows."""
     in_order = sorted(places)
     for some in (in_order[i : i + ROWS] for i in range(0, len(in_order), ROWS)):
         partitions = sorted({p for p, _ in some})
@@ -331,7 +364,7 @@ def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], v
 
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
-    """Makes a commit; again where another writer of the table came first."""
+    """Make a commit; try again if another writer of the table came first."""
     reach(IN_FORGET)
     owner.change(table, DELETING, write, attempts=ATTEMPTS)
 

@@ -1,14 +1,21 @@
-"""Deletes rows that are older than `keep` behind the clock of their partition: for the owner of a table, between two batches.
+"""Deletes rows that are older than `keep` behind the clock of their partition.
 
-Whatever is still needed stays: records that silver has not merged, merge records that are open or not published, and of bronze
-all that begins at or after such a merge record, since its message must say where a lost lake would be taken up; dead letters
-that are not sent yet, with bronze's rows of them; and of bronze the rows of redriven records as long as `quarantine` has the
-refused ones, since they alone say that these were redriven. Bronze is deleted up to the end of a batch, so that what is left can
-be derived again (`lake.floors`); after a jump, only what was merged since. A floor is written first, then the rows
-below it are deleted: what a crash leaves, the next time deletes.
+The owner of a table does it between two batches. Rows that are still needed stay:
 
-Deleting rewrites the files that hold rows on both sides of the floor. So a run, which looks every few hours, waits until a
-worthwhile share of a file goes (`SHARE`).
+- records that silver has not merged;
+- merge records that are open or not published;
+- in bronze, all that begins at or after such a merge record, since its message must say where a
+  lost lake would be recovered;
+- dead letters that are not sent yet, with bronze's rows of them;
+- in bronze, the rows of redriven records as long as `quarantine` has the refused ones, since they
+  alone say that these were redriven.
+
+Bronze is deleted up to the end of a batch, so that what is left can be derived again
+(`lake.floors`); after a reset, only what was merged since. A floor is written first, then the rows
+below it are deleted. What a crash leaves is deleted the next time.
+
+Deleting rewrites the files that hold rows on both sides of the floor. So a run, which checks every
+few hours, waits until a worthwhile share of a file can go (`SHARE`).
 """
 
 from __future__ import annotations
@@ -38,24 +45,30 @@ from pipelines.running.pieces import NOT_FORGOTTEN
 from pipelines.settings import KeepSettings, Settings
 
 _COLUMNS = {tables.SILVER: "last_event_time", tables.LATE: "position", tables.QUARANTINE: "kafka_timestamp"}
-"""What the age of a row is counted by; of bronze it is the event time, or Kafka's timestamp where there is none."""
+"""Column by which the age of a row is counted. In bronze that is the event time, or Kafka's
+timestamp where there is none.
+"""
 
 
 SHARE = 8
-"""A run deletes rows once they are the eighth part of their table, or of a file: so eight bytes are rewritten for one at most."""
+"""A run deletes rows once they are an eighth of their table, or of a file, so that at most eight
+bytes are rewritten for one.
+"""
 
 
 def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = False) -> None:
-    """Deletes the rows of a table that are older than `keep` wants them; if it `is_sparing`, once they are enough (`SHARE`).
-    Where another writer was quicker, the next time does. Raises LeaseLostError, and deletes nothing more, where a later owner has
-    taken the table.
+    """Delete the rows of a table that are older than `keep` allows.
+
+    With `is_sparing`, only once there are enough of them (`SHARE`). If another writer was quicker,
+    the next call deletes them. Raises LeaseLostError, and deletes nothing more, if a later owner
+    has taken the table.
     """
     questions, keep_ms = owner.engine.questions, kept_ms(settings.keep, table)
     last = None if keep_ms is None else last_batch(questions)
     if keep_ms is None or last is None:
         return
     generation, epochs = read_generations(questions, settings).newest, read_epochs(questions, settings)
-    if last[0].batch < generation.from_batch:  # a jump may have led back to where the clock was not yet
+    if last[0].batch < generation.from_batch:  # after a reset, the clock may be an earlier one
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
@@ -71,13 +84,17 @@ def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = F
 
 
 def kept_ms(keep: KeepSettings, table: str) -> int | None:
-    """How long rows of a table are kept; None: for ever."""
+    """Return how long (ms) rows of a table are kept; None: for ever."""
     known = {tables.SILVER: keep.silver_ms, tables.LATE: keep.late_ms, tables.QUARANTINE: keep.quarantine_ms}
     return keep.bronze_ms if table.startswith(tables.bronze("")) else known.get(table)
 
 
 def _needed_of_silver(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
-    """See `_needed`; also rows whose records, merged anew after a jump back, could sort behind the last message."""
+    """Return what `_needed` does, and keep rows that could be published again.
+
+    These are rows whose records, merged anew after a reset to earlier offsets, could sort behind
+    the last message.
+    """
     needed = _needed(questions, partitions, longest_ms)
     for p, tail in last_published(questions).items():
         time = tail.event_time if tail.closed_at is None else read_again_from(tail.closed_at, longest_ms)
@@ -86,8 +103,10 @@ def _needed_of_silver(questions: Questions, partitions: Mapping[int, int], longe
 
 
 def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
-    """By partition the smallest event time (ms) of merge records that are open or not published, or where a lost lake would be
-    taken up after one, if that is smaller; absent where there are none.
+    """Return, by partition, the smallest event time (ms) of open or unpublished merge records.
+
+    The time from which a lost lake would be recovered after one counts instead, if it is smaller. A
+    partition without such records is absent.
     """
     where: Where = [[("status", "=", "open")], *not_out(questions, last_published(questions), partitions)]
     firsts = {"event_time": ("min", "event_time")} | {
@@ -100,7 +119,10 @@ def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int
 
 
 def _first_not_sent(questions: Questions, settings: Settings, table: str, partitions: Mapping[int, int]) -> dict[int, int]:
-    """By partition the age (ms) of the oldest row that is still to be sent as a dead letter; absent where there is none."""
+    """Return, by partition, the time (ms) of the oldest row still to be sent as a dead letter.
+
+    It is the time by which the row's age is counted. A partition without such a row is absent.
+    """
     where = not_sent(questions, settings, table, partitions)
     if where is None:
         return {}
@@ -109,7 +131,9 @@ def _first_not_sent(questions: Questions, settings: Settings, table: str, partit
 
 
 def _forget_before(owner: Owner, table: str, limits: Mapping[int, int], *, is_sparing: bool) -> None:
-    """Rows of a table that lie before a time (ms) of their partition; of silver, finished ones."""
+    """Delete rows of a table that lie before a time (ms) of their partition; of silver, finished
+    ones.
+    """
     known = read_floors(owner.engine.questions).times
     further = {p: limit for p, limit in limits.items() if limit > known.get((table, p), 0)}
     is_finished = [("status", "=", "timed_out")] if table == tables.SILVER else []
@@ -131,14 +155,18 @@ def _forget_batches(
     *,
     is_sparing: bool,
 ) -> None:
-    """Rows of bronze before the end of a batch at whose end every position was older than the limit (ms)."""
+    """Delete rows of bronze before the end of a batch.
+
+    At the end of that batch, every position must be older than the limit (ms).
+    """
     questions, first = owner.engine.questions, generation.from_batch
     floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch >= first}
     longest = longest_ms(read_epochs(questions, settings))
     needed, letters = _needed(questions, limits, longest), _first_not_sent(questions, settings, tables.LATE, limits)
     bounds = {p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
     batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, first).items() if batch > floors.get(p, -1)}
-    # Also what an earlier time had left: after a crash, or because another source's owner has written the floor.
+    # Also what an earlier call has left: after a crash, or because another source's owner wrote
+    # the floor.
     ends, terms = batch_ends(questions, {**floors, **batches}), list[Sequence[Condition]]()
     for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
         mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and tp.partition in limits}
@@ -155,7 +183,10 @@ def _forget_batches(
 
 
 def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -> Where:
-    """Rows of bronze in a partition of an input, before an offset, that are older than a limit; not those at `redriven`."""
+    """Return a condition for old rows of bronze, in a partition of an input and before an offset.
+
+    They are older than the limit (ms), and not at the offsets `redriven`.
+    """
     below: list[Condition] = [("partition", "=", partition), ("offset", "<", end)]
     below += [("offset", "not in", list(redriven))] if redriven else []
     untimed = [("event_time", "is null", None), ("kafka_timestamp", "<", limit_ms)]
@@ -163,7 +194,10 @@ def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -
 
 
 def _redriven(questions: Questions, settings: Settings, source: str, ends: Mapping[int, int]) -> dict[int, list[int]]:
-    """By partition the offsets, before these ends, of redriven records whose refused one could be redriven again without them."""
+    """Return, by partition, the offsets before these ends of redriven records that must stay.
+
+    Without one of them, its refused record could be redriven again.
+    """
     found = questions.select(tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]])
     refused: dict[int, set[int]] = {}
     for p, offset in zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True):
@@ -177,7 +211,10 @@ def _redriven(questions: Questions, settings: Settings, source: str, ends: Mappi
 
 
 def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[int, int], since: int) -> dict[int, int]:
-    """By partition the last batch, from this one on, at whose end every source's position is below a bound (ms)."""
+    """Return, by partition, the last batch at whose end every source's position is below a bound.
+
+    Bounds are in ms. Only batches from `since` on count.
+    """
     found = {}
     for some in in_portions(sorted(bounds)):
         where = [[("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])] for p in some]
@@ -197,12 +234,12 @@ def _note(owner: Owner, table: str, floors: Mapping[int, tuple[int | None, int |
 
 
 def _count(questions: Questions, table: str, terms: Where) -> int:
-    """How many rows meet one of the terms, which exclude one another."""
+    """Return how many rows meet one of the terms, which exclude one another."""
     return sum(row_count(questions, table, some) for some in in_portions(terms))
 
 
 def _is_worth_it(questions: Questions, table: str, rows: int) -> bool:
-    """Whether so many rows are a worthwhile share of their table, or of a file."""
+    """Return True if this many rows are a worthwhile share of their table, or of a file."""
     of_table = row_count(questions, table)
     of_file = FILE_BYTES // max(1, questions.row_bytes(table))
     return rows > 0 and rows * SHARE >= min(of_table, of_file)

@@ -1,11 +1,13 @@
-"""Redrive: refused records are sent to their source topic again, as they came, each once.
+"""Redrive: sends refused records to their source topic again, as they came, each once.
 
-A record that is sent says which one it was (`watersmeet.redriven`), so the source topic itself tells what was redriven: bronze
-has the headers of what was read, and Kafka what was not. Nothing is kept beside it that could disagree. Any producer may write
-that header: it counts where key, value and the headers before it are those of the refused record. For each source:
+A record that is sent says which one it was (`watersmeet.redriven`), so the source topic itself
+tells what was redriven: bronze has the headers of what was read, and Kafka those of what was not.
+No other state is kept that could disagree. Any producer may write that header. It counts only if
+key, value and the headers before it are those of the refused record. For each source:
 
-1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends. While `forget` erases a key,
-   nothing is sent at all, and it fences a redrive that has begun before;
+1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends.
+   While `forget` erases a key, nothing is sent at all, and `forget` fences a redrive that began
+   before;
 2. what was redriven is read;
 3. what is left is sent, in transactions: a crash leaves a transaction whole or not at all.
 """
@@ -42,12 +44,15 @@ from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 SPAN = 1_000_000
-"""The headers of about so many records are looked at, at a time."""
+"""Approximate number of records whose headers are read at a time."""
 
 
 @dataclass
 class Redrive:
-    """The records that were refused for a `reason`, those from a time of Kafka on (epoch ms) where `since_ms` names one."""
+    """Redrives the records that were refused for a `reason`.
+
+    `since_ms`: only those with a Kafka timestamp (epoch ms) from this one on.
+    """
 
     questions: Questions
     settings: Settings
@@ -55,7 +60,11 @@ class Redrive:
     since_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Asks Kafka. Raises ConfigurationError for an unknown reason, and where a topic is not that which the lake has read."""
+        """Check the reason, and Kafka's topics.
+
+        Raises ConfigurationError for an unknown reason, or if a topic is not the one that the lake
+        has read.
+        """
         if self.reason not in (known := [reason.value for reason in Reason]):
             raise ConfigurationError(f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}")
         if self.reason == Reason.TOO_LARGE.value:
@@ -78,9 +87,10 @@ class Redrive:
             raise ConfigurationError(changed[0])
 
     def run(self, *, apply: bool) -> dict[str, Any]:
-        """Sends what is left, or (without `apply`) only says what it is.
+        """Send what is left, or (without `apply`) only say what it is.
 
-        `records`: by source, how many `quarantine` has (`found`), how many were redriven `before`, and how many are `after`.
+        Returns `records`, among others. By source, it says how many `quarantine` has (`found`), how
+        many were redriven `before`, and how many are `after`.
         """
         records = [self._redrive(source, apply=apply) for source in self.settings.inputs]
         sent = sum(row["after"] - row["before"] for row in records)
@@ -120,8 +130,9 @@ class Redrive:
         return told
 
     def _check_partitions(self, source: str, pieces: Iterable[Piece], of_source: Sequence[Condition]) -> None:
-        """Raise ConfigurationError where a record of a repartitioned source was written by another key than it has
-        by now, so that where it is, it would never meet the others of its key.
+        """Raise ConfigurationError if a record of a repartitioned source has another key by now.
+
+        Where it was written by its old key, it would never meet the others of its key.
         """
         if source not in self.settings.repartitioned or len(read_epochs(self.questions, self.settings)) == 1:
             return
@@ -141,7 +152,7 @@ class Redrive:
         check_not_changing(self.questions, Lake(self.settings), FORGET)
 
     def _found(self, source: str) -> tuple[Int64s, Int64s]:
-        """Partitions and offsets of the records in question."""
+        """Return partitions and offsets of the records in question."""
         wanted: list[Condition] = [("source", "=", source), ("reason", "=", self.reason), NOT_FORGOTTEN]
         if self.since_ms is not None:
             wanted.append(("kafka_timestamp", ">=", self.since_ms))
@@ -153,8 +164,10 @@ class Redrive:
     def _redriven(
         self, source: str, refused: Refused, first: Mapping[int, int], *, is_settled: bool
     ) -> Iterator[tuple[int, int]]:
-        """The (partition, offset) of each record that was redriven, from the `first` in question of each partition on: what
-        bronze has of later records, what is not in bronze yet, and what was passed over on purpose and is still in Kafka.
+        """Yield the (partition, offset) of each record that was redriven.
+
+        `first`: by partition, the first record in question. Later records tell it: those in bronze,
+        those not in bronze yet, and those that were passed over on purpose and are still in Kafka.
         """
         topic, until = self.settings.inputs[source], 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
@@ -178,15 +191,23 @@ class Redrive:
 
 
 class Refused:
-    """The records of a source that `quarantine` has, and what they were: read as they are asked for, each once."""
+    """The records of a source that `quarantine` has, as fingerprints.
+
+    Each is read once, when it is first needed.
+    """
 
     def __init__(self, questions: Questions, source: str) -> None:
         self.source, self._questions = source, questions
         self._fingerprints: dict[tuple[int, int], bytes | None] = {}
-        """By partition and offset; None where quarantine does not have it, or it was forgotten."""
+        """Fingerprints by partition and offset; None where quarantine does not have the record, or
+        it was forgotten.
+        """
 
     def confirmed(self, topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
-        """Of these whole records of the topic, those that were redriven: partition, offset, and the offset of what each was."""
+        """Yield which of these whole records of the topic were redriven.
+
+        Each is given as partition, offset, and the offset of the record that it was.
+        """
         said = list(_said(topic, rows))
         self._read({(p, offset) for p, _, offset, _ in said})
         records = {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if said else {}
@@ -205,7 +226,7 @@ class Refused:
 def _records(
     questions: Questions, source: str, table: str, places: Iterable[tuple[int, int]], conditions: Sequence[Condition] = ()
 ) -> Iterator[pa.Table]:
-    """Records of a table at these partitions and offsets, as much at a time as fits into memory."""
+    """Yield records of a table at these partitions and offsets, as many as fit into memory."""
     found = np.array(sorted(place for place in places if place[1] < 2**63), np.int64).reshape(-1, 2)
     for piece in pieces_of(questions, source, table, found[:, 0], found[:, 1]):
         yield read_piece(questions, piece, ["partition", "offset", "key", "value", "headers"], conditions)
@@ -219,9 +240,11 @@ def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
 def redriven_in_bronze(
     questions: Questions, settings: Settings, refused: Refused, ranges: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """The redriven records that bronze has at these offsets `[from, until)` by partition, and perhaps a few more: each as its
-    partition, its own offset and that of the refused record which it was. The headers of a span of offsets are read at a time,
-    and whole records of those alone that say that they were redriven.
+    """Yield the redriven records that bronze has in ranges `[from, until)`, by partition.
+
+    A few more may come. Each is given as its partition, its own offset and that of the refused
+    record that it was. The headers of a span of offsets are read at a time, and whole records only
+    where these say that they were redriven.
     """
     source = refused.source
     table, topic, begins = tables.bronze(source), settings.inputs[source], {p: at for p, (at, _) in ranges.items()}
@@ -236,8 +259,10 @@ def redriven_in_bronze(
 
 
 def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
-    """Of these rows of a topic, those that say that they were redriven: partition, offset, the offset of the record that each
-    was, and how many headers that had.
+    """Yield which of these rows of a topic say that they were redriven.
+
+    Each is given as partition, offset, the offset of the record that it was, and how many headers
+    that one had.
     """
     for partition, at, headers in zip(*(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True):
         said = [(one["key"], one["value"]) for one in headers or ()]

@@ -1,4 +1,6 @@
-"""Checks beside a run, after every so many batches of silver, in a thread of their own: no batch waits for them."""
+"""Checks beside a run, each after a number of batches of silver, in a thread of their own: no batch
+waits for them.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ from pipelines.settings import Settings
 log = logging.getLogger("watersmeet.quality")
 
 LOOK_EVERY_S: Final = 0.5
-"""How often it is looked whether a check is due."""
+"""Seconds between two looks whether a check is due."""
 
 
 class Checker:
-    """Checks the suites of a configuration after `every` batches of silver, with those that an earlier run left unchecked.
+    """An observer of a run that checks the suites of a configuration after `every` batches of
+    silver.
 
-    It observes the run, to count the batches. A suite that fails is told in the log and to the observers, and stops nothing; nor
-    does a check that fails, which is tried again after as many batches. Raises ConfigurationError where a suite is wrong, and
-    WatersmeetError where Great Expectations is not installed.
+    It counts the batches, and with them those that an earlier run left unchecked. A suite that
+    fails is reported in the log and to the observers, and stops nothing. Nor does a check that
+    fails, which is tried again after as many batches. Raises ConfigurationError where a suite is
+    wrong, and WatersmeetError where Great Expectations is not installed.
     """
 
     def __init__(self, engine: Engine, settings: Settings, every: int, reporter: Reporter, tell: Observer) -> None:
@@ -37,13 +41,16 @@ class Checker:
         self._batches, self._lock = 0, threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Counts a batch."""
+        """Count a batch."""
         if isinstance(event, Handled) and event.layer == "silver":
             with self._lock:
                 self._batches += 1
 
     def follow(self, stopping: threading.Event) -> None:
-        """Checks when it is due. What a check has not looked at when the run ends is left for the next one."""
+        """Check whenever a check is due.
+
+        What no check has looked at when the run ends is left for the next run.
+        """
         is_counted = False
         while not stopping.wait(LOOK_EVERY_S):
             try:

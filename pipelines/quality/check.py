@@ -1,4 +1,6 @@
-"""One check: every suite on what is new in its table since it was last checked, and what became of each expectation."""
+"""One check: every suite on what is new in its table since the suite's last check, and the outcome
+of each expectation.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from pipelines.settings import Settings
 log = logging.getLogger("watersmeet.quality")
 
 _EVERY_TIME: Final = frozenset([tables.PROGRESS])
-"""What is looked at as it stands, also where no batch is new."""
+"""Tables that are looked at as they stand, also where no batch is new."""
 
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What a suite found in a table: in `rows` new rows, up to a version of silver."""
+    """The result of a suite on a table: that of `rows` new rows, up to a version of silver."""
 
     suite: str
     table: str
@@ -41,8 +43,11 @@ class SuiteResult:
 
 @dataclass
 class Check:
-    """A check at a time (epoch ms), and what came of it. `version`: the last one of silver that was looked at, None before the
-    first batch. `nothing_new`: tables without a new batch. `skipped`: by table why it was not looked at.
+    """A check at a time (epoch ms), and its results.
+
+    - `version`: the last one of silver that was looked at, None before the first batch.
+    - `nothing_new`: tables without a new batch.
+    - `skipped`: by table why it was not looked at.
     """
 
     checked_at: int
@@ -53,11 +58,11 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether every expectation holds."""
+        """True where every expectation holds."""
         return not any(result.failed for result in self.results)
 
     def checked(self) -> list[Checked]:
-        """As rows of the table `quality`."""
+        """Return the results as rows of the table `quality`."""
         return [
             Checked(self.checked_at, r.suite, r.table, r.version, each.expectation, each.success, each.unexpected, r.rows)
             for r in self.results
@@ -65,7 +70,7 @@ class Check:
         ]
 
     def document(self) -> dict[str, Any]:
-        """The answer of `check --json`."""
+        """Return the answer of `check --json`."""
         told = {"ok": self.ok, "checked_at": self.checked_at, "version": self.version}
         results = [
             {**row._asdict(), "observed": outcome.observed, "trouble": outcome.trouble, "examples": list(outcome.examples)}
@@ -83,10 +88,12 @@ def check(
     since: int | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Check:
-    """Checks what is new since the last check of each suite, or since a version of silver, and adds the results to `quality`.
+    """Check what is new since the last check of each suite, or since a version of silver, and add
+    the results to `quality`.
 
-    Reads everything else only. Where it is to stop, what was not looked at yet is left for the next check. Raises
-    ConfigurationError where silver has no such version, and as `evaluate` does.
+    All else is only read. Where the check is to stop, what was not looked at yet is left for the
+    next one. Raises ConfigurationError where silver has no such version, and what `evaluate`
+    raises.
     """
     for suite in suites:
         _ = suite.expectations  # a suite that Great Expectations does not take is told before anything is read
@@ -117,13 +124,18 @@ def check(
 
 
 def unchecked(questions: Questions, suites: Sequence[Suite]) -> int:
-    """How many batches of silver some suite has not looked at yet; gold may be behind, so the sink does not count."""
+    """Return how many batches of silver some suite has not looked at yet.
+
+    Gold may be behind, so the sink does not count.
+    """
     after = min(after for name, after in _grouped(questions, [suite for suite in suites if suite.table != SINK], None))
     return sum(batch > after for batch in read_batches(questions, after).versions)
 
 
 def _grouped(questions: Questions, suites: Sequence[Suite], since: int | None) -> dict[tuple[str, int], list[Suite]]:
-    """Suites by their table and the batch after which they look at it: those read the same rows."""
+    """Return suites by their table and the batch after which they look at it: those of one group
+    read the same rows.
+    """
     versions = last_versions(questions) if since is None else {}
     after = {version: batch_at(questions, version) for version in {since, *versions.values()}}
     found: dict[tuple[str, int], list[Suite]] = {}

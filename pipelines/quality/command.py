@@ -1,4 +1,4 @@
-"""What `watersmeet check` does, and what `validate` says of suites."""
+"""The work of `watersmeet check`, and the check of suites by `validate`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from pipelines.settings import Settings
 
 
 def check_lake(settings: Settings, since: int | None, html: Path | None) -> Check:
-    """Checks every suite on what is new, or new since a version of silver, and writes a page where one is asked for.
+    """Check every suite on what is new, or new since a version of silver, and write a page where
+    one is asked for.
 
-    Raises ConfigurationError for a wrong suite, version or file, and WatersmeetError where the lake cannot be read.
+    Raises ConfigurationError for a wrong suite, version or file, and WatersmeetError where the lake
+    cannot be read.
     """
     suites = read_suites(settings)
     if html is not None:
@@ -34,7 +36,10 @@ def check_lake(settings: Settings, since: int | None, html: Path | None) -> Chec
 
 
 def check_suites(settings: Settings) -> list[Problem]:
-    """Every suite has the form of one; whether Great Expectations takes it, a check says."""
+    """Return a problem where a suite does not have the form of one.
+
+    Whether Great Expectations takes it, a check says.
+    """
     try:
         read_suites(settings)
     except ConfigurationError as error:

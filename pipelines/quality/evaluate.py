@@ -1,4 +1,6 @@
-"""What becomes of expectations on some rows: Great Expectations on a pandas frame in memory, or on a Spark DataFrame."""
+"""The evaluation of expectations on some rows: Great Expectations on a pandas frame in memory, or
+on a Spark DataFrame.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,29 @@ if TYPE_CHECKING:
     from great_expectations.datasource.fluent.interfaces import Batch
 
 EXAMPLES: Final = 10
-"""So many of the rows that are against an expectation are kept, to be shown."""
+"""Maximum number of rows against an expectation that are kept, to be shown."""
 
 PAYLOAD: Final = frozenset(["key", "value", "detail"])
-"""Columns that hold what the records' senders wrote: their content is never shown. Lists are not shown either."""
+"""Columns that hold what the records' senders wrote: their content is never shown. Lists are not
+shown either.
+"""
 
 _LONGEST: Final = 60
 
 _OF_EXCEPTION: Final = ("exception_traceback", "exception_message")
 _KIND: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))\b", re.MULTILINE)
-"""How a message, or the last line of a stack trace, begins."""
+"""The kind of an error, with which a message, or the last line of a stack trace, begins."""
 
 
 class Outcome(NamedTuple):
-    """What became of one expectation.
+    """The outcome of one expectation.
 
-    `unexpected`: how many rows are against it; None where it is not about rows, or could not be checked. `observed`: what was
-    found, of one that is not about rows. `trouble`: why it could not be checked. `examples`: some rows that are against it, with
-    the columns by which a row is found, and those that the expectation is about.
+    - `unexpected`: how many rows are against it; None where it is not about rows, or could not be
+      checked.
+    - `observed`: what was found, for one that is not about rows.
+    - `trouble`: why it could not be checked.
+    - `examples`: some rows that are against it, with the columns by which a row is found, and those
+      that the expectation is about.
     """
 
     expectation: str
@@ -46,7 +53,9 @@ class Outcome(NamedTuple):
     examples: Sequence[dict[str, str]] = ()
 
     def joined(self, other: Outcome) -> Outcome:
-        """This outcome and that of another piece of rows as one: it is a success where both are, and counts are added."""
+        """Return this outcome and that of another piece of rows as one: a success where both are,
+        with the counts added.
+        """
         counts = [each.unexpected for each in (self, other) if each.unexpected is not None]
         worse = other if self.success else self
         return Outcome(
@@ -60,11 +69,13 @@ class Outcome(NamedTuple):
 
 
 def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> list[list[Outcome]]:
-    """By suite what becomes of its expectations, in their order, whatever is broken: a missing column fails what is said of it.
+    """Return by suite the outcomes of its expectations, in their order.
 
-    `rows`: an Arrow table or a DataFrame (which is read several times); only read, and nothing of it is kept. `coordinates`: the
-    columns by which people find a row. Raises ConfigurationError where Great Expectations does not take an expectation, and
-    WatersmeetError where it is not installed.
+    Whatever is broken, there is an outcome: an expectation on a missing column fails. `rows`: an
+    Arrow table or a DataFrame (which is read several times); they are only read, and nothing of
+    them is kept. `coordinates`: the columns by which people find a row. Raises ConfigurationError
+    where Great Expectations does not take an expectation, and WatersmeetError where it is not
+    installed.
     """
     load_great_expectations()
     expectations = [suite.expectations for suite in suites]
@@ -77,7 +88,10 @@ def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> 
 
 
 def _as_batch(rows: Any) -> Batch:
-    """In a context that lives in memory; not persisted, or Spark would keep a copy of the rows until the session ends."""
+    """Return rows as a batch in a context that lives in memory.
+
+    They are not persisted: Spark would keep a copy of them until the session ends.
+    """
     from great_expectations import get_context
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -92,7 +106,9 @@ def _as_batch(rows: Any) -> Batch:
 
 
 def _validate(batch: Batch, expectations: Iterable[Any], coordinates: Sequence[str]) -> list[Any]:
-    """A result for each expectation, in their order: Great Expectations returns them in an order of its own."""
+    """Return a result for each expectation, in their order: Great Expectations returns them in an
+    order of its own.
+    """
     from great_expectations import ExpectationSuite
 
     wanted: Any = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
@@ -119,7 +135,9 @@ def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str])
 
 
 def _trouble(told: Any) -> str | None:
-    """The kind of error for which an expectation could not be checked; its message may show values."""
+    """Return the kind of error for which an expectation could not be checked; its message may show
+    values.
+    """
     parts = [told, *told.values()] if isinstance(told, dict) else []
     texts = [str(part.get(name) or "") for part in parts if isinstance(part, dict) for name in _OF_EXCEPTION]
     found = [kind for text in texts for kind in _KIND.findall(text)]
@@ -127,7 +145,7 @@ def _trouble(told: Any) -> str | None:
 
 
 def _example(row: dict[str, Any], coordinates: Sequence[str]) -> dict[str, str]:
-    """The coordinates first."""
+    """Return what is shown of a row, its coordinates first."""
     names = [*coordinates, *[name for name in row if name not in coordinates]]
     return {name: _shown(name, row[name]) for name in names if name in row}
 
@@ -147,7 +165,9 @@ def _shown(column: str, value: Any) -> str:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Great Expectations warns of its own deprecations, which nobody here can act on."""
+    """Ignore warnings inside the `with` block: Great Expectations warns of its own deprecations,
+    which nobody here can act on.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,6 @@
-"""A check as a page for those who own the data: what was looked at, what is expected, and which rows are against it."""
+"""A check as a page for those who own the data: what was looked at, what is expected, and which
+rows are against it.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,10 @@ a { color: inherit }
 
 
 def page(check: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page. `last`: what the last check of each suite has found, as `lake.quality.last_results` has it.
+    """Return the whole page.
 
-    It holds keys and coordinates of rows, and nothing of what the records' senders wrote.
+    `last`: what the last check of each suite has found, as `lake.quality.last_results` returns it.
+    The page holds keys and coordinates of rows, and nothing of what the records' senders wrote.
     """
     expectations = sum(len(result.outcomes) for result in check.results)
     facts = {
@@ -73,7 +76,7 @@ def _verdict(check: Check, expectations: int) -> str:
 
 
 def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
-    """A line for each table."""
+    """Return a line for each table."""
     lines = []
     for name in names:
         mine = [result for result in check.results if result.table == name]
@@ -84,7 +87,7 @@ def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
 
 
 def _title(name: str, settings: Settings) -> tuple[str, str]:
-    """What a table is to people: a heading, and a sentence."""
+    """Return what a table is to people: a heading, and a sentence."""
     known = {
         tables.SILVER: ("Merge records", "What belongs together: the records of one key, from all sources. The table silver."),
         tables.LATE: ("Late records", "Records that came too late to be merged. The table late."),
@@ -100,7 +103,10 @@ def _title(name: str, settings: Settings) -> tuple[str, str]:
 
 
 def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
-    """What is not met first; then each suite with what it expects, closed where that is Watersmeet's own and all of it is met."""
+    """Yield the section of a table: first what is not met, then each suite with what it expects.
+
+    Watersmeet's own suites come last, and are closed.
+    """
     title, about = _title(name, settings)
     mine = [result for result in check.results if result.table == name]
     rows = max(result.rows for result in mine)
@@ -120,7 +126,7 @@ def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
 
 
 def _card(result: SuiteResult, outcome: Outcome) -> str:
-    """An expectation that is not met."""
+    """Return an expectation that is not met, as a card."""
     parts = [f'<div class="card"><h3>{escape(outcome.expectation)}</h3>']
     parts.append(f'<p>{escape(_against(result, outcome))} <span class="small">Suite {escape(result.suite)}.</span></p>')
     if outcome.examples:
@@ -139,7 +145,9 @@ def _against(result: SuiteResult, outcome: Outcome) -> str:
 
 
 def _line(result: SuiteResult, outcome: Outcome) -> str:
-    """Within its limits, an expectation may be met although some rows are against it."""
+    """Return the result of an expectation: within its limits, it may be met although some rows are
+    against it.
+    """
     if outcome.success and outcome.unexpected:
         return f'{_met(0)} <span class="small">but for {outcome.unexpected:,} of {result.rows:,} rows</span>'
     return _met(not outcome.success, "not met")
@@ -157,7 +165,7 @@ def _examples(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _last(last: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each suite and table."""
+    """Return a line for each suite and table."""
     lines = [
         (escape(row["suite"]), escape(row["table"]), utc(row["checked_at"]), f"{row['expectations']:,}", _met(row["failed"]))
         for row in last
@@ -166,6 +174,6 @@ def _last(last: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _wide(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table of HTML cells."""
+    """Return a table of HTML cells."""
     rows = [f"<th>{'</th><th>'.join(names)}</th>", *(f"<td>{'</td><td>'.join(line)}</td>" for line in lines)]
     return '<table class="wide">' + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

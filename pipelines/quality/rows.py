@@ -1,8 +1,13 @@
-"""The rows that a check looks at: what silver's batches have handled since the last check, table by table.
+"""The rows that a check looks at: those that silver's batches have handled since the last check,
+table by table.
 
-Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile: silver and late by their column
-`batch`, bronze by the offsets that the batches have passed, the sink by the merge records that the batches have finished. Of
-`progress` the last batch is looked at: a row for each topic-partition, as it stands.
+Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile:
+
+- silver and late by their column `batch`;
+- bronze by the offsets that the batches have passed;
+- the sink by the merge records that the batches have finished.
+
+Of `progress` the last batch is looked at: a row for each topic-partition, as it stands.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ from pipelines.quality.suites import SINK
 from pipelines.settings import Settings
 
 PIECE_OFFSETS, PIECE_BYTES = 1_000_000, 512 * 1024 * 1024
-"""About so many offsets are looked at in one go, and so many bytes of bronze's files, so that the rows fit into memory."""
+"""Approximate number of offsets that are looked at in one go, and of bytes of bronze's files, so
+that the rows fit into memory.
+"""
 
 MET: Final = "sources_met"
 DISTANCE: Final = "days_from_kafka"
@@ -44,19 +51,23 @@ _FINISHED: Final[list[Condition]] = [("status", "=", "timed_out"), ("valid", "="
 
 
 class Span(NamedTuple):
-    """Batches of silver: those after one of them (-1: from the first on) up to another one."""
+    """A range of silver's batches: those after one of them (-1: from the first on) up to another
+    one, which is included.
+    """
 
     after: int
     until: int
 
     @property
     def where(self) -> list[Condition]:
-        """Rows whose column `batch` is one of them."""
+        """The conditions for rows whose column `batch` is in the range."""
         return [("batch", ">", self.after), ("batch", "<=", self.until)]
 
 
 class Batches(NamedTuple):
-    """Batches of silver: by number, the version of silver that holds one, and how many offsets it has."""
+    """Batches of silver: by number, the version of silver that holds one, and how many offsets it
+    has.
+    """
 
     versions: Mapping[int, int]
     offsets: Mapping[int, int]
@@ -67,7 +78,9 @@ class Batches(NamedTuple):
         return max(self.versions, default=-1)
 
     def pieces(self, span: Span, limit: int) -> Iterator[Span]:
-        """The span in pieces of up to so many offsets, and of one batch or more: a batch is bounded by itself."""
+        """Yield the span in pieces of up to `limit` offsets, and of one batch or more: a batch is
+        bounded by itself.
+        """
         after, size = span.after, 0
         inside = sorted(batch for batch in self.versions if span.after < batch <= span.until)
         for before, batch in zip([span.after, *inside], inside, strict=False):
@@ -80,7 +93,7 @@ class Batches(NamedTuple):
 
 
 def batch_at(questions: Questions, version: int | None) -> int:
-    """The last batch that a version of silver has; -1 where it has none, and for None."""
+    """Return the last batch that a version of silver has; -1 where it has none, and for None."""
     if version is None or not questions.exists(tables.PROGRESS):
         return -1
     last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]])
@@ -89,7 +102,7 @@ def batch_at(questions: Questions, version: int | None) -> int:
 
 
 def read_batches(questions: Questions, since: int) -> Batches:
-    """The batches that silver has made and noted, from one on."""
+    """Return the batches that silver has made and noted, from one on."""
     if not questions.exists(tables.PROGRESS):
         return Batches({}, {})
     sums = {"version": ("max", "silver_version"), "begin": ("sum", "from_offset"), "end": ("sum", "until_offset")}
@@ -98,13 +111,13 @@ def read_batches(questions: Questions, since: int) -> Batches:
 
 
 def piece_limit(questions: Questions, settings: Settings) -> int:
-    """How many offsets make a piece: fewer where records are large."""
+    """Return how many offsets make a piece: fewer where records are large."""
     widest = max(questions.row_bytes(tables.bronze(source)) for source in settings.sources)
     return max(1, min(PIECE_OFFSETS, PIECE_BYTES // max(1, widest)))
 
 
 def coordinates(table: str, *, has_tenants: bool = False, has_topics: bool = False) -> tuple[str, ...]:
-    """The columns by which a row of a table is found."""
+    """Return the columns by which a row of a table is found."""
     topic = ("topic",) if has_topics else ()
     of_table = {
         tables.SILVER: ("partition", *(TENANT.names if has_tenants else ()), "merge_key", "event_time"),
@@ -116,12 +129,13 @@ def coordinates(table: str, *, has_tenants: bool = False, has_topics: bool = Fal
 
 
 def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:
-    """The rows of a table that a suite looks at, in the engine's form.
+    """Return the rows of a table that a suite looks at, in the engine's form.
 
-    Bytes of records are text, null where they are not UTF-8. Of the parts in silver only the offsets are left, and
-    `<source>_parts` says how many records of a source a merge record holds, `sources_met` of how many sources it has
-    some. In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative: before it),
-    null where either is missing.
+    - Bytes of records are text, null where they are not UTF-8.
+    - Of the parts in silver only the offsets are left. `<source>_parts` says how many records of a
+      source a merge record holds, and `sources_met` of how many sources it has some.
+    - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative:
+      before it), null where either is missing.
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
@@ -160,7 +174,7 @@ def _text_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _as_text(rows: pa.Table) -> pa.Table:
-    """Bytes as text, null where they are not UTF-8."""
+    """Return rows with text for bytes, null where they are not UTF-8."""
     for place, field in enumerate(rows.schema):
         if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
             rows = rows.set_column(place, field.name, _text(rows[field.name]))
@@ -182,7 +196,9 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]]) -> pa.Table:
-    """The rows at offsets `[from, until)` of their partition, by input, with text for bytes."""
+    """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
+    and `days_from_kafka`.
+    """
     partitions, offsets, found = int64s(rows["partition"]), int64s(rows["offset"]), np.zeros(rows.num_rows, np.bool_)
     for name, ranges in passed.items():
         since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
@@ -206,7 +222,9 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[st
 
 
 def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int, int]]:
-    """By partition the offsets `[from, until)` of an input's bronze that the batches have merged."""
+    """Return, by partition, the offsets `[from, until)` of an input's bronze that the batches have
+    merged.
+    """
     merged: Where = [[*span.where, ("source", "=", name)]]
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
     rows = questions.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
@@ -217,9 +235,10 @@ def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int,
 
 
 def _standing(questions: Questions, now_ms: int) -> pa.Table:
-    """Where each topic-partition stood after the last batch.
+    """Return where each topic-partition stood after the last batch.
 
-    Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from the head.
+    Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
+    the head.
     """
     names = ["batch", "source", "topic", "partition", "until_offset", "head", "clock", "position", "committed_at"]
     last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
@@ -247,11 +266,15 @@ MESSAGES: Final = pa.schema(
         ("event_time", TIME),
     ]
 )
-"""Messages as a check sees them; `seq`, `id` and `event_time` from their headers, null where those do not say it."""
+"""Messages as a check sees them; `seq`, `id` and `event_time` come from their headers, null where
+those do not say it.
+"""
 
 
 def published_until(questions: Questions, last: int) -> int:
-    """The last batch of silver of which gold has published everything; -1 where there is none."""
+    """Return the last batch of silver of which gold has published everything; -1 where there is
+    none.
+    """
     if last < 0 or not questions.exists(tables.PUBLISHED):
         return -1
     highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})["partition"][0].as_py()
@@ -266,17 +289,23 @@ def published_until(questions: Questions, last: int) -> int:
 
 
 def _asked(questions: Questions, table: str, by: list[str], values: Mapping[str, tuple[str, str]], terms: Where) -> list[Any]:
-    """The rows of a summary whose condition has a term for each partition, some of them at a time."""
+    """Return the rows of a summary whose condition has a term for each partition, asking for some
+    partitions at a time.
+    """
     return [row for some in in_portions(terms) for row in questions.summary(table, by, values, some).to_pylist()]
 
 
 def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
-    """The messages of the merge records that these batches have finished: those of each partition follow one another."""
+    """Return the messages of the merge records that these batches have finished: those of each
+    partition follow one another.
+    """
     return pa.concat_tables([_messages_of(order, questions, settings, span) for order in orders(questions)])
 
 
 def _messages_of(order: Order, questions: Questions, settings: Settings, span: Span) -> pa.Table:
-    """The messages of an order. All records of one time are finished by one batch, so that the first and the last time tell which
+    """Return the messages of an order.
+
+    All records of one time are finished by one batch, so the first and the last time tell which
     messages they are.
     """
     ends = {"first": ("min", order.column), "last": ("max", order.column)}
@@ -286,7 +315,7 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
     if not times:
         return MESSAGES.empty_table()
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
-    sink = cluster.identified(topic)  # of one that was made anew since, nothing is noted yet
+    sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
     last_time = f"last_{order.column}"
     noted = [("sink", "=", sink), *((f"last_{name}", *condition) for name, *condition in order.conditions)]
     before: Where = [[*noted, ("partition", "=", p), (last_time, "<", first)] for p, (first, _) in times.items()]
@@ -308,7 +337,9 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
 
 
 def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) -> pa.Table:
-    """The messages of an order, but for tombstones, whose time lies between two (inclusive), or is not told."""
+    """Return the messages of an order, without tombstones, whose time lies between two (inclusive),
+    or is not known.
+    """
     read = [_of_headers(headers) for headers in batch["headers"].to_pylist()]
     seqs, ids, event_times, closed = (list(column) for column in zip(*read, strict=True)) if read else ([], [], [], [])
     columns = [
@@ -321,7 +352,7 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) ->
     tombstones = [any(header["key"] == FORGOTTEN for header in headers or ()) for headers in batch["headers"].to_pylist()]
     is_closed = order.column == "closed_at"
     told = zip(event_times, closed, strict=True)
-    ordering = [  # one that says when it was closed is of the other order than one that does not
+    ordering = [  # messages that say when they were closed and those that do not are of two orders
         (at if is_closed else time) if time is None or (at is not None) == is_closed else NEVER for time, at in told
     ]
     meant = zip(ordering, tombstones, strict=True)
@@ -330,7 +361,9 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) ->
 
 
 def _of_headers(headers: list[dict[str, Any]] | None) -> tuple[int | None, str | None, int | None, int | None]:
-    """The number, the id, the event time (ms) of a message, and when it was closed (ms), where it says that."""
+    """Return the number, the id and the event time (ms) of a message, and when it was closed (ms),
+    where the headers say it.
+    """
     said = {header["key"]: _decoded(header["value"]) for header in headers or ()}
     seq, id = said.get(SEQ), said.get(ID)
     try:

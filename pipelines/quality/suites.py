@@ -1,7 +1,9 @@
-"""Suites of expectations: Watersmeet's own promises, which hold for every configuration, and the user's.
+"""Suites of expectations: Watersmeet's own promises, which hold for every configuration, and the
+user's.
 
-A suite is a JSON file of Great Expectations: `name`, `expectations` (each with `type`, `kwargs` and, for people, `description`),
-and in `meta` the table that it is about: `{"table": "silver"}`. `bronze` stands for the table of every source.
+A suite is a JSON file of Great Expectations: `name`, `expectations` (each with `type`, `kwargs`
+and, for people, `description`), and in `meta` the table that it is about: `{"table": "silver"}`.
+`bronze` stands for the table of every source.
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ from pipelines.lake import tables
 from pipelines.settings import Settings
 
 SINK: Final = "sink"
-"""What a suite calls the messages of the sink."""
+"""The name by which a suite calls the messages of the sink."""
 
 BRONZE: Final = "bronze"
-"""What a suite calls the tables of all sources."""
+"""The name by which a suite calls the tables of all sources."""
 
 PROMISES: Final = ("bronze_promises", "silver_promises", "late_promises", "sink_promises")
-"""Watersmeet's own suites, which hold for every configuration, by their names and files."""
+"""Watersmeet's own suites, which hold for every configuration, by their names, which are those of
+their files.
+"""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What is expected of one table. `table`: its name in the lake, or `SINK`; `file`: where the suite comes from."""
+    """The expectations of one table. `table`: its name in the lake, or `SINK`; `file`: where the
+    suite comes from.
+    """
 
     name: str
     table: str
@@ -42,7 +48,10 @@ class Suite:
 
     @cached_property
     def expectations(self) -> list[Any]:
-        """As Great Expectations knows them. Raises ConfigurationError where it does not take one, or is not installed."""
+        """The expectations as Great Expectations knows them.
+
+        Raises ConfigurationError where it does not take one, or is not installed.
+        """
         return [self._made(number, document) for number, document in enumerate(self.documents)]
 
     def _made(self, number: int, document: Mapping[str, Any]) -> Any:
@@ -51,7 +60,7 @@ class Suite:
         from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
         try:
-            # A result tells the `meta` of its expectation: so it is known which of them it is about.
+            # A result has the `meta` of its expectation: so it is known which one it is about.
             known = {**document, "meta": {**(document.get("meta") or {}), PLACE: number}}
             return ExpectationConfiguration(**known).to_domain_obj()
         except (GreatExpectationsError, ValueError, TypeError) as error:
@@ -62,11 +71,11 @@ class Suite:
 
 
 PLACE: Final = "watersmeet_place"
-"""Where an expectation keeps its number within its suite."""
+"""The name, in `meta`, by which an expectation keeps its number within its suite."""
 
 
 def sentence_of(document: Mapping[str, Any]) -> str:
-    """What an expectation says: its description, or else its type and what it is about."""
+    """Return what an expectation says: its description, or else its type and what it is about."""
     if document.get("description"):
         return str(document["description"])
     told = ", ".join(f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items())
@@ -74,18 +83,23 @@ def sentence_of(document: Mapping[str, Any]) -> str:
 
 
 def load_great_expectations() -> None:
-    """Import Great Expectations, which takes seconds. Raises MissingPackageError where it is not installed."""
+    """Import Great Expectations, which takes seconds. Raises MissingPackageError where it is not
+    installed.
+    """
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     try:
         from great_expectations.data_context.types.base import ProgressBarsConfig
     except ImportError as error:
         raise missing_package(error) or error from None
-    # This module tells of every temporary folder, at a level of its own.
+    # This module logs every temporary folder, at a level of its own.
     logging.getLogger(ProgressBarsConfig.__module__).setLevel(logging.WARNING)
 
 
 def read_suites(settings: Settings) -> list[Suite]:
-    """Every suite of a configuration, Watersmeet's own first. Raises ConfigurationError where a file is no suite."""
+    """Return every suite of a configuration, Watersmeet's own first.
+
+    Raises ConfigurationError where a file is no suite.
+    """
     found: list[Suite] = []
     for name in PROMISES:
         file = schemas_directory() / "promises" / f"{name}.json"
@@ -103,7 +117,7 @@ def read_suites(settings: Settings) -> list[Suite]:
 
 
 def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
-    """The suite of a file, once for each table that it is about."""
+    """Return the suite of a file, once for each table that it is about."""
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -116,7 +130,9 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
 
 
 def _fault(document: Any, settings: Settings) -> str | None:
-    """What is wrong with the form of a suite, and what would be right."""
+    """Return what is wrong with the form of a suite, and what would be right; None where nothing
+    is.
+    """
     if not isinstance(document, dict):
         return "is not a JSON object; write a suite of Great Expectations"
     if not isinstance(document.get("name"), str) or not document["name"].strip():
@@ -137,22 +153,24 @@ def _fault(document: Any, settings: Settings) -> str | None:
 
 
 def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
-    """Whether one of Watersmeet's own expectations holds for a configuration: in its `meta`, `tenants` is true for those with
-    tenants, and false for those without; so is `topics` for those in which a source has several.
+    """Return True where one of Watersmeet's own expectations holds for a configuration.
+
+    In its `meta`, `tenants` is true for configurations with tenants, and false for those without.
+    So is `topics` for those in which a source has several topics.
     """
     own = {"tenants": settings.merge.has_tenants, "topics": bool(settings.with_topics)}
     return all(document.get("meta", {}).get(name, has_it) == has_it for name, has_it in own.items())
 
 
 def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:
-    """What is expected of the columns of the sources in silver."""
+    """Yield the expectations of the columns of the sources in silver."""
     for source in settings.sources:
         yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
         yield _expectation("expect_column_values_to_not_be_null", f"{source} is never null", column=source)
 
 
 def _of_sink(settings: Settings) -> Sequence[Mapping[str, Any]]:
-    """A number comes once, unless the delivery allows for repeats."""
+    """Return the expectation that a number comes once, unless the delivery allows for repeats."""
     if settings.publish.delivery == "at_least_once":
         return ()
     columns = {"column_list": ["partition", "seq"], "ignore_row_if": "never"}

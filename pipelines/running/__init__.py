@@ -1,1 +1,1 @@
-"""What the layers and `run` are made of: where reading begins, plans, streams that follow each other, owners."""
+"""Building blocks of the layers and of `run`: generations, plans, streams, owners."""

@@ -1,14 +1,16 @@
-"""How a lake begins, and how a jump begins it anew: every beginning is a generation, decided by one commit to `generations`.
+"""Begins generations: the first one of a lake, and another one with each reset.
 
-A generation says at which offsets the merge begins to read, and behind which messages of the sink it publishes; nothing else
-crosses from what was before. It is made in these steps:
+One commit to `generations` decides each of them. A generation says at which offsets the merge
+begins to read, and behind which messages of the sink it publishes. Nothing else crosses from the
+generation before it. It is made in these steps:
 
-1. the records from its offsets on that bronze lacks are read, if bronze has come further already;
-2. what it must know of messages that are out is written under its number (`recovered`, and the idle decisions of a lost lake);
-3. *decide*: its rows of `generations`, in one commit.
+1. the records from its offsets on that bronze lacks are read, if bronze has already read further;
+2. what it must know of published messages is written under its number (`recovered`, and the idle
+   decisions of a lost lake);
+3. *decide*: its rows of `generations` are written, in one commit.
 
-Before 3 nobody looks at what 2 has written, and another attempt writes it again. What follows for the generation before it is
-completed by `running.ended`.
+Before step 3 nobody looks at what step 2 has written, and another attempt writes it again. What
+follows for the generation before it is completed by `running.ended`.
 """
 
 from __future__ import annotations
@@ -55,10 +57,11 @@ from pipelines.settings import Settings, StartOffsets, StartTimestamp
 
 
 def begin_first(owner: Owner, settings: Settings, partitions: int, publisher: Publisher | None = None) -> None:
-    """Afterwards the lake has begun: as `kafka.start` says, or where an earlier version has.
+    """Begin a lake that has not begun: as `kafka.start` says, or where an earlier version began.
 
-    `publisher`: who owns gold as well fences everybody else who publishes to the sink, before it is read. Raises
-    ConfigurationError where the lake cannot begin like that.
+    `publisher`: the publisher of a process that owns gold as well. It fences every other publisher
+    of the sink before the sink is read. Raises ConfigurationError if the lake cannot begin like
+    that.
     """
     questions = owner.engine.questions
     if is_begun(questions):
@@ -85,8 +88,10 @@ def begin_first(owner: Owner, settings: Settings, partitions: int, publisher: Pu
 
 
 def check_beginning(questions: Questions, settings: Settings, partitions: int) -> None:
-    """Raises ConfigurationError where a lake that has not begun cannot begin as `kafka.start` says, before anything of it is
-    made. While a transaction is open in the sink, nothing is said: `begin_first` reads it when nobody else can publish.
+    """Raise ConfigurationError if a lake that has not begun cannot begin as `kafka.start` says.
+
+    This is checked before anything of the lake is created. While a transaction is open in the sink,
+    nothing is raised: `begin_first` reads the sink when nobody else can publish.
     """
     if not read_generations(questions, settings):
         with suppress(OpenTransactionError):
@@ -94,7 +99,10 @@ def check_beginning(questions: Questions, settings: Settings, partitions: int) -
 
 
 def first_generation(settings: Settings, partitions: int, publisher: Publisher | None = None) -> tuple[Generation, Sink]:
-    """The first generation as `kafka.start` wants it, and what the sink says. Raises ConfigurationError where it cannot be."""
+    """Return the first generation as `kafka.start` wants it, and what the sink says.
+
+    Raises ConfigurationError if it is not possible.
+    """
     sink, start = read_sink(settings, partitions, publisher), settings.kafka.start
     check_start(settings, sink)
     begin = {
@@ -108,7 +116,7 @@ def first_generation(settings: Settings, partitions: int, publisher: Publisher |
 
 
 def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dict[int, int]:
-    """Where `start` wants an input to begin, by partition."""
+    """Return, by partition, the offset at which `start` wants an input to begin."""
     start, topic, cluster = settings.kafka.start, settings.inputs[source], Cluster(settings.kafka)
     bounds = cluster.bounds(topic, partitions)
     firsts = {p: first for p, (first, _) in bounds.items()}
@@ -128,7 +136,7 @@ def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dic
                     f"kafka.start: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond; name one up to there"
                 )
         return {**firsts, **named}
-    if start == "sink":  # what Kafka has deleted since is out, or lost for good
+    if start == "sink":  # what Kafka has deleted since is published, or lost for good
         return {
             p: max(first, sink.states[p].begin.get(source, first)) if p in sink.states else first for p, first in firsts.items()
         }
@@ -151,10 +159,11 @@ def _recovered_rows(settings: Settings, generation: Generation, states: Mapping[
 
 
 def preview(questions: Questions, settings: Settings, partitions: int) -> list[dict[str, Any]]:
-    """What a run would read now: source, partition, `[from_offset, until_offset)`, what says so, and the `transaction` of another
-    producer that is open behind it, where one is. Changes nothing.
+    """Return what a run would read now, without changing anything.
 
-    Raises what a run would raise.
+    Each row has a source, a partition, `[from_offset, until_offset)`, and `because`: what says so.
+    It has the `transaction` of another producer if one is open behind these offsets. Raises what a
+    run would raise.
     """
     rows, begun, reading = [], read_generations(questions, settings), NextOffsets(questions, settings, partitions)
     newest = begun.newest if begun else first_generation(settings, partitions)[0]
@@ -171,11 +180,15 @@ def preview(questions: Questions, settings: Settings, partitions: int) -> list[d
     return rows
 
 
-# -- a jump
+# -- a reset
 
 
 class TopicJump(NamedTuple):
-    """One topic-partition: the offset that would be merged next, the one that will be, and the end of what Kafka has."""
+    """A reset of one topic-partition.
+
+    It has the offset that would be merged next, the one that will be, and the end of what Kafka
+    has.
+    """
 
     source: str
     partition: int
@@ -185,24 +198,24 @@ class TopicJump(NamedTuple):
 
     @property
     def skipped(self) -> int:
-        """Offsets that will never be merged."""
+        """The number of offsets that will never be merged."""
         return max(0, self.to_offset - self.from_offset)
 
     @property
     def read_again(self) -> int:
-        """Offsets that will be merged a second time."""
+        """The number of offsets that will be merged a second time."""
         return max(0, self.from_offset - self.to_offset)
 
 
 class Target(NamedTuple):
-    """Where a topic-partition jumps to, and the end of what Kafka has."""
+    """The offset that a topic-partition is reset to, and the end of what Kafka has."""
 
     offset: int
     end: int
 
 
 def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[TopicPartition, Target]:
-    """Where a jump to `earliest`, `latest` or a Kafka timestamp (ms) leads, as Kafka says."""
+    """Return the targets of a reset to `earliest`, `latest` or a Kafka timestamp (ms)."""
     cluster, found = Cluster(settings.kafka), dict[TopicPartition, Target]()
     for source, topic in settings.inputs.items():
         bounds = cluster.bounds(topic, partitions)
@@ -216,9 +229,11 @@ def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[Topic
 
 @dataclass
 class Jump:
-    """A jump of every topic-partition of a lake; `to`: in words. `tails`: by partition the last message of the sink.
+    """A reset of every topic-partition of a lake.
 
-    To make the jump, the layers must be owned, and what a crash has left complete: it is from where everything stands.
+    `to`: the target in words. `tails`: the last message of the sink, by partition. To commit the
+    reset, the layers must be owned, and what a crash has left must be complete, since the reset
+    starts from the current state.
     """
 
     owner: Owner
@@ -230,13 +245,13 @@ class Jump:
 
     @cached_property
     def _before(self) -> Generations:
-        """The generations so far; of a lake that has not begun, the one that it would begin with."""
+        """The generations so far; of a lake that has not begun, the one that would be first."""
         known = read_generations(self._questions, self.settings)
         return known or Generations([first_generation(self.settings, self.partitions)[0]])
 
     @cached_property
     def jumps(self) -> list[TopicJump]:
-        """The jump, by topic-partition."""
+        """The reset of each topic-partition."""
         stands = reached(self._questions, self._before.newest, self._next_batch)
         return [TopicJump(tp.source, tp.partition, stands[tp], *target) for tp, target in self.targets.items()]
 
@@ -254,9 +269,13 @@ class Jump:
         return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
 
     def _check_order(self) -> None:
-        """Raises ConfigurationError where records would be merged again of which the order of messages alone tells whether they
-        are out, and that has changed: the messages so far are of a timeout, and now there is a window by gap. Silver does not
-        know such records: they lie before a lake that was taken up from its sink, or their rows were deleted (`keep`).
+        """Raise ConfigurationError if published records would be merged again and not be
+        recognised.
+
+        That happens to records of which only the order of messages tells whether they are
+        published, if that order has changed: the messages so far are of a timeout, and now there is
+        a window by gap. Silver does not know such records: they lie before a lake that was
+        recovered from its sink, or their rows were deleted (`keep`).
         """
         if not self.settings.merge.has_due:
             return
@@ -274,7 +293,11 @@ class Jump:
                 )
 
     def preview(self) -> dict[str, Any]:
-        """What the jump does: by topic-partition, how many open records it closes, and how many finished ones not out."""
+        """Return what the reset does.
+
+        That is: its offsets by topic-partition, how many open records it closes, and how many
+        finished, unpublished ones.
+        """
         self._check_order()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
         not_yet = list(unpublished(self._questions, self._before.newest, self._generation))
@@ -286,7 +309,7 @@ class Jump:
         }
 
     def commit(self) -> None:
-        """Makes the jump. Raises ConfigurationError where it is not possible."""
+        """Make the reset. Raises ConfigurationError if it is not possible."""
         self._check_order()
         generation = self._generation
         for source in self.settings.inputs:
@@ -300,7 +323,11 @@ class Jump:
         end_earlier(self.owner, self.settings)
 
     def _read_missing(self, source: str) -> None:
-        """Bronze has every record between where the jump goes back to and where it reads on, each once."""
+        """Read what bronze lacks between the target of a reset to earlier offsets and bronze's next
+        one.
+
+        Each record is read once.
+        """
         reads_on = NextOffsets(self._questions, self.settings, self.partitions).of(source, self._before.newest)
         back = {j.partition: (j.to_offset, reads_on[j.partition]) for j in self.jumps if j.source == source}
         engine, table = self.owner.engine, tables.bronze(source)
@@ -319,7 +346,10 @@ class Jump:
                 bronze.note(bronze.append(rows, found, fills=True))
 
     def _lacking(self, table: str, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """By partition, from the first to the last offset of a range that bronze lacks; absent where it lacks none."""
+        """Return, by partition, the range from the first to the last offset that bronze lacks.
+
+        Only offsets within `ranges` count. A partition that lacks none is absent.
+        """
         found = self._questions.select(table, ["partition", "offset"], within(ranges))
         offsets, known = int64s(found["offset"]), groups(int64s(found["partition"]))
         lacking = {}
@@ -345,7 +375,10 @@ def _write_known(
     rows: Iterable[Mapping[str, Any]],
     decided: Iterable[Decided] = (),
 ) -> None:
-    """Step 2: instead of what an attempt that was never decided has written."""
+    """Write what a generation must know of published messages (step 2).
+
+    This replaces what an attempt that was never committed has written.
+    """
     engine, now = owner.engine, now_ms()
     for table in (tables.RECOVERED, tables.IDLE_HEARTBEATS):
         undecided: Where = [[("generation", "=", number)]]
@@ -361,7 +394,11 @@ def _write_known(
 
 
 def _rows_of_decisions(settings: Settings, decided: Iterable[Decided], now: int, number: int) -> pa.Table:
-    """Decisions as rows: those after one offset a millisecond apart, since rows of one time are one decision."""
+    """Return decisions as rows.
+
+    Decisions after the same offset are a millisecond apart, since rows of one time are one
+    decision.
+    """
     counts: Counter[tuple[TopicPartition, int]] = Counter()
     by_time: dict[int, list[Decided]] = {now: []}
     for tp, decision in decided:
@@ -372,6 +409,6 @@ def _rows_of_decisions(settings: Settings, decided: Iterable[Decided], now: int,
 
 
 def _decide(owner: Owner, settings: Settings, generation: Generation) -> None:
-    """Step 3."""
+    """Commit a generation (step 3)."""
     reach("beginning.decide")
     owner.append(tables.GENERATIONS, generation_rows(settings, generation), bronze_application())

@@ -1,8 +1,9 @@
-"""What follows from a jump for the generation that it ended: its rows that are not out are closed, and `resets` says what was
-left.
+"""Completes what follows from a reset for the generation that it ended.
 
-The jump itself is one commit to `generations`. All this can be derived from it, so whoever owns silver next completes what a
-crash has left of it, before anything else.
+The rows of that generation that are not published are closed, and `resets` says what was left.
+
+The reset itself is one commit to `generations`. All this can be derived from it, so whoever owns
+silver next completes what a crash has left of it, before anything else.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _CLOSED: Final = {"valid": False, "invalid_reason": "reset"}
 
 
 def end_earlier(owner: Owner, settings: Settings) -> None:
-    """Afterwards no row of an earlier generation is open, waits, or is finished, valid and not out; and `resets` has the last
-    jump.
+    """Close what the generation before the newest has left, and write the last reset to `resets`.
+
+    Afterwards no row of an earlier generation is open, waits, or is finished, valid and
+    unpublished.
     """
     questions = owner.engine.questions
     generations = read_generations(questions, settings)

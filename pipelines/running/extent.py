@@ -1,4 +1,7 @@
-"""How far a publication reaches: which finished, valid records silver has beyond the sink's tails."""
+"""Plans how far a publication reaches.
+
+It finds the finished, valid records that silver has beyond the sink's tails.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from pipelines.lake.order import Order, orders, place_columns
 from pipelines.lake.questions import Condition, Questions, Where, lexicographic, neighbours, sizes_of, with_sizes
 
 PIECE_BYTES, LIMIT_BYTES = 64 * 1024 * 1024, 2 * 1024 * 1024 * 1024
-"""So many bytes of records, as they are in memory, go into a piece, and about so many into a publication."""
+"""Size limits of records, as they are in memory: of a chunk and (roughly) of a publication."""
 
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
 class Extent(NamedTuple):
-    """What is published of a partition: the times (ms) by which they are ordered of the first and the last of the records.
+    """The range of a partition that is published.
 
-    Where the records of one time do not fit into a piece, they are in several, each alone in its piece: `begin` and `end` are
-    then what else orders the first and the last record of a piece; None at the first and the last record of that time.
+    `first` and `last`: the times (ms) that order its first and last record. Records of one time
+    that do not fit into a chunk are in several, each alone in its chunk. `begin` and `end` are then
+    the other columns of the order for the first and the last record of a chunk; None at the first
+    and the last record of that time.
     """
 
     first: int
@@ -34,8 +39,11 @@ class Extent(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """What is published next: one piece after the other, each by partition; whether there is more; in which order; how many
-    records they are; and from which batch of silver on.
+    """The records that are published next.
+
+    `pieces`: one chunk after the other, each by partition. `has_more`: more is pending. `order`:
+    the order of publication. `records`: how many records there are. `from_batch`: the first batch
+    of silver that counts.
     """
 
     pieces: list[dict[int, Extent]]
@@ -46,7 +54,7 @@ class Pending(NamedTuple):
 
     @property
     def extents(self) -> dict[int, Extent]:
-        """What is published of each partition, all pieces together."""
+        """The range that is published of each partition, all chunks together."""
         extents: dict[int, Extent] = {}
         for partition, extent in chain.from_iterable(piece.items() for piece in self.pieces):
             extents[partition] = Extent(extents.get(partition, extent).first, extent.last)
@@ -63,14 +71,18 @@ def pending(
     limit_bytes: int = LIMIT_BYTES,
     from_batch: int = 0,
 ) -> Pending:
-    """The records that sort after their partition's tail: about `limit` of them, in pieces of about `size` records,
-    and fewer where records are large, so that they have about `limit_bytes`, and a piece `PIECE_BYTES`.
+    """Return the records that sort after their partition's tail: about `limit`, in chunks of
+    `size`.
 
-    All records of one time go together, in several pieces if they must. Whatever times out later has a later one, so that an
-    extent stays what it is while silver moves on. Where there are more than `limit`, each partition gives about an equal share of
-    its records. `clocks`: by partition the clock (ms) up to which all that is closed is known; None where every finished record
-    is closed at or before it.
-    `from_batch`: the first batch of silver that counts.
+    Both numbers are approximate. There are fewer records if they are large: all of them have about
+    `limit_bytes`, and a chunk has `PIECE_BYTES`.
+
+    All records of one time are published together, in several chunks if they must. Whatever times
+    out later has a later time, so a range stays the same while silver moves on. If there are more
+    than `limit` records, each partition gives about an equal share of its own.
+
+    `clocks`: by partition, the clock (ms) up to which all closed records are known; None if every
+    finished record is closed at or before it. `from_batch`: the first batch of silver that counts.
     """
     *earlier, last = orders(questions)
     for order in earlier:
@@ -136,7 +148,7 @@ def _pending(
 
 
 def _parts(questions: Questions, order: Order, partition: int, time: int, size: int, from_batch: int) -> Iterator[Extent]:
-    """The records of one time of a partition, cut so that each part fits into a piece."""
+    """Yield the records of one time of a partition, cut so that each part fits into a chunk."""
     rest = order.columns[1:]
     where = [[*_of_finished(order, from_batch), ("partition", "=", partition), (order.column, "=", time)]]
     rows = questions.select(tables.SILVER, with_sizes(questions, tables.SILVER, rest), where)
@@ -152,7 +164,10 @@ def _parts(questions: Questions, order: Order, partition: int, time: int, size: 
 
 
 def of_piece(order: Order, piece: Mapping[int, Extent], from_batch: int) -> Where:
-    """The finished, valid records of a piece, and more where it has several partitions; from a batch of silver on."""
+    """Return a condition for a chunk's finished, valid records, from a batch of silver on.
+
+    More records may meet it if the chunk has several partitions.
+    """
     firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
     where = finished(order, firsts, lasts, from_batch)
     for extent in piece.values():
@@ -164,13 +179,15 @@ def of_piece(order: Order, piece: Mapping[int, Extent], from_batch: int) -> Wher
 
 
 def _first(times: Int64s, count: int) -> Int64s:
-    """The first `count` of these times in order, and those that equal the last of them."""
+    """Return the first `count` of these sorted times, and those that equal the last of them."""
     return times[: np.searchsorted(times, times[min(count, len(times)) - 1], side="right")]
 
 
 def finished(order: Order, since: Mapping[int, int], until: Mapping[int, int] | None = None, from_batch: int = 0) -> Where:
-    """Finished, valid records of an order and these partitions from a time (ms) on, up to another one (inclusive), and more; from
-    a batch of silver on.
+    """Return a condition for an order's finished, valid records between times (ms) of partitions.
+
+    Both times are inclusive, and without `until` there is no end. More records may meet it.
+    `from_batch`: the first batch of silver that counts.
     """
     where = []
     for mine in neighbours(sorted(since, key=since.__getitem__)):
@@ -187,7 +204,7 @@ def _of_finished(order: Order, from_batch: int) -> list[Condition]:
 
 
 def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
-    """Finished, valid records that may sort after their partition's tail."""
+    """Return a condition for finished, valid records that may sort after their partition's tail."""
     known = list(partitions)
     return [term for order in orders(questions) for term in finished(order, order.since(tails, known))]
 
@@ -195,9 +212,10 @@ def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterabl
 def _with_ties(
     questions: Questions, tails: Mapping[int, Tail], order: Order, partitions: Iterable[int], from_batch: int
 ) -> list[int]:
-    """The partitions that have a record of the tail's very time that sorts after it.
+    """Return the partitions with a record that has exactly the tail's time and sorts after it.
 
-    Only a failure leaves such a record behind, since all records of one time are published together.
+    Only a failure leaves such a record behind, since all records of one time are published
+    together.
     """
     times = order.since({p: tails[p] for p in partitions}, partitions)
     if not times:

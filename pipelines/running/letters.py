@@ -1,16 +1,19 @@
-"""Dead letters: late and refused records go to topics of their own as well, as they came, each once.
+"""Dead letters: sends late and refused records to topics of their own, as they came, each once.
 
-A topic itself says where it stands: the last message of each partition has, by input, the offset up to which the records of
-`late`, or of `quarantine`, are out. Both tables grow in order of offset in each topic-partition, so everything from there on is
-missing. A publication is made in these steps, by the process that owns gold:
+A topic itself says how far it is: the last message of each partition has, by input, the offset up
+to which the records of `late`, or of `quarantine`, are sent. Both tables grow in order of offset in
+each topic-partition, so everything from there on is missing. A publication is made in these steps,
+by the process that owns gold:
 
-1. *plan*: which records the table has from there on;
-2. *read* them in pieces, late ones from bronze, which has their keys and headers;
-3. *transaction*: the letters (`core.letters`) of all partitions, in every delivery mode;
-4. *note*: in `dead_letters`, up to where it stands now.
+1. *plan*: find the records that the table has from there on;
+2. *read* them in chunks; late ones from bronze, which has their keys and headers;
+3. *transaction*: send the dead letters (`core.letters`) of all partitions in one transaction,
+   whatever the delivery mode;
+4. *note*: write to `dead_letters` how far the topic is now.
 
-After a crash before or in 3 nothing is out, and the next start reads from the topic what is; between 3 and 4, the next start
-writes the rows that are missing. They count where retention has emptied a partition of the topic.
+After a crash before or in step 3 nothing is sent, and the next start reads from the topic what is.
+After a crash between steps 3 and 4, the next start writes the missing rows. The rows are needed
+where retention has emptied a partition of the topic.
 """
 
 from __future__ import annotations
@@ -51,13 +54,16 @@ from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 DEFAULT_MESSAGE_BYTES = 1_048_588
-"""Of `max.message.bytes`, Kafka's own."""
+"""Kafka's own default of `max.message.bytes`."""
 
 log = logging.getLogger("watersmeet.gold")
 
 
 def not_sent(questions: Questions, settings: Settings, table: str, partitions: Iterable[int]) -> Where | None:
-    """Which rows of `late` or `quarantine` still have to be sent, as far as `dead_letters` knows; None where no topic is set."""
+    """Return a condition for the rows of `late` or `quarantine` that are still to be sent.
+
+    `dead_letters` says which are sent. None if no topic is set.
+    """
     topic = settings.publish.dead_letter_topics.get(table)
     if topic is None:
         return None
@@ -70,7 +76,9 @@ def not_sent(questions: Questions, settings: Settings, table: str, partitions: I
 
 @dataclass
 class DeadLetters:
-    """The dead letters of the records of one `table`, `late` or `quarantine`, in one `topic`; one owner at a time."""
+    """Sends the records of one `table`, `late` or `quarantine`, to one `topic`; one owner at a
+    time.
+    """
 
     owner: Owner
     settings: Settings
@@ -78,29 +86,31 @@ class DeadLetters:
     table: str
     topic: str
     check_owner: Callable[[], None] = lambda: None
-    """Asked before an earlier publisher is fenced."""
+    """Called before an earlier publisher is fenced."""
     now_s: Callable[[], float] = time.monotonic
     _standing: dict[int, dict[str, int]] | None = None
     _sink: str = ""
     """The topic, as `dead_letters` names it."""
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(PIECES, PIECES))
     _room: Room | None = None
-    """How much the topic takes as one message, where there was one that it did not take."""
+    """Maximum size of a message in the topic, once the topic has refused one."""
     _version: int | None = field(default=None, repr=False)
-    """The version of the table all of whose records are out."""
+    """Version of the table all of whose records are sent."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
-        """Sends every record that the table has beyond what is out; yields how many each transaction sent."""
+        """Send every record that the table has beyond what is sent; yield the count per
+        transaction.
+        """
         while not is_stopping():
             version = self._engine.questions.version(self.table)
             if self._standing is not None and version == self._version:
                 return
             standing = self.recover() if self._standing is None else self._standing
-            self._standing = None  # after a failure, only the topic knows what is out
+            self._standing = None  # after a failure, only the topic knows what is sent
             with self.owner.step("gold", "plan"):
                 pieces = self._pending(standing)
             if pieces and self._sink != self._identified():
-                continue  # and recover: the topic was deleted, or made again
+                continue  # and recover: the topic was deleted, or created again
             after, count = {p: dict(standing.get(p, {})) for p in range(self.partitions)}, self._size.limit
             began = self.now_s()
             try:
@@ -127,14 +137,15 @@ class DeadLetters:
                 yield sent
 
     def complete(self) -> None:
-        """Complete `dead_letters`, as the topic says, and know from then on where each partition stands."""
+        """Complete `dead_letters`, as the topic says, and remember how far each partition is."""
         if self._standing is None:
             self._standing = self.recover()
 
     def recover(self) -> dict[int, dict[str, int]]:
-        """Where every partition of the topic stands, as the topic says, and where it is empty, `dead_letters`.
+        """Return how far every partition of the topic is.
 
-        Afterwards no transaction is open, and `dead_letters` has noted what is out.
+        The topic says so, or `dead_letters` for a partition that is empty. Afterwards no
+        transaction is open, and `dead_letters` has noted what is sent.
         """
         self.check_owner()
         if self.topic not in self._cluster.partition_counts([self.topic]):
@@ -148,12 +159,12 @@ class DeadLetters:
         return noted | found
 
     def _pending(self, standing: Standing) -> list[Piece]:
-        """Step 1: what the table has beyond what is out, source by source."""
+        """Return what the table has beyond what is sent, source by source (step 1)."""
         pieces: list[Piece] = []
         for source in self.settings.inputs:
             since = {p: standing.get(p, {}).get(source, 0) for p in range(self.partitions)}
             conditions: list[Condition] = [("source", "=", source)]
-            if self.table == tables.LATE:  # of a batch that is not committed, nobody knows whether it will be
+            if self.table == tables.LATE:  # a batch that is not committed may never be
                 last = last_batch(self._engine.questions)
                 conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
             beyond: Where = [[*conditions, *terms] for terms in within({p: (at, None) for p, at in since.items()})]
@@ -165,14 +176,17 @@ class DeadLetters:
         return pieces
 
     def _send(self, pieces: Sequence[Piece], after: dict[int, dict[str, int]]) -> int:
-        """Steps 2 to 4; `after`, where the topic stands, moves on."""
+        """Read, send and note chunks (steps 2 to 4); return the number of records sent.
+
+        `after`, how far the topic is, moves on.
+        """
         if not pieces:
             return 0
         before = {p: dict(by_source) for p, by_source in after.items()}
         sent = 0
 
         def made() -> Iterator[pa.Table]:
-            """The dead letters of piece after piece; counts them, and moves on where the topic stands after each."""
+            """Yield the dead letters of each chunk; count them, and move on `after`."""
             nonlocal sent
             for piece in pieces:
                 rows = self._records(piece)
@@ -190,11 +204,13 @@ class DeadLetters:
         return sent
 
     def _home(self, source: str) -> str:
-        """The table that has the records of a source as they came; for a late one, that is bronze."""
+        """Return the table with the records of a source as they came; for late ones, that is
+        bronze.
+        """
         return tables.QUARANTINE if self.table == tables.QUARANTINE else tables.bronze(source)
 
     def _records(self, piece: Piece) -> pa.Table:
-        """Step 2: the records of a piece. Those that bronze no longer keeps are passed over."""
+        """Return the records of a chunk (step 2); those that bronze no longer has are left out."""
         if self.table == tables.QUARANTINE:
             found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source), NOT_FORGOTTEN])
         else:
@@ -206,8 +222,11 @@ class DeadLetters:
     # -- where the topic stands
 
     def _stands_at(self, message: Message, noted: Standing) -> dict[str, int]:
-        """Where a partition stands, as its last message says, as far as that can be: never before what this lake has noted of the
-        topic; nor, where it has noted anything, beyond what its table has. Raises ForeignMessageError.
+        """Return how far a partition is, as its last message says.
+
+        It is never before what this lake has noted of the topic. Raises ForeignMessageError if the
+        message does not say it for inputs of this lake. If the lake has noted anything, it is
+        raised, too, for an offset beyond what the table has.
         """
         place = message.topic() or "", message.partition() or 0, message.offset() or 0
         mine = noted.get(place[1], {})
@@ -226,7 +245,7 @@ class DeadLetters:
         return {**mine, **{source: max(offset, mine.get(source, 0)) for source, offset in said.items()}}
 
     def _note(self, now: Standing, before: Standing) -> None:
-        """Step 4: what has changed."""
+        """Write to `dead_letters` what has changed (step 4)."""
         at = now_ms()
         rows = [
             (self._sink, *self.settings.place(source), p, offset, at)
@@ -242,18 +261,21 @@ class DeadLetters:
         return record_publisher(self.settings, self.topic)
 
     def _identified(self) -> str:
-        """The topic as it is now: one that is made again begins anew."""
+        """Return the topic's name with its identity: a topic that is created again begins anew."""
         return self._cluster.identified(self.topic)
 
     def _taken_bytes(self) -> int:
-        """How much the topic takes as one message; Kafka's default, where it does not show its settings."""
+        """Return the maximum size (bytes) of a message in the topic.
+
+        That is Kafka's default if the topic's settings may not be read.
+        """
         try:
             return int(self._cluster.topic_settings(self.topic)["max.message.bytes"])
         except KafkaAccessError:
             return DEFAULT_MESSAGE_BYTES
 
     def _check_topic(self) -> None:
-        """Raises SinkReplacedError where the topic is not the one whose standing was read."""
+        """Raise SinkReplacedError if the topic is not the one whose progress was read."""
         if self._identified() != self._sink:
             raise SinkReplacedError(self.topic)
 

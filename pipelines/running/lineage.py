@@ -1,7 +1,8 @@
-"""OpenLineage events: one for each batch of a layer, with what it read and what it wrote, by the client library of OpenLineage.
+"""OpenLineage events: one for each batch of a layer, with what it read and what it wrote.
 
-Datasets are named after OpenLineage's conventions: a topic by broker, a table by the store and path of its folder. A table of a
-catalog, for which there is none, is `catalog://CATALOG` and `SCHEMA.TABLE`.
+The client library of OpenLineage sends them. Datasets are named by OpenLineage's conventions: a
+topic by its broker, a table by the store and path of its folder. There is no convention for a table
+of a catalog, which is `catalog://CATALOG` and `SCHEMA.TABLE`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger("watersmeet.lineage")
 PRODUCER: Final = f"watersmeet/{pipelines.__version__}"
 TIMEOUT_S: Final = 5.0
 WAITING: Final = 1000
-"""So many events wait for a slow backend; what comes then is dropped."""
+"""Maximum number of events that wait for a slow backend; further ones are dropped."""
 
 
 class Dataset(NamedTuple):
@@ -42,7 +43,10 @@ class Dataset(NamedTuple):
 
 
 class Lineage:
-    """Observes a run, and sends what it sees in a thread of its own: a backend that fails stops nothing, and is one warning."""
+    """An observer of a run that sends what it sees in a thread of its own.
+
+    A backend that fails stops nothing, and causes one warning.
+    """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         from openlineage.client import OpenLineageClient
@@ -54,7 +58,7 @@ class Lineage:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        """Takes note of a batch."""
+        """Queue a batch for sending."""
         if isinstance(event, Handled):
             try:
                 self._waiting.put_nowait(event)
@@ -62,7 +66,7 @@ class Lineage:
                 self._warn("it is too slow")
 
     def close(self) -> None:
-        """Sends what waits, for a few seconds at most."""
+        """Send what waits, for a few seconds at most."""
         try:
             self._waiting.put(None, timeout=TIMEOUT_S)
         except queue.Full:
@@ -73,8 +77,9 @@ class Lineage:
         while (batch := self._waiting.get()) is not None:
             try:
                 self._client.emit(self._event(batch))
-            except Exception as error:  # whatever a backend does
-                self._warn(type(error).__name__)  # its text may hold what is nobody's business
+            except Exception as error:  # a backend may raise anything
+                # Only the class: the error's text may contain what must not be logged.
+                self._warn(type(error).__name__)
 
     def _warn(self, why: str) -> None:
         if not self._is_warned:
@@ -96,7 +101,7 @@ class Lineage:
         )
 
     def _datasets(self, batch: Handled) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
-        """What a batch read, and what it wrote, with the number of rows where that is known."""
+        """Return what a batch read, and what it wrote, with the number of rows if that is known."""
         counts: Counter[str] = Counter()
         for of_topic in batch.topics.values():
             for (outcome, _), records in of_topic.items():
@@ -140,9 +145,10 @@ def _written(rows: int | None) -> dict[str, Any]:
 
 @contextmanager
 def sending(settings: Settings) -> Iterator[list[Observer]]:
-    """Inside, the events are sent where the configuration asks for them: the observers that a run is to tell, one or none.
+    """Send events inside the `with` block, if the configuration asks for them.
 
-    Raises ConfigurationError where OpenLineage's client is not installed.
+    Yields the observers that a run is to tell, one or none. Raises ConfigurationError if
+    OpenLineage's client is not installed.
     """
     if settings.lineage is None:
         yield []

@@ -1,8 +1,8 @@
-"""A Kafka that has moved: topics of another identity, which hold at the same offsets the records that bronze has.
+"""Recognises a Kafka that has moved: new topics that hold bronze's records at the same offsets.
 
-Kafka's identity of a topic tells one that was deleted and made again. But whoever copies a cluster with its offsets
-(by a link between clusters) makes new topics, too. Their records tell the two apart: the last ones that bronze has of
-each partition are compared, with Kafka's timestamps.
+Kafka's identity of a topic tells one that was deleted and created again. But copying a cluster with
+its offsets (by a link between clusters) makes new topics, too. Their records tell the two cases
+apart: the last ones that bronze has of each partition are compared, with Kafka's timestamps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipelines.lake.questions import Questions
 from pipelines.settings import Settings
 
 LAST = 5
-"""The records of so many of the last offsets in bronze are compared."""
+"""Number of last offsets in bronze whose records are compared."""
 
 _RECORD = ["offset", "kafka_timestamp", "key", "value"]
 _KEPT = [*_RECORD, "reason"]
 
 
 def moved_topics(questions: Questions, settings: Settings, partitions: int, facts: Mapping[str, str]) -> set[str]:
-    """Return those of `facts` (`lake.identity`) that differ from the lake's only since the topics have moved.
+    """Return those of `facts` (`lake.identity`) that differ only because the topics have moved.
 
     Raises what Kafka raises.
     """
@@ -42,7 +42,10 @@ def moved_topics(questions: Questions, settings: Settings, partitions: int, fact
 
 
 def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster, name: str, partitions: int) -> bool:
-    """Whether the topic of an input has, of each partition, a record that bronze has, and none that differs."""
+    """Return True if an input's topic has the records of bronze.
+
+    In each partition it must have at least one record that bronze has, and none that differs.
+    """
     table, topic = tables.bronze(name), settings.inputs[name]
     if not questions.exists(table):
         return False
@@ -63,6 +66,9 @@ def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster,
 
 
 def _is_same(kept: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether a row of bronze is a record of Kafka; one that was forgotten, or is too large, has its place and time alone."""
+    """Return True if a row of bronze is a record of Kafka.
+
+    One that was forgotten, or is too large, is compared by its offset and time alone.
+    """
     is_erased = kept["value"] is None and (kept["key"] is None or kept["reason"] == Reason.TOO_LARGE.value)
     return all(kept[column] == record[column] for column in (_RECORD[:2] if is_erased else _RECORD))

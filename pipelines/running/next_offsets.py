@@ -1,4 +1,4 @@
-"""Where bronze goes on reading a source, and whether Kafka still has what it wants to read next."""
+"""Finds where bronze goes on reading a source, and whether Kafka still has what comes next."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 
 Bounds = Mapping[int, tuple[int, int]]
-"""By partition, the first offset that Kafka has, and the end."""
+"""The first offset that Kafka has and the end, by partition."""
 
 
 @dataclass
 class NextOffsets:
-    """The offsets at which bronze goes on reading the inputs of a lake that has begun, each with `partitions` Kafka partitions.
+    """The offsets at which bronze goes on reading the inputs of a lake that has begun.
 
-    Without an `owner`, it only looks.
+    Each input has `partitions` Kafka partitions. Without an `owner`, nothing is written.
     """
 
     questions: Questions
@@ -33,15 +33,17 @@ class NextOffsets:
     owner: Owner | None = None
 
     def of(self, source: str, generation: Generation | None = None) -> dict[int, int]:
-        """Per partition the offset at which reading goes on: after the last row of bronze, or where the newest generation begins,
-        or after a gap that was accepted. `generation`: the newest one, where it is known.
+        """Return, by partition, the offset at which reading goes on.
+
+        That is after the last row of bronze, where the newest generation begins, or after a gap
+        that was accepted. `generation`: the newest one, if it is known.
         """
         newest = generation or read_generations(self.questions, self.settings).newest
         offsets = newest.offsets_of(source)
         last = last_batch(self.questions)
         ranges = {} if last is None else last[0].ranges
         passed = {tp.partition: done.until_offset for tp, done in ranges.items() if tp.source == source and done.until_offset}
-        # What silver has long passed is not read.
+        # Rows that silver has consumed need not be read.
         beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
         found = self.questions.summary(tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond)
         read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
@@ -51,9 +53,10 @@ class NextOffsets:
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
 
     def checked(self, source: str) -> dict[int, int]:
-        """The offsets at which reading goes on, all of them in Kafka. A gap that is accepted is kept in `resets`.
+        """Return the offsets at which reading goes on, all of which Kafka has.
 
-        Raises DataLossError where Kafka has deleted offsets that were not read and `on_data_loss` is `stop`.
+        A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
+        offsets that were not read and `on_data_loss` is `stop`.
         """
         bounds, known = self.bounds(source), self.of(source)
         lost = self.lost(source, known, bounds)
@@ -66,11 +69,15 @@ class NextOffsets:
         return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
 
     def bounds(self, source: str) -> Bounds:
-        """What Kafka has of a source."""
+        """Return the first offset that Kafka has of a source and the end, by partition."""
         return Cluster(self.settings.kafka).bounds(self.settings.inputs[source], self.partitions)
 
     def lost(self, source: str, offsets: Mapping[int, int], bounds: Bounds) -> dict[int, tuple[int, int]]:
-        """By partition, the offsets that are to be read and that Kafka has deleted, where that is accepted."""
+        """Return, by partition, the offsets to be read that Kafka has deleted, if that is accepted.
+
+        Raises DataLossError if it is not, and ConfigurationError if an offset is beyond Kafka's
+        end.
+        """
         topic, lost = self.settings.inputs[source], dict[int, tuple[int, int]]()
         for p, offset in offsets.items():
             first, end = bounds[p]

@@ -1,4 +1,4 @@
-"""Counts what became of a batch's records, as the tables have it."""
+"""Counts the outcomes of a batch's records, from the tables."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pipelines.settings import Settings
 
 
 def outcomes(questions: Questions, settings: Settings, plan: BatchPlan, *, was_recovered: bool) -> dict[str, Counts]:
-    """Return by topic how many records a batch, whose notes are written, has merged or found late, and its heartbeats.
+    """Return, by topic, how many records a batch has merged or found late, and its heartbeats.
 
-    A record that waits for its tenant's clock counts as merged. `was_recovered`: there are messages of a lost lake,
-    or of earlier generations, so some records may be `recovered`: they are in no merge record of this one.
+    The notes of the batch must be written. A record that waits for its tenant's clock counts as
+    merged. `was_recovered`: there are messages of a lost lake, or of earlier generations, so some
+    records may be `recovered`: they are in no merge record of this generation.
     """
     late: Counter[str] = Counter()
     found = questions.summary(tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]])
@@ -38,7 +39,10 @@ def outcomes(questions: Questions, settings: Settings, plan: BatchPlan, *, was_r
 
 
 def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]:
-    """How many records of an input that have a time a batch has passed: those with a key, and heartbeats."""
+    """Return how many records with a time a batch has consumed of an input.
+
+    The two numbers are those of records with a key and of heartbeats.
+    """
     ranges = {tp.partition: done for tp, done in plan.ranges.items() if tp.source == name and not done.is_empty}
     counts: Counter[bool] = Counter()
     for some in in_portions(sorted(ranges)):
@@ -57,7 +61,7 @@ def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]
 
 
 def _parts(questions: Questions, settings: Settings, plan: BatchPlan) -> Iterator[tuple[str, int]]:
-    """By input how many of a batch's records are parts of the merge records that it changed."""
+    """Yield, by input, how many of a batch's records are parts of merge records that it changed."""
     rows = questions.select(tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]])
     counts: Counter[str] = Counter()
     passed: Mapping[tuple[str, int], tuple[int, int]] = {

@@ -1,8 +1,9 @@
-"""What an owner of a layer commits: each commit carries its fencing token and a number, and is looked up after it was made.
+"""Commits of a layer's owner: each has its fencing token and a number, and is confirmed.
 
-Delta keeps, for each table and application, the last transaction version that it has seen, and skips a commit whose version is
-not larger. So a commit that is made twice happens once; and once a later owner has committed anything, whatever an earlier one
-still tries is skipped, or found in conflict.
+Delta keeps, by table and application, the last transaction version that it has seen, and skips a
+commit whose version is not larger. So a commit that is made twice happens once. Once a later owner
+has committed anything, whatever an earlier one still tries is skipped, or found in conflict. An
+owner reads the table after each commit to see whether it was made.
 """
 
 from __future__ import annotations
@@ -28,31 +29,37 @@ _ATTEMPTS = 20
 
 @dataclass
 class Owner:
-    """Holds a lease (or none: token 0, for a lake that no other process uses) and numbers its commits by table.
+    """The holder of a lease, which numbers its commits by table.
 
-    `tell` is told what the owner's layers do.
+    It may hold none (token 0) for a lake that no other process uses. `tell` is told what the
+    owner's layers do.
     """
 
     engine: Engine
     token: int = 0
     tell: Observer = ignore
     is_observed: bool = False
-    """Whether anybody wants to know what became of records, which takes questions to the tables."""
+    """True where somebody wants to know the outcomes of records, which takes queries."""
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
     _appending: dict[tuple[str, str], threading.Lock] = field(default_factory=dict)
-    """The streams of the inputs begin at once, and may append to the same table under the same application."""
+    """Locks for appending, by table and application: the streams of the inputs begin at once, and
+    may append to the same ones.
+    """
 
     def next_commit(self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None) -> Commit:
-        """The next commit to a table. Raises LeaseLostError where a later owner has written to it."""
-        # Known again once the commit is confirmed: after a failure, look.
+        """Return the next commit to a table.
+
+        Raises LeaseLostError if a later owner has written to it.
+        """
+        # The number is known again once the commit is confirmed: after a failure, read the table.
         number = self._last.pop((source_of(table), application), None)
         number = self.last_number(table, application) if number is None else number
         return Commit(application, self.token, number + 1, facts or {})
 
     def last_number(self, table: str, application: str) -> int:
-        """Return the number of this owner's last commit to a table, 0 before the first, as the table says.
+        """Return the number of this owner's last commit to a table, as the table says.
 
-        Raises LeaseLostError where a later owner has written to it.
+        It is 0 before the first. Raises LeaseLostError if a later owner has written to the table.
         """
         found = last_commit(self.engine.questions, table, application)
         if found is not None and found[1].token > self.token:
@@ -60,10 +67,11 @@ class Owner:
         return found[1].number if found is not None and found[1].token == self.token else 0
 
     def confirm(self, table: str, commit: Commit) -> int:
-        """The version of the table that holds a commit of this owner.
+        """Return the version of the table that holds a commit of this owner.
 
-        Raises LeaseLostError where it was skipped, and CommitRepeatedError where the table has another one of its
-        number: an earlier try, whose answer did not come, and which may say something else.
+        Raises LeaseLostError if the commit was skipped. Raises CommitRepeatedError if the table has
+        another commit of its number: that of an earlier try, whose answer did not come, and which
+        may say something else.
         """
         found = last_commit(self.engine.questions, table, commit.application)
         if found is None or found[1].transaction_version != commit.transaction_version:
@@ -77,7 +85,10 @@ class Owner:
     def append(
         self, table: str, rows: Rows | pa.Table, application: str = APPLICATION, facts: Mapping[str, Any] | None = None
     ) -> Commit:
-        """Appends rows in one commit. Raises LeaseLostError, and writes nothing, where a later owner has written to the table."""
+        """Append rows in one commit.
+
+        Raises LeaseLostError, and writes nothing, if a later owner has written to the table.
+        """
         with self._appending.setdefault((source_of(table), application), threading.Lock()):
             commit = self.next_commit(table, application, facts)
             self.engine.append(table, rows, commit)
@@ -85,11 +96,11 @@ class Owner:
         return commit
 
     def change(self, table: str, application: str, write: Callable[[Commit], None], *, attempts: int = 1) -> None:
-        """Make a commit by `write`, which changes rows that are there; a change of no row may be none. Where
-        another writer of the table came first, it is tried again, at most so often in all.
+        """Make a commit by `write`, which changes existing rows; a change of no row may make none.
 
-        Raises LeaseLostError, and changes nothing, where a later owner has written to the table, and the
-        conflict where another writer came first each time.
+        If another writer of the table came first, it is tried again, `attempts` times at most in
+        all. Raises LeaseLostError, and changes nothing, if a later owner has written to the table.
+        Raises the conflict if another writer came first each time.
         """
         for attempt in range(1, attempts + 1):
             commit = self.next_commit(table, application)
@@ -109,17 +120,18 @@ class Owner:
 
     @contextmanager
     def step(self, layer: str, name: str) -> Iterator[None]:
-        """Tells how long a step of a batch took, unless it fails."""
+        """Report how long the step of a batch inside the `with` block took, unless it fails."""
         since = time.monotonic()
         yield
         self.tell(StepDone(layer, name, time.monotonic() - since))
 
     def fence(self, table: str, application: str = APPLICATION, *, is_shared: bool = False) -> None:
-        """Keeps every earlier owner out of a table, with an empty commit under this owner's token that tells the last decision.
+        """Keep every earlier owner out of a table, with an empty commit under this owner's token.
 
-        What earlier owners write from then on is skipped by Delta, or ends in a conflict. Raises LeaseLostError
-        where a later owner has written to the table, unless owners of several layers write to it (`is_shared`):
-        then that one has fenced it.
+        The commit repeats the last decision. What earlier owners write from then on is skipped by
+        Delta, or ends in a conflict. Raises LeaseLostError if a later owner has written to the
+        table. If owners of several layers write to it (`is_shared`), it is not raised: that owner
+        has fenced the table.
         """
         is_read = application not in UNREAD
         for _ in range(_ATTEMPTS):
@@ -141,5 +153,5 @@ class Owner:
 
 
 def now_ms() -> int:
-    """The wall clock, in epoch ms."""
+    """Return the wall clock's time in epoch ms."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Records of a source by their offsets, to be read again as they came, in pieces that fit into memory."""
+"""Reads records of a source again by offset, as they came, in chunks that fit into memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pipelines.core.reading import FORGOTTEN
 from pipelines.lake.questions import Condition, Questions, Where, neighbours, sizes_of, with_sizes
 
 PIECE_ROWS = 5_000
-"""So many records are read at a time: each is asked for by its offset."""
+"""Number of records that are read at a time: each is asked for by its offset."""
 
 PIECE_BYTES = 64 * 1024 * 1024
-"""About so many bytes of them, as they are in memory."""
+"""Approximate maximum size of these records, as they are in memory."""
 
 PIECES = 20
-"""So many pieces go into one transaction."""
+"""Number of chunks in one transaction."""
 
 RECORD = ("topic", "partition", "offset", "kafka_timestamp", "key", "value", "headers")
-"""A record's columns, as it came."""
+"""The columns of a record as it came."""
 
 
 NOT_FORGOTTEN: Condition = ("detail", "!=", FORGOTTEN)
 
 
 class Piece(NamedTuple):
-    """Records of one source in a table: by partition, their offsets in order."""
+    """Records of one source in a table: their offsets in order, by partition."""
 
     source: str
     table: str
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(asked: Questions, source: str, table: str, partitions: Int64s, offsets: Int64s) -> Iterator[Piece]:
-    """Some records of a source, which a table has, cut into pieces in order of (partition, offset)."""
+    """Yield some records of a source, which a table has, in chunks by (partition, offset)."""
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), PIECE_ROWS):
         rows = order[begin : begin + PIECE_ROWS]
@@ -53,7 +53,10 @@ def _piece(source: str, table: str, partitions: Int64s, offsets: Int64s) -> Piec
 
 
 def _cuts(asked: Questions, piece: Piece) -> list[int]:
-    """Before which of its records, in order, a piece must be cut so that each part has about `PIECE_BYTES` at most."""
+    """Return the numbers of the records, in order, before which a chunk must be cut.
+
+    Each part then has about `PIECE_BYTES` at most.
+    """
     found = read_piece(asked, piece, with_sizes(asked, piece.table, ["partition", "offset"]))
     places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
     sizes = dict(zip(places, sizes_of(asked, piece.table, found).tolist(), strict=True))
@@ -68,7 +71,10 @@ def _cuts(asked: Questions, piece: Piece) -> list[int]:
 
 
 def read_piece(asked: Questions, piece: Piece, columns: Sequence[str], conditions: Sequence[Condition] = ()) -> pa.Table:
-    """The records of a piece that the table still has, each once; all of them meet the conditions. Times are epoch ms."""
+    """Return the records of a chunk that the table still has, each once. Times are epoch ms.
+
+    All of them meet the conditions.
+    """
     where: Where = [[*conditions, *terms] for terms in _near(piece)]
     found = asked.select(piece.table, columns, where)
     wanted = {(p, offset) for p, offsets in piece.offsets.items() for offset in offsets.tolist()}
@@ -77,7 +83,7 @@ def read_piece(asked: Questions, piece: Piece, columns: Sequence[str], condition
 
 
 def _near(piece: Piece) -> Iterator[list[Condition]]:
-    """Conditions that hold for a piece's records, and perhaps for a few more."""
+    """Yield conditions that hold for a chunk's records, and perhaps for a few more."""
     for near in neighbours(sorted(piece.offsets)):
         offsets = sorted(set(chain.from_iterable(piece.offsets[p].tolist() for p in near)))
         span: list[Condition] = [("partition", "in", list(near)), ("offset", ">=", offsets[0]), ("offset", "<=", offsets[-1])]

@@ -1,4 +1,7 @@
-"""Plans silver's next batch from the narrow columns of bronze beyond the last one: offset ranges and clocks."""
+"""Plans silver's next batch: offset ranges and clocks.
+
+Plans are made from the narrow columns of bronze beyond the last batch.
+"""
 
 from __future__ import annotations
 
@@ -37,25 +40,31 @@ _NARROW = ["partition", "offset", "event_time"]
 
 
 class Sizes(NamedTuple):
-    """The offsets of records of a topic-partition, in order, and how many bytes they have up to each, itself included."""
+    """The offsets of a topic-partition's records, in order, and their running total of bytes.
+
+    The total at a record includes the record itself.
+    """
 
     offsets: Int64s
     sums: Int64s
 
     def before(self, until: int) -> int:
-        """How many bytes the records before an offset have."""
+        """Return the size (bytes) of the records before an offset."""
         count = int(np.searchsorted(self.offsets, until))
         return int(self.sums[count - 1]) if count else 0
 
     def within(self, limit: int) -> int:
-        """How many records have no more bytes than that; at least one."""
+        """Return how many records fit into a limit (bytes); at least one."""
         return max(1, int(np.searchsorted(self.sums, limit, side="right")))
 
 
 @dataclass
 class Tenants:
-    """What a planner knows of tenants: their `heads` (`core.tenants.HEADS`); what earlier epochs have left (`horizons`), and what
-    a lost lake has (`since`; both as in `core.plan.Rules`); the rows that the last plan saw, by source, and the clocks then.
+    """The tenants, as far as a planner knows them.
+
+    `heads`: what the last batch has left (`core.tenants.HEADS`). `horizons`: what earlier epochs
+    have left. `since`: what a lost lake has left (both as in `core.plan.Rules`). `rows`: the rows
+    that the last plan saw, by source. `clocks`: the clocks then.
     """
 
     heads: pa.Table = field(default_factory=HEADS.empty_table)
@@ -65,7 +74,7 @@ class Tenants:
     clocks: TenantClocks | None = None
 
     def done(self) -> None:
-        """The last plan is committed."""
+        """Take the heads from the last plan, which is now committed."""
         if self.clocks is not None:
             self.heads = self.clocks.heads()
 
@@ -74,11 +83,12 @@ class Tenants:
 class Planner:
     """Plans the batches of one lake, from the last one on; writes nothing.
 
-    `cursors`: how far the merge has passed each topic-partition. `clocks`: by partition, of the last batch (ms). `max_bytes`:
-    so many bytes of records go into a batch, as they are in memory (`Engine.merge_bytes`). `ends`: where a rebuild stops;
-    without any, what bronze has is merged as far as the clock goes. `horizons` and `begun`: what earlier epochs have left,
-    by partition (`core.plan.Rules`). `epoch`: the number of the epoch of the settings, and the batch that it begins with.
-    `generation`: that of the batches. `tenants`: what is known of them, where there are some.
+    `cursors`: how far the merge has consumed each topic-partition. `clocks`: the clocks (ms) of the
+    last batch, by partition. `max_bytes`: maximum size of a batch's records, as they are in memory
+    (`Engine.merge_bytes`). `ends`: where a rebuild stops; without any, what bronze has is merged as
+    far as the clock goes. `horizons` and `begun`: what earlier epochs have left, by partition
+    (`core.plan.Rules`). `epoch`: the number of the settings' epoch, and the batch that it begins
+    with. `generation`: that of the batches. `tenants`: what is known of them, if there are any.
     """
 
     questions: Questions
@@ -97,14 +107,16 @@ class Planner:
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
     _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
-    """How many bytes the records have that the last plan looked at."""
+    """Sizes of the records that the last plan looked at."""
 
     has_redriven: bool = field(default=True, repr=False)
-    """Whether there may be redriven records among those that the last plan has looked at."""
+    """True where there may be redriven records among those that the last plan looked at."""
 
     def next(self) -> BatchPlan | None:
-        """The next batch; None where nothing has changed. Each topic-partition has an equal share of `max_records_per_batch`, and
-        where the batch would have more than `max_bytes`, an equal share of these; but always one record.
+        """Return the next batch; None if nothing has changed.
+
+        Each topic-partition has an equal share of `max_records_per_batch`. If the batch would have
+        more than `max_bytes`, each has an equal share of these, but always one record.
         """
         share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
         plan = self._within(share)
@@ -116,7 +128,7 @@ class Planner:
         return replace(plan, has_late=self.begins_epoch(plan) or any(late for _, late in self.handled(plan).values()))
 
     def begins_epoch(self, plan: BatchPlan) -> bool:
-        """Whether a plan is the first one of an epoch, but for the lake's first."""
+        """Return True if a plan is the first one of an epoch other than the lake's first."""
         return plan.epoch > 0 and self.epoch == (plan.epoch, plan.batch)
 
     def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:
@@ -129,8 +141,9 @@ class Planner:
         self._available = self._read(starts, share, share_bytes)
         plan = self._plan()
         if plan is None:
-            # Offsets may have holes (transaction markers, compaction, a start at the latest) longer than a share. Looked
-            # for from the start on: what has come since the look before lies in its range, and is no hole.
+            # Offsets may have gaps longer than a share (transaction markers, compaction, a start at
+            # `latest`). The search begins at the start: what has come since the first read lies in
+            # the range of that read, and is not behind a gap.
             missing = {tp: start for tp, start in starts.items() if tp not in self._available}
             beyond = self._first_offsets(missing)
             if beyond:
@@ -139,24 +152,24 @@ class Planner:
         return plan
 
     def _bytes(self, plan: BatchPlan) -> int:
-        """How many bytes the records of a batch have in memory."""
+        """Return the size (bytes) of a batch's records in memory."""
         return sum(self._sizes[tp].before(done.until_offset) for tp, done in plan.ranges.items() if tp in self._sizes)
 
     def done(self, plan: BatchPlan) -> None:
-        """The plan is committed: the next one follows it."""
+        """Move on behind a plan, which is now committed."""
         if self.tenants is not None:
             self.tenants.done()
         self.next_batch, self.clocks = plan.batch + 1, plan.clocks
         self.cursors |= plan.cursors()
 
     def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
-        """The idle policy has decided more."""
+        """Add decisions that the idle policy has made."""
         for tp, decision in decisions:
             self.idle.setdefault(tp, []).append(decision)
 
     @property
     def rules(self) -> Rules:
-        """By which times a record is late, joins, and times out."""
+        """The rules for when a record is late, joins, and times out."""
         merge = self.settings.merge
         rules = Rules(merge.window, self.horizons, self.begun, not merge.has_due)
         if self.tenants is None:
@@ -164,16 +177,19 @@ class Planner:
         return replace(rules, lag_ms=merge.tenant_max_lag_ms, tenant_horizons=self.tenants.horizons, since=self.tenants.since)
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
-        """Where bronze ended, as far as the last plan looked: the offset after the last record of each topic-partition."""
+        """Return the offset after each topic-partition's last record in bronze.
+
+        It is known as far as the last plan looked.
+        """
         last = {tp: int(rows.offsets[-1]) + 1 for tp, rows in self._available.items()}
         return {tp: last.get(tp, cursor.next_offset) for tp, cursor in self.cursors.items()}
 
     def heads(self) -> dict[TopicPartition, int | None]:
-        """The heads (ms) that the last plan saw."""
+        """Return the heads (ms) that the last plan saw."""
         return heads_of(self.cursors, self._available)
 
     def standing(self) -> Standing:
-        """Where the merge stands, as far as the last plan looked."""
+        """Return the progress of the merge, as far as the last plan looked."""
         ends, heads, sources = self.bronze_ends(), self.heads(), {}
         for tp, cursor in self.cursors.items():
             head, decisions = heads[tp], self.idle.get(tp)
@@ -188,7 +204,10 @@ class Planner:
         return Standing(self.clocks, sources, None if self.tenants is None else self.tenants.clocks)
 
     def records(self, plan: BatchPlan) -> dict[TopicPartition, int]:
-        """By topic-partition, how many records with a time the last plan, which is this one, passes, as far as it has looked."""
+        """Return, by topic-partition, how many records with a time a plan consumes.
+
+        The plan must be the last one. Records count as far as it has looked.
+        """
         counts = {}
         for tp, rows in self._available.items():
             if tp in plan.ranges:
@@ -197,8 +216,9 @@ class Planner:
         return counts
 
     def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
-        """By source, how many records of the last plan, which is this one, are merged and how many are late, as their positions
-        say; heartbeats count in either.
+        """Return, by source, how many of a plan's records are merged and how many are late.
+
+        The plan must be the last one. Positions decide; heartbeats are counted, too, as either.
         """
         rules = self.rules
         if self.tenants is not None:
@@ -217,7 +237,9 @@ class Planner:
         return counts
 
     def _handled_of_tenants(self, rules: Rules) -> dict[str, tuple[int, int]]:
-        """See `handled`; what waits for its tenant counts as merged."""
+        """Return what `handled` does, with tenants: a record that waits for its tenant counts as
+        merged.
+        """
         tenants = self.tenants or Tenants()
         rows, positions = self._rows(), np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
         is_in, partitions = positions != NO_TIME, int64s(rows["partition"])
@@ -230,8 +252,10 @@ class Planner:
         return counts
 
     def told(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
-        """By partition what a decision about these silent sources tells tenants: to each that is known on the other sources its
-        smallest position there (ms), as far as the last plan looked. Nothing where there are no tenants.
+        """Return, by partition, what a decision about these silent sources tells tenants.
+
+        Each tenant that is known on the other sources gets its smallest position there (ms), as far
+        as the last plan looked. Empty without tenants.
         """
         if self.tenants is None or not silent:
             return {}
@@ -245,7 +269,7 @@ class Planner:
         return self._clocks_of_tenants(BatchPlan(self.next_batch, ranges, clocks, has_late=False)).ahead()
 
     def _clocks_of_tenants(self, plan: BatchPlan) -> TenantClocks:
-        """What a plan, the last one, makes of the clocks of tenants."""
+        """Return the clocks of tenants after a plan, which must be the last one."""
         heads, lag_ms = (self.tenants or Tenants()).heads, self.settings.merge.tenant_max_lag_ms or 0
         return TenantClocks.of(self._rows(), heads, plan, self.idle, lag_ms)
 
@@ -256,7 +280,7 @@ class Planner:
         return pa.concat_tables([nothing, *(found.select(names) for found in (self.tenants or Tenants()).rows)])
 
     def waits(self, tp: TopicPartition) -> bool:
-        """Whether the last plan saw records of a topic-partition that the clock has not reached."""
+        """Return True if the last plan saw records of a topic-partition beyond the clock."""
         return tp in self._available
 
     def _plan(self) -> BatchPlan | None:
@@ -266,14 +290,15 @@ class Planner:
         return None if plan is None else replace(plan, epoch=number, generation=self.generation)
 
     def before(self, plan: BatchPlan, clocks: Mapping[int, int]) -> Planner:
-        """As it stood when it made a plan, after the batch with these clocks (ms)."""
+        """Return the planner as it was before a plan, after the batch with these clocks (ms)."""
         cursors = self.cursors | {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
         return replace(self, cursors=cursors, clocks=clocks, has_redriven=True)
 
     def _read(self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None) -> dict[TopicPartition, Available]:
-        """Offsets and event times in `[start, start + share)` of each topic-partition; absent where there are none.
+        """Return offsets and event times in `[start, start + share)` of each topic-partition.
 
-        `share_bytes`: of each, only as many records as have so many bytes, but at least one.
+        A topic-partition without any is absent. `share_bytes`: of each, only as many records as fit
+        into this size, but at least one.
         """
         untils = {tp: start + share for tp, start in starts.items()}
         for tp in starts.keys() & self.ends.keys():
@@ -320,15 +345,15 @@ class Planner:
         return found
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
-        """Whether a decision lies before `until`, has not been passed, and moves the position."""
+        """Return True if a decision is before `until`, is not consumed, and moves the position."""
         cursor, last = self.cursors[tp], self.ends.get(tp)
         if last is not None and decision.after_offset + 1 >= last.until:
-            return False  # it is in the head already, or came later
+            return False  # it is part of the head already, or came later
         is_new = cursor.position is None or decision.event_time > cursor.position
         return is_new and cursor.next_offset <= decision.after_offset + 1 <= until
 
     def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The first offset that bronze has at or after each of these; absent where it has none."""
+        """Return bronze's first offset at or after each of these; absent if it has none."""
         return {
             TopicPartition(source, p): offset
             for source, mine in _by_source(starts).items()
@@ -344,7 +369,7 @@ def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int
 
 
 def sizes_by_partition(found: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Sizes]:
-    """The sizes of rows of bronze (bytes), by partition, and only of those in its range."""
+    """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
     offsets, by_number = int64s(found["offset"]), {}
     for partition, rows in groups(int64s(found["partition"]), offsets).items():
         since, until = ranges.get(partition, (0, 0))
@@ -355,11 +380,12 @@ def sizes_by_partition(found: pa.Table, sizes: Int64s, ranges: Mapping[int, tupl
 
 
 def by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
-    """Rows of bronze in order of offset, by topic-partition, and only those in its range."""
+    """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
     offsets, times = int64s(found["offset"]), int64s(found["event_time"].fill_null(NO_TIME))
     available = {}
     for partition, rows in groups(int64s(found["partition"]), offsets).items():
-        since, until = ranges.get(partition, (0, 0))  # neighbours of those that were asked for may come, too
+        # A query may also return neighbours of the requested rows.
+        since, until = ranges.get(partition, (0, 0))
         rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
         if len(rows):
             available[TopicPartition(source, partition)] = Available(offsets[rows], times[rows])

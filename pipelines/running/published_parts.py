@@ -1,4 +1,7 @@
-"""Which records are parts of messages that are out: what a generation that begins before them must pass over."""
+"""Finds records that are parts of published messages.
+
+A generation that begins before them must not merge them again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
 
 PARTS = pa.schema({"source": pa.string(), "partition": pa.int32(), "offset": pa.int64()})
-"""Records by their places; `source` is the input."""
+"""The schema of records by their coordinates; `source` is the input."""
 
 
 def out_offsets(
@@ -30,9 +33,10 @@ def out_offsets(
     generations: Generations,
     tails: Mapping[int, Tail],
 ) -> dict[TopicPartition, Int64s]:
-    """By topic-partition the offsets, in order, of all parts of messages up to these tails of the sink.
+    """Return, by topic-partition, the sorted offsets of all parts of messages up to these tails.
 
-    What earlier generations had passed over for the same reason is among them.
+    The tails are the sink's. Records that earlier generations left out for the same reason are
+    included.
     """
     newest = generations.newest
     names = ["partition", "batch", *place_columns(engine.questions), *settings.sources]
@@ -47,12 +51,18 @@ def out_offsets(
 
 
 def passed_over(questions: Questions, generation: Generation) -> dict[TopicPartition, Int64s]:
-    """By topic-partition all offsets, in order, that a generation passes over since earlier messages have them."""
+    """Return, by topic-partition, the sorted offsets that earlier messages have.
+
+    The generation leaves these records out.
+    """
     return joined(parts_of_messages(questions, generation, dict.fromkeys(generation.begin, (0, None))))
 
 
 def _parts_of_messages(rows: pa.Table, *, newest: Generation, tails: Mapping[int, Tail], sources: Sequence[str]) -> pa.Table:
-    """The parts of those finished, valid rows that are out. In the generations before the newest all of them are."""
+    """Return the parts of those finished, valid rows that are published.
+
+    All rows of the generations before the newest are.
+    """
     columns = [_listed(rows[name]) for name in rows.column_names if name in _PLACE]
     names = [name for name in rows.column_names if name in _PLACE]
     places = [place_of(**dict(zip(map(_PLACE.__getitem__, names), each, strict=True))) for each in zip(*columns, strict=True)]
@@ -86,7 +96,10 @@ def _places_of_parts(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
 
 
 def _known_from_sink(engine: Engine, settings: Settings, generations: Generations) -> Rows:
-    """The records that the first generation, which took up a lost lake, has merged into nothing: the sink had them."""
+    """Return the records that the first generation of a recovered lake has not merged.
+
+    It left them out since the sink of the lost lake had them.
+    """
     first, inputs = generations[0], list[Rows]()
     after = generations.after(first)
     ends = {} if after is None else reached(engine.questions, first, after.from_batch)

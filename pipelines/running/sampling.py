@@ -1,4 +1,4 @@
-"""What the metrics need and no layer knows: a run asks for it now and then, beside its batches."""
+"""Samples what the metrics need and no layer knows, now and then, beside a run's batches."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ TIMEOUT_S: Final = 2.5
 
 
 class Sampler:
-    """Asks Kafka where the sources' topics end and which transactions are open there, and the lake how many merge records are
-    open, and of whom, where silver has changed.
+    """Samples Kafka and the lake for the observers of a run.
 
-    It also observes the run, to know whether silver has changed, and where the clocks of tenants stand. A question that is not
-    answered is asked again the next time.
+    Kafka is asked where the sources' topics end and which transactions are open there. The lake is
+    asked, after silver has changed, how many merge records are open, and of which tenants.
+
+    The sampler also observes the run, to know whether silver has changed, and where the clocks of
+    tenants are. A question that is not answered is asked again the next time.
     """
 
     def __init__(self, settings: Settings, partitions: int, layers: Sequence[str], questions: Questions, tell: Observer) -> None:
@@ -41,25 +43,26 @@ class Sampler:
         self._clocks: TenantClocks | None = None
 
     def __call__(self, event: Event) -> None:
-        """Takes note of a new version of silver, and of the clocks of tenants."""
+        """Record a new version of silver, and the clocks of tenants."""
         if isinstance(event, Committed) and event.table == tables.SILVER:
             self._silver_changed = True
         if isinstance(event, Standing) and event.tenants is not None:
-            self._silver_changed |= self._clocks is None  # the first sample did without them
+            self._silver_changed |= self._clocks is None  # the first sample was taken without them
             self._clocks = event.tenants
 
     def follow(self, stopping: threading.Event) -> None:
-        """Samples at once, and then every few seconds."""
+        """Take a sample at once, and then every few seconds."""
         while True:
             try:
                 self.sample()
-            except Exception as error:  # watching must not stop what is watched; what is wrong with Kafka the run says itself
+            # Sampling must not stop the run, which reports trouble with Kafka itself.
+            except Exception as error:
                 log.debug("no sample: %s", error)
             if stopping.wait(EVERY_S):
                 return
 
     def sample(self) -> None:
-        """Asks, and tells what was answered."""
+        """Take a sample and report it."""
         bounds: dict[TopicPartition, tuple[int, int]] = {}
         transactions: dict[TopicPartition, OpenTransaction] = {}
         if {"bronze", "silver"} & set(self._layers):
@@ -69,7 +72,8 @@ class Sampler:
                 transactions |= {TopicPartition(name, p): each for p, each in still_open.items()}
         open_rows, of_tenants, behind_sink = None, None, None
         if self._silver_changed:
-            self._silver_changed = False  # before the question, so that a batch of meanwhile is not missed
+            # Before the query, so that a batch committed meanwhile is not missed.
+            self._silver_changed = False
             if self._settings.merge.has_tenants:
                 open_rows, of_tenants = self._by_tenant()
             else:
@@ -81,7 +85,7 @@ class Sampler:
         self._tell(Sampled(bounds, open_rows, of_tenants, transactions, behind_sink))
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
-        """How many merge records are open, and how tenants stand."""
+        """Return how many merge records are open, and how far tenants are."""
         rows, clocks = unfinished(self._questions), self._clocks
         counts = {"open": 0, "waiting": 0}
         for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):

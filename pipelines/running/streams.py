@@ -1,5 +1,7 @@
-"""Keeps the layers' streams in order: a batch is never cut in two, trouble with Kafka or the object store is waited out, a stream
-is begun anew.
+"""Runs the layers' streams.
+
+A batch is never cut in two, trouble with Kafka or the object store is waited out, and a stream that
+ends is started again.
 """
 
 from __future__ import annotations
@@ -19,19 +21,25 @@ from pipelines.monitoring.observability import Reporter
 RETRY_S = 1.0
 
 NEWS_S = 0.1
-"""How often what follows others looks whether they are done."""
+"""Interval at which a following stream checks whether those before it are done."""
 
 UNEXPLAINED = 5
-"""So often in a row an engine's own failure is borne while the lake's object store is well."""
+"""Maximum number of an engine's own failures in a row that are tolerated while the lake's object
+store is well.
+"""
 
 ATTEMPTS = 3
-"""So often in a row, with no batch between, a stream is begun that ends by its engine's own failure."""
+"""Maximum number of starts in a row, with no batch between, of a stream that ends by its engine's
+own failure.
+"""
 
 
 @dataclass
 class Patience:
-    """How trouble with Kafka or the lake's object store is waited out: the work is done again until it succeeds, `limit_s` have
-    passed or the run stops. `check_store`, where the lake is in one, raises WatersmeetError where the store is in trouble.
+    """Retries work while Kafka or the lake's object store is in trouble.
+
+    The work is done again until it succeeds, `limit_s` have passed or the run stops. `check_store`,
+    for a lake in an object store, raises WatersmeetError if the store is in trouble.
     """
 
     reporter: Reporter
@@ -41,7 +49,11 @@ class Patience:
     tell: Observer = ignore
 
     def bear(self, work: Callable[[], None], passes_on: Callable[[Exception], bool] = lambda _: False) -> None:
-        """Does the work. Raises what it raised last once the limit is passed; at once what is not retriable, or `passes_on`."""
+        """Do the work, again after trouble that may pass.
+
+        Raises what it raised last once the limit is passed. What is not retriable is raised at
+        once, and so is a failure that `passes_on` selects.
+        """
         since, where, unexplained = None, "", 0
         while True:
             try:
@@ -50,7 +62,7 @@ class Patience:
                 if passes_on(failure):
                     raise
                 error = self.cause(failure)
-                # A store that has just come back may fail still, and be well when it is asked.
+                # A store that has just come back may still fail, and yet be well when it is asked.
                 unexplained = 0 if is_retriable(error) else unexplained + 1
                 if unexplained and (is_known(error) or self.check_store is None or unexplained > UNEXPLAINED):
                     raise error from None
@@ -69,9 +81,10 @@ class Patience:
                 return
 
     def cause(self, failure: Exception) -> Exception:
-        """The trouble that the object store is in, where an engine's error may come from there; else the error itself.
+        """Return the trouble of the object store, if an engine's error may come from there.
 
-        Engines tell it as errors of many classes, so the store itself is asked.
+        Otherwise return the error itself. Engines report such trouble as errors of many classes, so
+        the store itself is asked.
         """
         if not is_known(failure):
             try:
@@ -81,42 +94,43 @@ class Patience:
         return failure
 
     def ready(self) -> None:
-        """Raises WatersmeetError where the lake's object store is in trouble."""
+        """Raise WatersmeetError if the lake's object store is in trouble."""
         if self.check_store is not None:
             self.check_store()
 
 
 def never(_: Exception) -> bool:
-    """No failure at all."""
+    """Return False for every failure."""
     return False
 
 
 @dataclass
 class Gate:
-    """Lets one batch of a stream through at a time, and none once `stopping` is set: so a stop never cuts a batch in two.
+    """Lets one batch of a stream through at a time, and none once `stopping` is set.
 
-    A batch that finds the gate closed returns without writing. Spark then notes it as done in the checkpoint, which does no
-    harm: checkpoints are never read.
+    So a stop never cuts a batch in two. A batch that finds the gate closed returns without writing.
+    Spark then notes it as done in the checkpoint, which does no harm: checkpoints are never read.
     """
 
     patience: Patience
     passes_on: Callable[[Exception], bool] = never
-    """Of which failures of a batch the stream ends without the run, to be begun anew."""
+    """Selects the failures of a batch that end the stream without the run, to be started again."""
     failure: Exception | None = None
     passed: int = 0
-    """How many batches have succeeded."""
+    """Number of batches that have succeeded."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def stopping(self) -> threading.Event:
-        """Set once no further batch may begin."""
+        """The event that is set once no further batch may begin."""
         return self.patience.stopping
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs one batch at a time, and again after transient trouble (`Patience`); does nothing once `stopping` is set.
+        """Run one batch at a time, again after transient trouble (`Patience`).
 
-        Where it fails, the failure is kept as it is and everything stops: Spark would only wrap it, and fill the log with the
-        traces of every layer it passes through.
+        Does nothing once `stopping` is set. If the batch fails, its failure is kept as it is and
+        everything stops. It is not raised: Spark would only wrap it, and fill the log with the
+        traces of every layer that it passes through.
         """
         with self._lock:
             if self.stopping.is_set():
@@ -132,17 +146,17 @@ class Gate:
                 self.stopping.set()
 
     def close(self) -> None:
-        """Returns when no batch is under way and none can begin (`stopping` must be set)."""
+        """Return when no batch is under way and none can begin (`stopping` must be set)."""
         with self._lock:
             pass
 
 
 @dataclass
 class Stream:
-    """Something that runs and is begun anew where it ended for a reason that may pass, and its gate.
+    """A stream with its gate; it is started again if it ended for a reason that may pass.
 
-    `begin` starts it; the batches that it makes go through the gate. `drain` is called at the start as well, and whenever it
-    `is_due`. Where it `ends`, it is done once it has ended without a failure.
+    `begin` starts it; its batches go through the gate. `drain` is called at the start as well, and
+    whenever it `is_due`. If it `ends`, it is done once it has ended without a failure.
     """
 
     gate: Gate
@@ -154,10 +168,12 @@ class Stream:
     _aside: threading.Thread | None = None
     _failed: list[int] = field(default_factory=list)
     _troubled: tuple[int, float] | None = None
-    """How many batches had succeeded when a registry's trouble began, and when that was (monotonic)."""
+    """The number of batches that had succeeded when a registry's trouble began, and when that was
+    (monotonic).
+    """
 
     def start(self) -> None:
-        """Begins; while there is trouble with Kafka or the object store, again."""
+        """Start the stream, again while there is trouble with Kafka or the object store."""
         self.gate.patience.bear(self._begin)
 
     def _begin(self) -> None:
@@ -166,23 +182,28 @@ class Stream:
         self._drain_aside()
 
     def _drain_aside(self) -> None:
-        """In a thread of its own: while records keep coming, a drain may take as long as the run."""
+        """Drain in a thread of its own: while records keep coming, a drain may take as long as the
+        run.
+        """
         if self.drain is not None and (self._aside is None or not self._aside.is_alive()):
             self._aside = threading.Thread(target=self.gate.run, args=[self.drain], daemon=True)
             self._aside.start()
 
     @property
     def is_active(self) -> bool:
-        """Whether it runs."""
+        """True while it runs."""
         return self._running is not None and self._running.is_active
 
     @property
     def is_done(self) -> bool:
-        """Whether it was begun and has come to its end."""
+        """True once it was started and has come to its end."""
         return self.ends and self._running is not None and not self.is_active and self._failure() is None
 
     def look_after(self) -> None:
-        """Begins anew what has ended for a reason that may pass; raises WatersmeetError where it ended for another one."""
+        """Start the stream again if it has ended for a reason that may pass.
+
+        Raises WatersmeetError if it ended for another reason.
+        """
         if self.is_due():
             self._drain_aside()
         if self.is_active or self.is_done or self.gate.stopping.is_set():
@@ -201,9 +222,9 @@ class Stream:
         self.start()
 
     def _bear_registry(self, failure: Exception) -> None:
-        """Raises WatersmeetError where a registry has been in trouble for the limit of the patience, with no batch between.
+        """Raise WatersmeetError if a registry was in trouble for the limit, with no batch between.
 
-        (Trouble with Kafka is watched by the run.)
+        The limit is that of `Patience`. (Trouble with Kafka is watched by the run.)
         """
         passed, now, limit_s = self.gate.passed, time.monotonic(), self.gate.patience.limit_s
         if self._troubled is None or self._troubled[0] != passed:
@@ -213,24 +234,29 @@ class Stream:
         self.gate.stopping.wait(RETRY_S)
 
     def _may_pass(self, failure: Exception) -> bool:
-        """Whether the engine itself failed, and not for the last time: a worker that did not start in time, or was lost.
+        """Return True if the engine itself failed, and the stream may be started once more.
 
-        A failure of a batch never comes here: the gate keeps it.
+        A worker may not have started in time, or was lost. A failure of a batch never comes here:
+        the gate keeps it.
         """
         self._failed = [passed for passed in self._failed if passed == self.gate.passed] + [self.gate.passed]
         return not is_known(failure) and len(self._failed) < ATTEMPTS
 
     def stop(self) -> None:
-        """Ends it after the batch under way (`stopping` must be set, or it must be at its end)."""
+        """End the stream after the batch under way.
+
+        `stopping` must be set, or the stream must be at its end.
+        """
         if self.gate.stopping.is_set():
             self.gate.close()
         if self._running is not None:
             self._running.stop()
 
     def raise_failure(self) -> None:
-        """Raises what ended the stream, if anything did: once `stopping` is set, only the failure of a batch.
+        """Raise what ended the stream, if anything did.
 
-        An engine may call it a failure that it was interrupted.
+        Once `stopping` is set, only the failure of a batch is raised: an engine may report its
+        interruption as a failure.
         """
         failure = self.gate.failure or (None if self.gate.stopping.is_set() else self._failure())
         if isinstance(failure, WatersmeetError):
@@ -243,9 +269,10 @@ class Stream:
 
 
 def start_all(streams: Sequence[Stream]) -> None:
-    """Starts the streams of a run side by side: an engine may take seconds for each.
+    """Start the streams of a run side by side: an engine may take seconds for each.
 
-    Raises what one cannot be started for. The run then stops, so that no other one waits for Kafka any longer.
+    Raises the failure of a stream that cannot be started. The run then stops, so that no other one
+    waits for Kafka any longer.
     """
     with ThreadPoolExecutor(max(1, len(streams))) as pool:
         starting = {pool.submit(stream.start): stream for stream in streams}
@@ -256,17 +283,18 @@ def start_all(streams: Sequence[Stream]) -> None:
 
 
 def following(gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> Running:
-    """Drains what other streams of this process hand on, until they are done; the drain under way is the last once a run stops.
+    """Return a stream that drains what other streams of this process hand on, until they are done.
 
-    `news` is set whenever one of them has handed something on.
+    The drain under way is the last once a run stops. `news` is set whenever one of them has handed
+    something on.
     """
 
     def upstream_is_done() -> bool:
-        """Whether all streams that this one follows have ended."""
+        """Return True if all streams that this one follows have ended."""
         return all(stream.is_done for stream in upstream)
 
     def follow(_: threading.Event) -> None:
-        """Drains whenever there is news, and once more after the upstream has ended."""
+        """Drain whenever there is news, and once more after the upstream has ended."""
         is_last = False
         while not (is_last or gate.stopping.is_set()):
             is_last = upstream_is_done()  # asked before the drain, which then sees all there is

@@ -1,4 +1,7 @@
-"""What a sink says of the lake that filled it: how far its partitions are, and whether and how a new lake can go on after it."""
+"""Reads what a sink says of the lake that filled it, so that a new lake can go on after it.
+
+It says how far the sink's partitions are, and whether and how a new lake can go on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ COUNTED_RULES: Final = (
 
 
 class Sink(NamedTuple):
-    """By partition that has messages, the last one, and what the messages say."""
+    """The last message of each partition that has messages, and what its messages say."""
 
     tails: Mapping[int, Tail]
     states: Mapping[int, SinkState]
@@ -33,11 +36,13 @@ NO_MESSAGES: Final = Sink({}, {})
 
 
 def read_sink(settings: Settings, partitions: int, publisher: Publisher | None = None) -> Sink:
-    """What the sink says, once no transaction is open there; nothing where it does not exist or has no messages. `publisher`:
-    the one that has fenced every other of this pipeline, where there is one.
+    """Return what the sink says, once no transaction is open there.
 
-    Raises ForeignMessageError where a message is not one of Watersmeet's, and ConfigurationError where the messages were made by
-    another merge, or do not say where a lost lake goes on.
+    That is nothing if the sink does not exist or has no messages. `publisher`: the one that has
+    fenced every other of this pipeline, if there is one.
+
+    Raises ForeignMessageError if a message is not Watersmeet's. Raises ConfigurationError if the
+    messages were made by another merge, or do not say where a lost lake goes on.
     """
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
     if topic not in cluster.partition_counts([topic]):
@@ -51,7 +56,7 @@ def read_sink(settings: Settings, partitions: int, publisher: Publisher | None =
 
 
 def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
-    """By partition of the sink, the last message that is there now; nothing where the sink does not exist."""
+    """Return the last message that each partition of the sink has now; none without a sink."""
     topic = settings.publish.topic
     if topic not in Cluster(settings.kafka).partition_counts([topic]):
         return {}
@@ -59,7 +64,9 @@ def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
 
 
 def check_start(settings: Settings, sink: Sink) -> None:
-    """Raises ConfigurationError where a lake that begins as `kafka.start` says would not go on exactly after the sink."""
+    """Raise ConfigurationError if a lake begun by `kafka.start` would not exactly continue the
+    sink.
+    """
     start, topic, states = settings.kafka.start, settings.publish.topic, sink.states.values()
     if not sink.states or start == "latest":
         return
@@ -101,7 +108,7 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
     topic, merge, offset = settings.publish.topic, settings.merge, -1
 
     def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
-        """The partition's messages from its end backwards, without tombstones."""
+        """Yield the partition's messages from its end backwards, without tombstones."""
         nonlocal offset
         for message in read_backwards(settings.kafka, topic, partition, bounds):
             if FORGOTTEN not in dict(headers_of(message)):
@@ -121,7 +128,10 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
 
 
 def _check_form(settings: Settings, state: SinkState) -> None:
-    """Raises ConfigurationError where messages were made with tenants, or closed, as they would not be now."""
+    """Raise ConfigurationError if messages were made differently than they would be now.
+
+    They may differ in whether there are tenants, and in how merge records are closed.
+    """
     topic, merge = settings.publish.topic, settings.merge
     if state.last is None:
         return
