@@ -60,6 +60,7 @@ def rows_in(river: River, *names: str) -> dict[str, int]:
 
 
 @pytest.mark.promise("O11")
+@pytest.mark.long
 @pytest.mark.usefixtures("every_owner_counts_as_dead")
 def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "unfenced", partitions=1)

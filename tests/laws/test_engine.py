@@ -195,6 +195,7 @@ def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.long
 def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.engine.spark.PIECE_BYTES", 1)
     opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(7)]

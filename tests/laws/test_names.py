@@ -65,6 +65,7 @@ def test_sources_named_like_any_column_are_merged_as_the_model_does(new_lake: Ma
     assert lake.late() == expected_late(lake.cases, names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_with_tenants_too(new_lake: MakeLake, kind: str) -> None:
     """Other columns go from step to step."""

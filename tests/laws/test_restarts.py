@@ -98,6 +98,7 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = new_lake(rich_cases(4, 1656, wealth="late"))

@@ -159,6 +159,7 @@ def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published
 
 
 @pytest.mark.promise("C24")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_large_rows_that_are_written_anew_are_in_row_groups_that_fit_into_memory(new_lake: MakeLake, kind: str) -> None:
     """However well they pack: compaction, a deletion and an update have no rows at hand whose size they could ask."""

@@ -50,6 +50,7 @@ def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
     assert seen[tables.SILVER] >= len(lake.lake.silver()) > 0  # a record that a later batch changed is looked at again
 
 
+@pytest.mark.long
 def test_where_nothing_is_new_the_check_says_so_and_is_met(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     before = lake.check()
