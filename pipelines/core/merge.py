@@ -214,7 +214,7 @@ def merge_in_pieces(
     change. All rows of a key are in one piece. The other arguments are those of `merge`. Raises
     ValueError where a key of the batch has rows in two pieces.
     """
-    clocks = _clocks(records, heads, batch, _partitions(records, HEADS.empty_table() if heads is None else heads))
+    clocks = _clocks(records, heads, batch, _partitions(records, *([] if heads is None else [heads])))
     on_time, schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
 
     def changed(some: Positioned, piece: pa.Table) -> pa.Table:
@@ -293,10 +293,8 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
 # -- records
 
 
-def _clocks(
-    records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int] | None = None
-) -> TenantClocks | None:
-    """Return the clocks of tenants in these partitions, or in all; None without tenants."""
+def _clocks(records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int]) -> TenantClocks | None:
+    """Return the clocks of tenants in these partitions; None without tenants."""
     if batch.rules.lag_ms is None:
         return None
     known = HEADS.empty_table() if heads is None else heads

@@ -477,8 +477,7 @@ def _avro_time(found: Any, exponent: int) -> Any:
         return found
     if found != found:  # not a number
         return as_text(found)
-    text = repr(found) if isinstance(found, float) else str(found)
-    return timedelta(milliseconds=_whole(float(found), text, exponent))
+    return timedelta(milliseconds=_whole(float(found), str(found), exponent))
 
 
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.core.reading import ReadingRules
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Condition, Questions, Where
+from pipelines.lake.questions import Questions, Where
 from pipelines.lake.tables import Table
 from pipelines.settings import KafkaSettings
 
@@ -47,10 +47,16 @@ class Held:
     keys: Sequence[str] | None = None
 
     @property
+    def every(self) -> Where:
+        """The condition for all of the rows."""
+        return [[("status", "in", self.statuses)]]
+
+    @property
     def where(self) -> Where:
         """The condition for those of the rows that may change."""
-        keys: list[Condition] = [] if self.keys is None else [("merge_key", "in", self.keys)]
-        return [[("status", "in", self.statuses), *keys]]
+        if self.keys is None:
+            return self.every
+        return [[*term, ("merge_key", "in", self.keys)] for term in self.every]
 
 
 @dataclass(frozen=True)

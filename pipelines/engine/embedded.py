@@ -242,16 +242,15 @@ class EmbeddedEngine:
         if has_feed or set(columns_of(opened).names) != set(schema.names) or _has_deletion_vectors(opened):
             return False
         [by] = self.lake.layout[table].partitioned_by
-        replaced: Where = [[(by, "in", list(held.statuses))]]
         pieces = 1 + PIECES * held.size // self.merge_bytes
-        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, replaced) // pieces))
+        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, held.every) // pieces))
 
         def write(found: DeltaTable, how: _How) -> None:
             """Write new files, and commit them in place of those that are there, with these
             properties.
             """
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-                rows = streamed(found, schema, replaced, batch_rows)
+                rows = streamed(found, schema, held.every, batch_rows)
                 if has_tenants(schema):  # else a key has one row
                     rows = by_key(rows, schema, pieces, Path(folder))
                 files = PartitionedFiles(schema, by, self.questions.path(table), self.questions.files_of(table), Path(folder))

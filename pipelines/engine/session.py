@@ -195,13 +195,13 @@ def session_with(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[S
             if is_remote():
                 atexit.register(beside.session.stop)
         session = beside.session
-        before = {name: session.conf.get(name, None) for name in settings}
         for name, value in settings.items():
             session.conf.set(name, value)
         try:
             yield session
         finally:
-            for name, former in before.items():
+            for name in settings:
+                former = spark.conf.get(name) if name in LAYER_DEFAULTS else None
                 if former is None:
                     session.conf.unset(name)
                 else:

@@ -324,7 +324,7 @@ class SparkEngine:
         changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
             _called_in_pieces(function, names, schema, PIECE_BYTES), columns_ddl(schema)
         )
-        count = row_count(self.questions, tables.SILVER, Held(held.statuses, held.size).where)
+        count = row_count(self.questions, tables.SILVER, held.every)
         settings = {_ARROW_BYTES: str(PIECE_BYTES), _ROW_GROUP_ROWS: str(max(1, PIECE_BYTES * count // max(1, held.size)))}
         self._merge(tables.SILVER, judge(changed), commit, settings=settings)
         return True
@@ -532,18 +532,18 @@ def _called_in_pieces(
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark; hold the inputs, and a piece at a time."""
-        held = len(of_inputs)
-        before: list[pa.RecordBatch] = []
-        first: list[pa.RecordBatch] = []
+        held, first = len(of_inputs), list[pa.RecordBatch]()
+        batches = (batch for batch in batches if batch.num_rows)
         for batch in batches:
-            (first if batch[_INPUT][-1].as_py() == held else before).append(batch)
-            if first:
+            first.append(batch)
+            if batch[_INPUT][-1].as_py() == held:
                 break
-        if not before and not first:
+        if not first:
             return
-        table = pa.Table.from_batches([*before, *first])
+        table = pa.Table.from_batches(first)
         inputs = [_of_input(table, i, mine) for i, mine in enumerate(of_inputs)]
-        rows = (_of_input(pa.Table.from_batches([batch]), held, of_held) for batch in chain(first, batches))
+        rest = (pa.Table.from_batches([batch]) for batch in batches)
+        rows = (_of_input(some, held, of_held) for some in chain([table], rest))
         for _, changed in function(by_sorted_key(rows, size), *inputs):
             yield from _pieces(changed, schema)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.reading import Reason
 from tests.core.test_reading import FAR, Reading, read, read_all, rules
-from tests.support.avro import as_text, decoded, encoded, schemas_with_values
+from tests.support.avro import as_text, decoded, encoded, logical, schemas_with_values
 from tests.support.effort import draws
 
 law = draws(60)
@@ -32,10 +32,6 @@ def of(**fields: Any) -> dict[str, Any]:
 def reading(schema: dict[str, Any], value: Any, **how: Any) -> Reading:
     content = value if isinstance(value, bytes) or value is None else encoded(schema, value)
     return read(content, schema=avro_schema(as_text(schema), Path("x.avsc")), **how)
-
-
-def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name, **more}
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from contextlib import suppress
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -187,6 +185,13 @@ def test_large_rows_that_are_written_anew_are_in_row_groups_that_fit_into_memory
     assert most_rows() <= most
 
 
+def produce_packed(river: River, values: Sequence[tuple[int, bytes | None]]) -> None:
+    """Send the same values to each source, about 30 MB at a time, packed."""
+    for source in SOURCES:
+        for begin in range(0, len(values), 30):
+            produce(river.kafka, river.topic(source), values[begin : begin + 30], codec="zstd")
+
+
 @pytest.mark.promise("C24")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -195,10 +200,7 @@ def test_a_run_with_few_large_records_takes_no_more_memory_than_one_with_many_sm
 ) -> None:
     """Six hundred megabytes that Kafka and the tables pack into seven."""
     river = River.make(kafka, tmp_path, "few-large", partitions=2, merge__timeout="1h")
-    values = [(n % 2, keyed(f"k{n}", n, text="the same sentence again " * 12_500)) for n in range(1_000)]
-    for source in SOURCES:
-        for begin in range(0, len(values), 100):
-            produce(kafka, river.topic(source), values[begin : begin + 100], codec="zstd")
+    produce_packed(river, [(n % 2, keyed(f"k{n}", n, text="the same sentence again " * 12_500)) for n in range(1_000)])
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen([*WATERSMEET, "run", "--once", "-c", str(river.file)], stdout=out, stderr=out)
         peak_mib = peak_mib_of(process)
@@ -216,24 +218,13 @@ def test_a_heap_of_a_gibibyte_holds_records_that_pack_well_and_all_that_one_cloc
     river = River.make(kafka, tmp_path, "packed-spark", lake=FOLDER, partitions=2, merge__timeout="1h")
     river.config["spark"] = {**river.config.get("spark", {}), "spark.driver.memory": "1g"}
     river.write()
-    values = [(n % 2, keyed(f"k{n}", n, text="x" * 900_000)) for n in range(300)]
-    for source in SOURCES:
-        for begin in range(0, len(values), 30):
-            produce(kafka, river.topic(source), values[begin : begin + 30], codec="zstd")
-        produce(kafka, river.topic(source), [(p, heartbeat(300)) for p in range(2)])
-    for now in (None, 10_000_000):
-        for source in SOURCES if now is not None else ():
-            produce(kafka, river.topic(source), [(p, heartbeat(10_000_000)) for p in range(2)])
+    records = [(n % 2, keyed(f"k{n}", n, text="x" * 900_000)) for n in range(300)]
+    for arriving in (records, [(p, heartbeat(10_000_000)) for p in range(2)]):
+        produce_packed(river, arriving)
         run = river.run("--once")
-        workers: dict[int, float] = {}
-        while run.process.poll() is None:
-            for process in psutil.Process(run.process.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    if "java" not in process.name():
-                        workers[process.pid] = max(workers.get(process.pid, 0), process.memory_info().rss / 2**20)
-            time.sleep(0.1)
+        peak_mib = peak_mib_of(run.process, lambda each: each.pid != run.process.pid and "java" not in each.name())  # noqa: B023
         assert run.wait() == 0, run.said()
-        assert max(workers.values()) < 1.2 * 1024, workers
+        assert 0 < peak_mib < 1.2 * 1024, f"{peak_mib:.0f} MiB in a Python worker"
     assert len(published(kafka, river.sink, 2)) == 300
 
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 
-def peak_mib_of(process: subprocess.Popen[bytes]) -> float:
-    """Wait for the end of a process; return the most memory (MiB) that it, or one that it had started, had in its life."""
+def peak_mib_of(process: subprocess.Popen[bytes], counts: Callable[[psutil.Process], bool] = lambda _: True) -> float:
+    """Wait for the end of a process; return the most memory (MiB) that one of it and those that it had started had in its life.
+
+    `counts`: which of them are looked at.
+    """
     family, peak_kib = psutil.Process(process.pid), 0
     while process.poll() is None:
         with suppress(psutil.NoSuchProcess, OSError):
-            for pid in [process.pid, *(child.pid for child in family.children(recursive=True))]:
+            for pid in [each.pid for each in (family, *family.children(recursive=True)) if counts(each)]:
                 peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
                 peak_kib = max(peak_kib, int(peak[1]) if peak else 0)
         time.sleep(0.05)
